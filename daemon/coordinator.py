@@ -42,6 +42,7 @@ from edgespec.runtime.request_log import RequestLog
 from edgespec.runtime.shared_device import COORDINATOR, SharedDevice, new_file
 from edgespec.runtime.trace import Trace
 from edgespec.types.features import NO_NEEDS
+from edgespec.types.tool_forms import form_in
 from edgespec.wire.client_messages import NodeStatus
 from edgespec.wire.messages import Assign, Connect
 
@@ -255,6 +256,7 @@ def _build(
             rows_told=machine.rows_told,
             here=partial(_here, ends.enter_context(SensorReader(device.type))),
             plain=machine.learnt.plain_speed,
+            tools=form_in(codec.chat_template),
         ),
         access_policy,
         Instrumentation(transport, pace, trace),

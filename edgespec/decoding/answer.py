@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
+from edgespec.types.tool_forms import Message, Tool
 from edgespec.verify.rules import Grammar
 from edgespec.verify.stops import StopScanner
 
@@ -45,6 +46,11 @@ class TextCodec(Protocol):
         Raises ConfigError if the model has none, or does not take this conversation, CapacityError
         if what the template wrote is too long for `most` tokens (see check_length).
         """
+
+    def encode_tool_chat(
+        self, messages: Sequence[Message], tools: Sequence[Tool], most: int
+    ) -> Sequence[int]:
+        """As encode_chat, of a conversation in which these tools may be called, or tools were."""
 
     def grammar(self, text: str) -> Grammar:
         """What an answer may be by that text, which is as the message Submit has it.

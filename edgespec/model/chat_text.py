@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from tokenizers.pre_tokenizers import Metaspace
 
@@ -23,6 +23,7 @@ _PRIVATE = (range(0xF0000, 0xFFFFE), range(0x100000, 0x10FFFE))
 no template changes them by accident."""
 
 Marks = tuple[str, str]
+Json = TypeVar("Json")
 
 
 class ChatText:
@@ -46,19 +47,25 @@ class ChatText:
         spelt = re.escape(name)
         return rf"(?<!\w){spelt}(?!\w)" if self._special[name].single_word else spelt
 
-    def mark(
-        self, messages: Sequence[Mapping[str, str]], template: str
-    ) -> tuple[list[dict[str, str]], Marks | None]:
-        """The messages with their control tokens marked, and the marks; None if there are none.
+    def mark(self, said: Json, template: str) -> tuple[Json, Marks | None]:
+        """What is said (lists, objects and texts) with the control tokens in its texts marked, and
+        the marks; None if there are none.
 
         Raises ConfigError if no character is left to be a mark.
         """
-        plain = [dict(message) for message in messages]
-        if not any(self._find.search(value) for one in plain for value in one.values()):
-            return plain, None
-        marks = _unused(set(template).union(*(set(v) for one in plain for v in one.values())))
-        wrapped = rf"{marks[0]}\g<0>{marks[1]}"
-        return [{k: self._find.sub(wrapped, v) for k, v in one.items()} for one in plain], marks
+        texts = list(_texts(said))
+        if not any(map(self._find.search, texts)):
+            return said, None
+        marks = _unused(set(template).union(*map(set, texts)))
+        return self._marked(said, rf"{marks[0]}\g<0>{marks[1]}"), marks
+
+    def _marked(self, said: Any, wrapped: str) -> Any:
+        if isinstance(said, str):
+            return self._find.sub(wrapped, said)
+        if isinstance(said, Mapping):
+            marked = ((self._marked(k, wrapped), self._marked(v, wrapped)) for k, v in said.items())
+            return dict(marked)
+        return [self._marked(one, wrapped) for one in said] if isinstance(said, list) else said
 
     def encode(self, text: str, marks: Marks | None) -> list[int]:
         """Token ids of what the template wrote.
@@ -138,6 +145,19 @@ class ChatText:
                 text, add_special_tokens=False, split_special_tokens=True, verbose=False
             )
         )
+
+
+def _texts(said: object) -> Iterator[str]:
+    """All texts in it, names of objects' values too."""
+    if isinstance(said, str):
+        yield said
+    elif isinstance(said, Mapping):
+        for pair in said.items():
+            for one in pair:
+                yield from _texts(one)
+    elif isinstance(said, list):
+        for one in said:
+            yield from _texts(one)
 
 
 def _unused(taken: set[str]) -> Marks:

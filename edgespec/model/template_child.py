@@ -4,7 +4,8 @@ A template is a program that came with the model: it may loop, or take memory wi
 thread that does so cannot be stopped. This process can (model/bounded_child.py). The rendering is
 transformers' own, so that the text is what its apply_chat_template writes.
 
-It is first told "template" and "tokens", then conversations; it answers each with {"text"} or
+It is first told "template" and "tokens", then conversations, each with "messages" and "tools"; it
+answers each with {"text"} or
 {"problem"}.
 """
 
@@ -27,20 +28,24 @@ def prepare(asked: Mapping[str, Any]) -> Callable[[bytes], dict[str, str]]:
     return lambda line: _answer(render, line)
 
 
-def _renderer(template: str, tokens: dict[str, str]) -> Callable[[Any], str]:
+def _renderer(template: str, tokens: dict[str, str]) -> Callable[[Mapping[str, Any]], str]:
     sys.modules["torch"] = None  # type: ignore[assignment]  # transformers then does without it
     from transformers.utils.chat_template_utils import render_jinja_template
 
-    def render(messages: Any) -> str:
+    def render(asked: Mapping[str, Any]) -> str:
         texts, _ = render_jinja_template(
-            conversations=[messages], chat_template=template, add_generation_prompt=True, **tokens
+            conversations=[asked["messages"]],
+            tools=asked["tools"],
+            chat_template=template,
+            add_generation_prompt=True,
+            **tokens,
         )
         return str(texts[0])
 
     return render
 
 
-def _answer(render: Callable[[Any], str], line: bytes) -> dict[str, str]:
+def _answer(render: Callable[[Mapping[str, Any]], str], line: bytes) -> dict[str, str]:
     try:
         text = render(json.loads(line))
     except MemoryError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from edgespec.errors import ConfigError
 from edgespec.model.bounded_process import BoundedProcess
@@ -20,13 +21,16 @@ class TemplateProcess(BoundedProcess):
         module = "edgespec.model.template_child"
         super().__init__(module, "the model's chat template", lambda: first, seconds)
 
-    def render(self, messages: list[dict[str, str]]) -> str:
-        """The conversation as the template writes it, up to where the model answers.
+    def render(
+        self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None
+    ) -> str:
+        """The conversation as the template writes it, with these tools, up to where the model
+        answers.
 
         Raises ConfigError if the template does not take it, or needs too much time or memory;
         ModelError if its process cannot be started.
         """
-        answer = self.ask(messages)
+        answer = self.ask({"messages": messages, "tools": tools})
         if answer is None:
             raise ConfigError(
                 "the model's chat template was stopped: it took all the time or memory that it may "

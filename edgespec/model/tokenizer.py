@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Protocol
 
 from transformers import AutoTokenizer
 
@@ -20,6 +20,7 @@ from edgespec.errors import CapacityError, ConfigError, ModelError
 from edgespec.model.chat_text import ChatText
 from edgespec.model.grammar import CompiledGrammar, GrammarCompiler, Vocabulary
 from edgespec.model.text_bound import BYTES, TextBound, bound_of
+from edgespec.types.tool_forms import Message, Tool, form_in, form_named
 
 _REPLACEMENT = "\ufffd"
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
@@ -27,6 +28,14 @@ _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 _PROBE = (
     "Hello  world 12345\n\n\tnaïve don't (x==1); 今日は, мир 👩‍👩‍👧 \u00a0 ﬁ e\u0301 <s> [INST]"
 )
+
+
+class Render(Protocol):
+    """Writes a conversation by a chat template. Raises ConfigError if it does not take it."""
+
+    def __call__(
+        self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None
+    ) -> str: ...
 
 
 class Tokenizer:
@@ -54,7 +63,7 @@ class Tokenizer:
         self._special = {index for index, token in added if token.special}
         self._chat = ChatText(self._inner)
         self._anchor = (self.encode("a") or [0])[-1]
-        self.render: Callable[[list[dict[str, str]]], str] = self._render
+        self.render: Render = self._render
         """Writes a conversation by the chat template: in this process, unless told otherwise."""
         self.try_grammar: Callable[[str], None] = lambda text: None
         """Raises ConfigError for a grammar that may take too much to compile, before it is."""
@@ -105,24 +114,58 @@ class Tokenizer:
         Raises ConfigError if the model has no template, or it does not take this conversation;
         CapacityError if what it wrote is surely too long for `most` tokens.
         """
+        return self._encoded([dict(message) for message in messages], None, most)
+
+    def encode_tool_chat(
+        self, messages: Sequence[Message], tools: Sequence[Tool], most: int | None = None
+    ) -> list[int]:
+        """As encode_chat, of a conversation in which these tools may be called, or tools were.
+
+        The template writes them if it knows tools, and their form is one that edgespec reads; else
+        they are told as text.
+        """
+        form = form_named(form_in(self.chat_template))
+        if not self.takes_tools:
+            return self.encode_chat(form.as_text(messages, tools), most)
+        told = [tool.as_json() for tool in tools] or None
+        return self._encoded(form.for_template(messages), told, most)
+
+    @cached_property
+    def takes_tools(self) -> bool:
+        """Whether the chat template writes the tools that it is given, in a form that is known."""
+        if not form_in(self.chat_template) or "tools" not in self.chat_template:
+            return False
+        talk = [{"role": "user", "content": "a"}]
+        try:
+            with_tools = self.render(talk, [Tool("b", "c", {"type": "object"}).as_json()])
+            return with_tools != self.render(talk)
+        except ConfigError:
+            return False
+
+    def _encoded(
+        self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None, most: int | None
+    ) -> list[int]:
         template = self.chat_template
         if not template:
             raise ConfigError(
                 "this model has no chat template; it completes texts alone (/v1/completions, "
                 "`edgespec prompt`)"
             )
-        marked, marks = self._chat.mark(messages, template)
+        asked: dict[str, Any] = {"messages": messages, "tools": tools}
+        said, marks = self._chat.mark(asked, template)
         # A template says itself where an opening token belongs.
-        text = self.render(marked)
+        text = self.render(**said)
         if most is not None:
             self.check_length(text, most)
         return self._chat.encode(text, marks)
 
-    def _render(self, messages: list[dict[str, str]]) -> str:
+    def _render(
+        self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None
+    ) -> str:
         try:
             return str(
                 self._inner.apply_chat_template(
-                    messages, tokenize=False, add_generation_prompt=True
+                    messages, tools=tools, tokenize=False, add_generation_prompt=True
                 )
             )
         except Exception as error:  # templates raise what they like for what they do not take

@@ -68,16 +68,18 @@ class MembershipMachine:
         rows_told: Callable[[], tuple[int, int, int]] = lambda: (0, 0, 0),
         here: Callable[[], NodeStatus] = lambda: NodeStatus(0, 0, 0),
         plain: Callable[[], float] = lambda: 0.0,
+        tools: str = "",
     ) -> None:
         """`assigns`, `names`: see Assignment; `home`: where the last stage pushes. `requests()`:
         how many run and how many wait. `replan`: an assignment for other devices. `own_keys`:
         public keys of stages on this machine. `live(now)`: what those that run have done. `rows`:
         cache rows that a device has room for; None: as many as `assigns` say. `rows_told()`: see
-        Status.rows_live and those behind it; `here()`, `plain()`: Status.home and Status.plain."""
+        Status.rows_live and those behind it; `here()`, `plain()`: Status.home and Status.plain;
+        `tools`: Status.tools."""
         self._ring = RingAssembly(Assignment(assigns, names), home, rows)
         self._repartition = Repartition(self._ring, timing, requests, replan)
         self._requests, self._live, self._rows_told = requests, live, rows_told
-        self._here, self._plain = here, plain
+        self._here, self._plain, self._tools = here, plain, tools
         self._own_keys = own_keys
         self._timing = timing
         self._clients: dict[bytes, float] = {}
@@ -362,6 +364,7 @@ class MembershipMachine:
             *self._rows_told(),
             self._here(),
             self._plain(),
+            self._tools,
         )
 
 

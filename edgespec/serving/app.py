@@ -37,6 +37,7 @@ from edgespec.serving.schema import (
     ReadyReply,
     TextRequest,
 )
+from edgespec.types.tool_forms import ToolForm, form_named
 from edgespec.wire.client_messages import Finished, Status
 
 SMALL_BODY = 64 << 10
@@ -199,10 +200,10 @@ class Service:
         self,
         request: Request,
         asked: ChatRequest | TextRequest,
-        made: Callable[[str, int], Format] | None = None,
+        made: Callable[[ToolForm, str, int], Format] | None = None,
     ) -> AnswerResponse:
-        """`made`: makes the form of the answer, of the model's name and the time; else it is as the
-        request's kind has it."""
+        """`made`: makes the form of the answer, of the model's form of tools, its name and the
+        time; else it is as the request's kind has it."""
         status = await self.status(STATUS_AGE_S if asked.wait else 0.0)
         if asked.model:
             self._check_model(asked.model, status)
@@ -212,9 +213,11 @@ class Service:
             words = f"{self.answers} requests are being answered already; try again later"
             raise ApiProblem(429, words, code="too_many_requests")
         asker = request.scope.get(ASKER, "")
-        submits = [replace(one, scope=asker) for one in submits_of(asked, status.context_length)]
+        tools = form_named(status.tools)
+        told = submits_of(asked, status.context_length, tools)
+        submits = [replace(one, scope=asker) for one in told]
         made = made or partial(format_of, asked)
-        form = made(status.model, int(time.time()))
+        form = made(tools, status.model, int(time.time()))
         for _ in submits:
             self.answers += 1
             self.metrics.began()

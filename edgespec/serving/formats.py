@@ -28,6 +28,7 @@ from edgespec.serving.schema import (
     Usage,
 )
 from edgespec.serving.tools import CallReader, Said
+from edgespec.types.tool_forms import ToolForm
 from edgespec.wire.client_messages import Finished
 
 Object = dict[str, Any]
@@ -45,8 +46,10 @@ class Format:
     whole_type: type[AnswerReply]
     piece_type: type[AnswerReply]
 
-    def __init__(self, request: ChatRequest | TextRequest, model: str, created: int) -> None:
-        """`created`: seconds since 1970."""
+    def __init__(
+        self, request: ChatRequest | TextRequest, form: ToolForm, model: str, created: int
+    ) -> None:
+        """`form`: how the model calls tools. `created`: seconds since 1970."""
         self._request = request
         self._common: Object = {
             "id": f"{self.prefix}-{secrets.token_hex(12)}",
@@ -104,11 +107,13 @@ class ChatFormat(Format):
         choices = range(self._request.choices)
         return [self._piece(ChatChunkChoice(index, None, None, delta)) for index in choices]
 
-    def __init__(self, request: ChatRequest | TextRequest, model: str, created: int) -> None:
-        super().__init__(request, model, created)
+    def __init__(
+        self, request: ChatRequest | TextRequest, form: ToolForm, model: str, created: int
+    ) -> None:
+        super().__init__(request, form, model, created)
         assert isinstance(request, ChatRequest)
         names = [tool.name for tool in request.callable_tools]
-        self._readers = [CallReader(names) for _ in range(request.choices if names else 0)]
+        self._readers = [CallReader(form, names) for _ in range(request.choices if names else 0)]
 
     def choice(self, index: int, text: str, log_probs: list[Object], reason: str) -> AnswerChoice:
         listed = self._listed(log_probs)
@@ -163,8 +168,10 @@ class CompletionFormat(Format):
 
     prefix, whole_type, piece_type = "cmpl", TextCompletion, TextCompletion
 
-    def __init__(self, request: ChatRequest | TextRequest, model: str, created: int) -> None:
-        super().__init__(request, model, created)
+    def __init__(
+        self, request: ChatRequest | TextRequest, form: ToolForm, model: str, created: int
+    ) -> None:
+        super().__init__(request, form, model, created)
         self._offsets = [0] * request.choices  # characters of each choice so far
 
     def choice(
@@ -193,10 +200,12 @@ class CompletionFormat(Format):
         }
 
 
-def format_of(request: ChatRequest | TextRequest, model: str, created: int) -> Format:
+def format_of(
+    request: ChatRequest | TextRequest, form: ToolForm, model: str, created: int
+) -> Format:
     """The one of that kind of request."""
     kind = ChatFormat if isinstance(request, ChatRequest) else CompletionFormat
-    return kind(request, model, created)
+    return kind(request, form, model, created)
 
 
 def usage(ends: Sequence[Finished], n: int) -> Usage:

@@ -22,7 +22,7 @@ from edgespec.serving.schema import (
     TextRequest,
     ToolMessage,
 )
-from edgespec.serving.tools import called, result, told
+from edgespec.types.tool_forms import HERMES, ToolForm
 from edgespec.wire.client_messages import Submit, TokenBias
 
 Body = Mapping[str, Any]
@@ -85,9 +85,12 @@ def checked(kind: type[Kind], body: Body) -> Kind:
         raise _problem_of(error, body) from None
 
 
-def submits_of(request: ChatRequest | TextRequest, context_length: int) -> list[Submit]:
+def submits_of(
+    request: ChatRequest | TextRequest, context_length: int, form: ToolForm = HERMES
+) -> list[Submit]:
     """What the ring is asked for each choice: those of the first prompt first, each with the next
-    seed. Raises ApiProblem for more tokens than the context holds."""
+    seed. `form`: how its model calls tools. Raises ApiProblem for more tokens than the context
+    holds."""
     if request.limit > context_length:
         raise refused(
             f"the answer may have {request.limit} tokens, and the model's context holds "
@@ -108,7 +111,7 @@ def submits_of(request: ChatRequest | TextRequest, context_length: int) -> list[
         stop=(request.stop,) if isinstance(request.stop, str) else tuple(request.stop),
         policy=request.policy or "",
         top=request.top,
-        grammar=_spec_of(request),
+        grammar=_spec_of(request, form),
         presence_penalty=request.presence_penalty,
         frequency_penalty=request.frequency_penalty,
         logit_bias=tuple(TokenBias(int(token), bias) for token, bias in request.logit_bias.items()),
@@ -122,38 +125,40 @@ def submits_of(request: ChatRequest | TextRequest, context_length: int) -> list[
     return [replace(one, seed=seed) for one in asked for seed in seeds]
 
 
-def _spec_of(request: ChatRequest | TextRequest) -> str:
+def _spec_of(request: ChatRequest | TextRequest, form: ToolForm) -> str:
     try:
-        return request.spec
+        return request.spec(form)
     except ConfigError as problem:
         raise refused(str(problem), "response_format") from None
 
 
-def _conversation(request: ChatRequest) -> list[dict[str, str]]:
-    """The messages as a chat template reads them, with what is said of tools."""
-    messages = [_as_template_reads(message) for message in request.messages]
-    if not request.callable_tools:
+def _conversation(request: ChatRequest) -> object:
+    """The conversation as the message Submit has it."""
+    messages = [_as_told(message) for message in request.messages]
+    tools = [tool.as_json() for tool in request.callable_tools]
+    if not tools and not any(one["role"] == "tool" or "tool_calls" in one for one in messages):
         return messages
-    words = told(request.callable_tools)
-    if messages[0]["role"] != "system":
-        return [{"role": "system", "content": words}, *messages]
-    first = {"role": "system", "content": f"{messages[0]['content']}\n\n{words}"}
-    return [first, *messages[1:]]
+    return {"messages": messages, "tools": tools}
 
 
-def _as_template_reads(message: RequestMessage) -> dict[str, str]:
+def _as_told(message: RequestMessage) -> dict[str, Any]:
     role = str(message.__struct_config__.tag)
     # A message without content called a tool or refused; templates can add an empty text.
     content = message.content or ""
     text = content if isinstance(content, str) else "".join(part.text for part in content)
+    told: dict[str, Any] = {"role": "system" if role == "developer" else role, "content": text}
     if isinstance(message, ToolMessage):
-        return {"role": "user", "content": result(text)}
-    if isinstance(message, AssistantMessage):
-        made = [
-            called(one.function.name, one.function.arguments) for one in message.tool_calls or ()
+        told["tool_call_id"] = str(message.tool_call_id or "")
+    if isinstance(message, AssistantMessage) and message.tool_calls:
+        told["tool_calls"] = [
+            {
+                "id": str(one.id or ""),
+                "type": "function",
+                "function": {"name": one.function.name, "arguments": one.function.arguments},
+            }
+            for one in message.tool_calls
         ]
-        text = "\n".join([text, *made] if text else made)
-    return {"role": "system" if role == "developer" else role, "content": text}
+    return told
 
 
 # --- problems -----------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from edgespec.serving.schema import (
     only,
 )
 from edgespec.serving.tools import CallReader, Said
+from edgespec.types.tool_forms import ToolForm
 from edgespec.wire.client_messages import Finished
 
 _TEXTS = ("input_text", "output_text", "text")
@@ -88,10 +89,11 @@ def _message(item: Mapping[str, Any]) -> Object:
     kind = item.get("type", "message")
     if kind == "function_call":
         function = {"name": item.get("name"), "arguments": item.get("arguments")}
-        call = {"type": "function", "function": function}
+        call = {"id": item.get("call_id"), "type": "function", "function": function}
         return {"role": "assistant", "content": None, "tool_calls": [call]}
     if kind == "function_call_output":
-        return {"role": "tool", "content": item.get("output")}
+        of = item.get("call_id")
+        return {"role": "tool", "tool_call_id": of, "content": item.get("output")}
     more = {k: v for k, v in item.items() if k not in ("type", "id", "status", "phase")}
     content = more.get("content")
     if isinstance(content, list):
@@ -156,12 +158,17 @@ class ResponsesFormat(Format):
     prefix = "resp"
 
     def __init__(
-        self, request: ChatRequest, asked: ResponsesRequest, model: str, created: int
+        self,
+        request: ChatRequest,
+        asked: ResponsesRequest,
+        form: ToolForm,
+        model: str,
+        created: int,
     ) -> None:
-        super().__init__(request, model, created)
+        super().__init__(request, form, model, created)
         self._chat, self._asked = request, asked
         names = [tool.name for tool in request.callable_tools]
-        self._reader = CallReader(names) if names else None
+        self._reader = CallReader(form, names) if names else None
         self._items: list[Object] = []
         self._told = 0
 

@@ -13,9 +13,8 @@ from msgspec import UNSET, Meta, Struct, UnsetType, field
 from edgespec.config import MAX_TEMPERATURE
 from edgespec.decoding.admission import MOST_BIAS, MOST_PENALTY
 from edgespec.policy.registry import POLICIES
-from edgespec.serving.tools import Tool
-from edgespec.serving.tools import grammar as grammar_of
 from edgespec.types.grammar_spec import json_spec, spec
+from edgespec.types.tool_forms import Tool, ToolForm
 from edgespec.verify.top_logprobs import MOST
 
 MOST_INT = (1 << 31) - 1
@@ -215,9 +214,14 @@ class AnswerRequest(RequestPart):
         if self.grammar is not None and self.regex is not None:
             raise FieldError("regex", "cannot be given beside grammar")
 
+    def spec(self, form: ToolForm) -> str:
+        """What the answer may be (see types.grammar_spec), of a model that calls tools in that
+        form; "" for anything."""
+        return self.spec_without_tools
+
     @property
-    def spec(self) -> str:
-        """What the answer may be (see types.grammar_spec); "" for anything."""
+    def spec_without_tools(self) -> str:
+        """What the answer may be by its format."""
         if self.regex is not None:
             return spec("regex", self.regex)
         return "" if self.grammar is None else spec("lark", self.grammar)
@@ -314,7 +318,9 @@ class ChatRequest(AnswerRequest, kw_only=True):
         super().__post_init__()
         if self.top_logprobs is not None and not self.logprobs:
             raise FieldError("top_logprobs", "needs logprobs to be true")
-        if super().spec and isinstance(self.response_format, JsonFormat | SchemaFormat):
+        if super().spec_without_tools and isinstance(
+            self.response_format, JsonFormat | SchemaFormat
+        ):
             raise FieldError("response_format", "cannot be given beside grammar or regex")
         names = [tool.function.name for tool in self.tools]
         if len({*names}) < len(names):
@@ -350,23 +356,21 @@ class ChatRequest(AnswerRequest, kw_only=True):
         strict = any(tool.function.strict for tool in self.tools)
         return bool(self.callable_tools) and (must or strict)
 
-    @property
-    def spec(self) -> str:
+    def spec(self, form: ToolForm) -> str:
         if not self._tool_grammar:
             return self.spec_without_tools
         must = self.tool_choice not in (None, "auto")
         several = self.parallel_tool_calls and not isinstance(self.tool_choice, NamedTool)
-        return grammar_of(self.callable_tools, must=must, several=several)
+        return form.grammar(self.callable_tools, must=must, several=several)
 
     @property
     def spec_without_tools(self) -> str:
-        """What the answer may be by its format."""
         match self.response_format:
             case JsonFormat():
                 return json_spec({"type": "object"})
             case SchemaFormat(json_schema=given):
                 return json_spec(given.schema)
-        return super().spec
+        return super().spec_without_tools
 
     @property
     def limit(self) -> int:

@@ -1,97 +1,14 @@
-"""Tools: functions that a model may call, told and called in the form of Hermes and Qwen.
-
-The tools are told in the system message, and a call is written as ``<tool_call>``, a line of JSON
-with "name" and "arguments", ``</tool_call>``. Results come back in ``<tool_response>``. A grammar
-holds a call that has to be made to the tool's own schema.
-"""
+"""Tools: reads the calls of tools out of an answer that comes in pieces (see types.tool_forms)."""
 
 from __future__ import annotations
 
-import json
-import re
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from edgespec.types.grammar_spec import spec
+import regex
 
-BEGIN, END = "<tool_call>", "</tool_call>"
-
-_LAYOUT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-_TOLD = """# Tools
-
-You may call one or more functions to assist with the user query.
-
-You are provided with function signatures within <tools></tools> XML tags:
-<tools>
-{tools}
-</tools>
-
-For each function call, return a json object with function name and arguments within \
-<tool_call></tool_call> XML tags:
-<tool_call>
-{{"name": <function-name>, "arguments": <args-json-object>}}
-</tool_call>"""
-_HEAD = re.compile(r'\s*\{\s*"name":\s*"([\w.-]{1,64})",\s*"(?:arguments|parameters)":\s*(?=\S)')
-
-
-@dataclass(frozen=True, slots=True)
-class Tool:
-    """A function; `parameters`: the JSON schema of its arguments."""
-
-    name: str
-    description: str
-    parameters: Mapping[str, Any]
-
-
-def told(tools: Sequence[Tool]) -> str:
-    """What the model is told of them."""
-    lines = [
-        json.dumps(
-            {
-                "type": "function",
-                "function": {
-                    "name": tool.name,
-                    "description": tool.description,
-                    "parameters": tool.parameters,
-                },
-            },
-            ensure_ascii=False,
-        )
-        for tool in tools
-    ]
-    return _TOLD.format(tools="\n".join(lines))
-
-
-def called(name: str, arguments: str) -> str:
-    """A call as the model writes it; `arguments`: JSON."""
-    return f'{BEGIN}\n{{"name": {json.dumps(name)}, "arguments": {arguments}}}\n{END}'
-
-
-def result(content: str) -> str:
-    """What a call gave, as the model reads it."""
-    return f"<tool_response>\n{content}\n</tool_response>"
-
-
-def grammar(tools: Sequence[Tool], *, must: bool, several: bool) -> str:
-    """Of an answer whose calls are of these tools, with valid arguments (see types.grammar_spec).
-    With `must` it is a call, or `several`; else a text with or without calls."""
-    begin, tail = json.dumps(BEGIN), json.dumps("}\n" + END)
-    names = " | ".join(f"tool_{n}" for n in range(len(tools)))
-    lines = [f"one_call: {names}"]
-    for number, tool in enumerate(tools):
-        head = json.dumps(f'\n{{"name": {json.dumps(tool.name)}, "arguments": ')
-        schema = {"type": "object", **tool.parameters, "x-guidance": _LAYOUT}
-        lines.append(f"tool_{number}: {head} %json {json.dumps(schema)} {tail}")
-    if must:
-        more = f' ("\\n" {begin} one_call)*' if several else ""
-        lines.append(f"start: {begin} one_call{more}")
-    else:
-        calls = "(begun one_call)*" if several else "(begun one_call)?"
-        lines += [f"start: {calls} rest", f"begun[lazy]: ANY {begin}", "rest: ANY"]
-        lines.append("ANY: /(.|\\n)*/")
-    return spec("lark", "%llguidance {}\n" + "\n".join(lines) + "\n")
+from edgespec.types.tool_forms import ToolForm
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,12 +25,15 @@ class Said:
 class CallReader:
     """Reads calls out of an answer that comes in pieces. What is no call is text."""
 
-    def __init__(self, names: Sequence[str]) -> None:
+    def __init__(self, form: ToolForm, names: Sequence[str]) -> None:
         """`names`: of the tools that there are."""
-        self._names = frozenset(names)
+        self._anywhere = form.anywhere
+        self._first = regex.compile(form.pattern(names, another=False))
+        self._another = regex.compile(form.pattern(names, another=True))
+        self._closing = regex.compile(form.closing)
         self._held = ""
         self._calls = 0
-        self._in_call = self._has_head = False
+        self._next = self._opening
 
     @property
     def calls(self) -> int:
@@ -129,54 +49,74 @@ class CallReader:
         return found
 
     def flush(self) -> list[Said]:
-        """The answer has ended: the rest of it, an unfinished call included."""
+        """The answer has ended: the rest of it, if that is text."""
         rest, self._held = self._held, ""
-        if self._calls and not self._in_call and not rest.strip():
+        if self._next == self._closed or (self._calls and not rest.strip()):
             return []
-        if self._has_head:
-            return [Said(rest.rstrip(), self._calls - 1)]
-        return [Said(BEGIN + rest if self._in_call else rest)] if rest or self._in_call else []
+        return [Said(rest)] if rest else []
 
-    def _next(self) -> list[Said] | None:
-        """What comes next of what is held; None if that is not certain yet."""
-        if not self._in_call:
-            return self._text()
-        return self._arguments() if self._has_head else self._head()
+    # Each step gives what comes next of what is held; None if that is not certain yet.
 
     def _text(self) -> list[Said] | None:
-        before, begin, after = self._held.partition(BEGIN)
-        if begin:
-            self._held, self._in_call = after, True
-            text = before if before.strip() else ""
-            return [Said(text)] if text else []
-        keep = next((n for n in range(len(BEGIN), 0, -1) if before.endswith(BEGIN[:n])), 0)
-        # Blanks between calls are no text.
-        if self._calls and not before[: len(before) - keep].strip():
-            return None
-        self._held = before[len(before) - keep :]
-        text = before[: len(before) - keep]
+        text, self._held = self._held, ""
         return [Said(text)] if text else None
 
-    def _head(self) -> list[Said] | None:
-        found = _HEAD.match(self._held)
-        if found and found[1] in self._names:
-            self._held, self._has_head = self._held[found.end() :], True
-            self._calls += 1
-            return [Said("", self._calls - 1, f"call_{secrets.token_hex(12)}", found[1])]
-        if found or END in self._held:  # of no tool that there is, or no call
-            self._in_call = False
-            return [Said(BEGIN)]
-        return None
+    def _opening(self) -> list[Said] | None:
+        pattern = self._another if self._calls else self._first
+        look = pattern.search if self._anywhere else pattern.match
+        found = look(self._held, partial=True)
+        if found is None:
+            self._next = self._text
+            return []
+        text, self._held = self._held[: found.start()], self._held[found.start() :]
+        said = [Said(text)] if text else []
+        if found.partial:
+            return said or None
+        self._held = self._held[found.end() - found.start() - 1 :]  # from the first brace on
+        self._next, self._arguments_end = self._arguments, _ObjectEnd()
+        self._calls += 1
+        return [*said, Said("", self._calls - 1, f"call_{secrets.token_hex(12)}", found[1])]
 
     def _arguments(self) -> list[Said] | None:
-        arguments, end, after = self._held.partition(END)
-        if end:
-            self._held, self._in_call, self._has_head = after, False, False
-            return [Said(arguments.rstrip().removesuffix("}"), self._calls - 1)]
-        # The last brace may be that of the call itself.
-        sure = self._held.rfind("}")
-        sure = len(self._held) if sure < 0 and "<" not in self._held else sure
-        if sure <= 0:
+        end = self._arguments_end.find(self._held)
+        piece, self._held = self._held[:end], self._held[end:]
+        if self._arguments_end.is_found:
+            self._next = self._closed
+        return [Said(piece, self._calls - 1)] if piece else None
+
+    def _closed(self) -> list[Said] | None:
+        found = self._closing.match(self._held, partial=True)
+        if found is not None and found.partial:
             return None
-        piece, self._held = self._held[:sure], self._held[sure:]
-        return [Said(piece, self._calls - 1)]
+        self._held = self._held[found.end() :] if found else self._held
+        self._next = self._opening
+        return []
+
+
+class _ObjectEnd:
+    """Finds where a JSON object ends that comes in pieces: its braces are counted, not those in
+    its texts."""
+
+    def __init__(self) -> None:
+        self.is_found = False
+        self._depth = 0
+        self._in_text = self._is_escaped = False
+
+    def find(self, text: str) -> int:
+        """How many characters of this piece belong to it."""
+        for at, character in enumerate(text):
+            if self._is_escaped:
+                self._is_escaped = False
+            elif self._in_text:
+                self._is_escaped = character == "\\"
+                self._in_text = character != '"'
+            elif character == '"':
+                self._in_text = True
+            elif character in "{[":
+                self._depth += 1
+            elif character in "}]":
+                self._depth -= 1
+                if self._depth == 0:
+                    self.is_found = True
+                    return at + 1
+        return len(text)

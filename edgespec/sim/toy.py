@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from edgespec.errors import ConfigError
 from edgespec.sim.toy_model import toy_next
+from edgespec.types.tool_forms import Message, Tool
 from edgespec.verify.rules import Grammar
 from edgespec.wire.client_messages import Submit
 
@@ -47,6 +48,11 @@ class ToyCodec:
 
     def encode_chat(self, messages: Sequence[Mapping[str, str]], most: int) -> Sequence[int]:
         return self.encode("".join(one["content"] for one in messages))
+
+    def encode_tool_chat(
+        self, messages: Sequence[Message], tools: Sequence[Tool], most: int
+    ) -> Sequence[int]:
+        raise ConfigError("the toy model knows no tools")
 
     def grammar(self, text: str) -> Grammar:
         raise ConfigError("the toy model knows no grammar")

@@ -20,13 +20,14 @@ class Submit(Message):
     """A client's prompt. `tag` is the client's own name for it; answers carry it back.
 
     An empty `policy` leaves the choice to the coordinator. `messages`: a conversation as a JSON
-    list of objects with "role" and "content", for the model's chat template; a model without one
-    continues `prompt`, and refuses if that is empty. `top`: how many of the likeliest tokens are
-    wanted for each token, from 0 to 20, with log-probabilities; -1: not even the token's own.
-    `scope`: the user on whose behalf a client with many users asks, by the client's own name; the
-    coordinator's node replaces it by its own name for that user of that client. `grammar`: what the
-    answer may be, as types.grammar_spec writes it. The penalties and `logit_bias`: see
-    verify.rules.Rules.
+    list of objects with "role" and "content", for the model's chat template, or, where tools are
+    told or were called, an object with "messages" and "tools", both as OpenAI's chats have them; a
+    model without a template continues `prompt`, and refuses if that is empty. `top`: how many of
+    the likeliest tokens are wanted for each token, from 0 to 20, with log-probabilities; -1: not
+    even the token's own. `scope`: the user on whose behalf a client with many users asks, by the
+    client's own name; the coordinator's node replaces it by its own name for that user of that
+    client. `grammar`: what the answer may be, as types.grammar_spec writes it. The penalties and
+    `logit_bias`: see verify.rules.Rules.
     """
 
     tag: int
@@ -197,7 +198,8 @@ class Status(Message):
     several share counted once; and `rows_room`, which there is room for, 0 if that has no limit.
     `home`: the coordinator's own machine, as far as its name and its health go. `plain`: tokens a
     second that plain decoding would give one request on this ring, from what single rows took so
-    far, without the time of messages; 0: not known.
+    far, without the time of messages; 0: not known. `tools`: the form in which the model calls
+    tools, by its name in types.tool_forms; "": its template has none of these.
     """
 
     ready: bool
@@ -216,3 +218,4 @@ class Status(Message):
     rows_room: int = 0
     home: NodeStatus = NodeStatus(0, 0, 0)
     plain: float = 0.0
+    tools: str = ""

@@ -14,7 +14,8 @@ from support.torch_rings import tokenizer
 
 from edgespec.serving.requests import checked, submits_of
 from edgespec.serving.schema import ChatRequest
-from edgespec.serving.tools import CallReader, Said, Tool, called, grammar
+from edgespec.serving.tools import CallReader, Said
+from edgespec.types.tool_forms import Tool, ToolForm, form_named
 
 CITY = {
     "type": "object",
@@ -27,9 +28,15 @@ TOOLS = [Tool("weather", "of a city", CITY), Tool("now", "", NOW)]
 NAMES = [tool.name for tool in TOOLS]
 
 
-def read(text: str, cuts: list[int]) -> list[Said]:
+FORMS = [form_named(name) for name in ("hermes", "llama", "mistral")]
+HERMES, LLAMA, MISTRAL = FORMS
+PARIS = ("weather", '{"city": "P}a<\\"]r"}')
+NOON = ("now", "{}")
+
+
+def read(form: ToolForm, text: str, cuts: list[int]) -> list[Said]:
     """What a reader finds in a text that comes in these pieces."""
-    reader, found, at = CallReader(NAMES), [], 0
+    reader, found, at = CallReader(form, NAMES), [], 0
     for cut in [*sorted(cuts), len(text)]:
         found += reader.push(text[at:cut])
         at = max(at, cut)
@@ -43,43 +50,69 @@ def whole(said: list[Said]) -> tuple[str, list[tuple[str, str]]]:
     return "".join(one.text for one in said if one.call < 0), calls
 
 
-TEXTS = [
-    ("Hello <b> there <", []),
-    (called("now", "{}"), [("now", "{}")]),
-    (
-        "Let me see.\n" + called("weather", '{"city": "P}a<r"}') + "\n" + called("now", "{}"),
-        [("weather", '{"city": "P}a<r"}'), ("now", "{}")],
-    ),
-    ("<tool_call>\nnothing\n</tool_call> and so on", []),
-    (called("unknown", "{}"), []),
+Case = tuple[ToolForm, str, str | None, list[tuple[str, str]]]
+"""A form, an answer, and the text (None: all of it) and the calls that are in it."""
+SAME: list[Case] = [
+    case
+    for form in FORMS
+    for case in [
+        (form, form.calls([NOON]), "", [NOON]),
+        (form, "\n" + form.calls([PARIS, NOON]) + "\n", "", [PARIS, NOON]),
+        (form, form.calls([PARIS]) + " Good.", " Good.", [PARIS]),
+        (form, "Hello <b> [1] {2} there <", None, []),
+        (form, form.calls([("unknown", "{}")]), None, []),
+        (form, form.calls([NOON])[:-1].replace("now", "no"), None, []),
+        (form, form.calls([("now", "[]")]), None, []),
+        (form, " \n {", None, []),
+    ]
+]
+OWN: list[Case] = [
+    (HERMES, "Let me see.\n" + HERMES.calls([PARIS, NOON]), "Let me see.", [PARIS, NOON]),
+    (HERMES, "<tool_call>\nnothing\n</tool_call> and so on", None, []),
+    (LLAMA, '<|python_tag|>{"name": "now", "parameters": {}}', "", [NOON]),
+    (LLAMA, '{"type": "function", "name":"now","arguments":{}}\n', "", [NOON]),
+    (LLAMA, LLAMA.calls([NOON]) + "\n" + LLAMA.calls([PARIS]), "", [NOON, PARIS]),
+    (LLAMA, "So: " + LLAMA.calls([NOON]), None, []),
+    (MISTRAL, "[TOOL_CALLS] " + MISTRAL.calls([PARIS, NOON]), "", [PARIS, NOON]),
+    (MISTRAL, '[{"name": "now", "arguments": {}, "id": "a1B2c3D4e"}]', "", [NOON]),
+    (MISTRAL, '{"name": "now", "arguments": {}}', None, []),
 ]
 
 
-@given(st.sampled_from(TEXTS), st.lists(st.integers(0, 120), max_size=12))
-def test_calls_are_read_however_the_text_is_cut(
-    case: tuple[str, list[tuple[str, str]]], cuts: list[int]
-) -> None:
-    text, calls = case
-    found, made = whole(read(text, [min(cut, len(text)) for cut in cuts]))
+@given(st.sampled_from([*SAME, *OWN]), st.lists(st.integers(0, 120), max_size=12))
+def test_calls_are_read_however_the_text_is_cut(case: Case, cuts: list[int]) -> None:
+    """What is no call is text, all of it."""
+    form, text, plain, calls = case
+    found, made = whole(read(form, text, [min(cut, len(text)) for cut in cuts]))
     assert made == calls
-    expected = text.partition("<tool_call>")[0] if calls else text
-    assert found == (expected if expected.strip() else "")
+    assert found == (text if plain is None else plain)
+
+
+def test_arguments_come_as_they_are_written() -> None:
+    for form in FORMS:
+        text = form.calls([PARIS, NOON])
+        said = read(form, text, list(range(len(text))))
+        assert sum(1 for one in said if one.call == 0) > len(PARIS[1]), form.name
 
 
 def test_a_call_that_is_cut_off_has_what_there_was() -> None:
-    text = called("weather", '{"city": "Paris"}')[:-20]
-    assert whole(read(text, []))[1][0][0] == "weather"
+    for form in FORMS:
+        text = form.calls([("weather", '{"city": "Paris"}')]).partition("aris")[0]
+        assert whole(read(form, text, [])) == ("", [("weather", '{"city": "P')]), form.name
 
 
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
 @pytest.mark.parametrize(("must", "several"), [(True, True), (True, False), (False, True)])
-def test_a_grammar_holds_calls_to_their_schemas(must: bool, several: bool) -> None:
+def test_a_grammar_holds_calls_to_their_schemas(form: ToolForm, must: bool, several: bool) -> None:
     """Answers by chance under it are read as calls of these tools, with valid arguments."""
-    schemas = {tool.name: tool.parameters for tool in TOOLS}
-    held = tokenizer().grammar(grammar(TOOLS, must=must, several=several))
+    schemas = {"weather": CITY, "now": NOW}
+    held = tokenizer().grammar(form.grammar(TOOLS, must=must, several=several))
     (end,) = tokenizer().eos_ids
+    begun = tokenizer().encode(form.calls([NOON]).partition("now")[0])[1:]
+    ended = 0
     for seed in range(4):
         chance = np.random.default_rng(seed)
-        answer: list[int] = [] if must else tokenizer().encode("<tool_call>")[1:]
+        answer: list[int] = [] if must else list(begun)
         for _ in range(160):
             may = np.flatnonzero(held.allowed(tuple(answer)))
             assert len(may), tokenizer().decode(answer)
@@ -89,31 +122,70 @@ def test_a_grammar_holds_calls_to_their_schemas(must: bool, several: bool) -> No
             answer.append(taken)
         else:
             continue
-        text, calls = whole(read(tokenizer().decode(answer), []))
+        ended += 1
+        text, calls = whole(read(form, tokenizer().decode(answer), []))
         assert not must or (calls and not text)
         assert several or len(calls) == 1
         for name, arguments in calls:
             assert jsonschema_rs.validator_for(schemas[name]).is_valid(json.loads(arguments))
+    assert ended
 
 
-def test_what_was_called_and_what_came_of_it_is_told() -> None:
-    call = {"id": "1", "type": "function", "function": {"name": "now", "arguments": "{}"}}
-    asked = checked(
-        ChatRequest,
-        {
-            "messages": [
-                {"role": "system", "content": "Be brief."},
-                {"role": "user", "content": "When is it?"},
-                {"role": "assistant", "content": None, "tool_calls": [call]},
-                {"role": "tool", "tool_call_id": "1", "content": "noon"},
-            ],
-            "tools": [{"type": "function", "function": {"name": "now", "parameters": NOW}}],
-        },
-    )
-    (submit,) = submits_of(asked, 1000)
-    first, _, made, came = json.loads(submit.messages)
-    assert first["content"].startswith("Be brief.\n\n# Tools")
-    assert json.dumps(NOW) in first["content"]
-    assert made == {"role": "assistant", "content": called("now", "{}")}
-    assert came == {"role": "user", "content": "<tool_response>\nnoon\n</tool_response>"}
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
+def test_a_grammar_lets_an_answer_be_a_text(form: ToolForm) -> None:
+    held = tokenizer().grammar(form.grammar(TOOLS, must=False, several=True))
+    answer: list[int] = []
+    for token in tokenizer().encode("It rains {so} [much].")[1:]:
+        assert token in np.flatnonzero(held.allowed(tuple(answer))), tokenizer().decode(answer)
+        answer.append(token)
+    assert tokenizer().eos_ids <= {*np.flatnonzero(held.allowed(tuple(answer))).tolist()}
+
+
+CALL = {"id": "1", "type": "function", "function": {"name": "now", "arguments": "{}"}}
+ASKED: dict[str, Any] = {
+    "messages": [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "When is it?"},
+        {"role": "assistant", "content": None, "tool_calls": [CALL]},
+        {"role": "tool", "tool_call_id": "1", "content": "noon"},
+    ],
+    "tools": [{"type": "function", "function": {"name": "now", "parameters": NOW}}],
+}
+
+
+def test_what_was_called_and_what_came_of_it_is_passed_on() -> None:
+    (submit,) = submits_of(checked(ChatRequest, ASKED), 1000)
+    told = json.loads(submit.messages)
+    assert told["messages"] == [
+        *ASKED["messages"][:2],
+        {"role": "assistant", "content": "", "tool_calls": [CALL]},
+        ASKED["messages"][3],
+    ]
+    assert told["tools"] == [Tool("now", "", NOW).as_json()]
     assert submit.grammar == ""
+    (none,) = submits_of(checked(ChatRequest, {**ASKED, "tool_choice": "none"}), 1000)
+    assert json.loads(none.messages)["tools"] == []
+
+
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
+def test_a_call_that_is_asked_for_is_held_in_the_form_of_the_model(form: ToolForm) -> None:
+    named = {"type": "function", "function": {"name": "now"}}
+    for choice in ("required", named):
+        (submit,) = submits_of(checked(ChatRequest, {**ASKED, "tool_choice": choice}), 1000, form)
+        held = tokenizer().grammar(submit.grammar)
+        answer: list[int] = []
+        for token in tokenizer().encode(form.calls([NOON]))[1:]:
+            assert token in np.flatnonzero(held.allowed(tuple(answer))), tokenizer().decode(answer)
+            answer.append(token)
+        assert tokenizer().eos_ids <= {*np.flatnonzero(held.allowed(tuple(answer))).tolist()}
+
+
+def test_a_template_without_tools_is_told_of_them_in_words() -> None:
+    for form in FORMS:
+        messages = json.loads(submits_of(checked(ChatRequest, ASKED), 1000)[0].messages)["messages"]
+        first, _, made, came = form.as_text(messages, TOOLS)
+        assert first["content"].startswith("Be brief.\n\n# Tools"), form.name
+        assert json.dumps(NOW) in first["content"], form.name
+        assert made == {"role": "assistant", "content": form.calls([NOON])}, form.name
+        assert came == {"role": "user", "content": form.result("noon")}, form.name
+        assert form.as_text(messages, [])[0]["content"] == "Be brief.", form.name

@@ -329,7 +329,7 @@ def header(tag: object, *values: object, numbers: object = b"") -> bytes:
 
 def status(lines: object, nodes: object = (), live: object = ()) -> bytes:
     """The header of a Status with these fields."""
-    more = ("model", 1024, live, 0, 0, 0, NODE, 0.0)
+    more = ("model", 1024, live, 0, 0, 0, NODE, 0.0, "")
     return header(47, True, lines, nodes, 1, 1, 0.0, 0, 0, *more)
 
 

@@ -1,0 +1,245 @@
+"""Tool forms: how a family of models is told of tools, calls them, and is told what came of it.
+
+Which one is a model's is seen in its chat template. A template that takes tools writes them, calls
+and results itself; for one that does not, the form has words of its own. A call is read where its
+form lets it stand, and a grammar holds a call that has to be made to the tool's own schema.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from edgespec.types.grammar_spec import spec
+
+Message = Mapping[str, Any]
+"""As OpenAI's chats have it: "role", "content", and "tool_calls" or "tool_call_id"."""
+
+_LAYOUT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+_B = r"[ \t\r\n]{0,16}"  # blanks, of which there is a bound: no long text is held back
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """A function; `parameters`: the JSON schema of its arguments."""
+
+    name: str
+    description: str
+    parameters: Mapping[str, Any]
+
+    def as_json(self) -> dict[str, Any]:
+        """As OpenAI's chats have it."""
+        told = {"name": self.name, "description": self.description, "parameters": self.parameters}
+        return {"type": "function", "function": told}
+
+
+class ToolForm:
+    """A call is `begin`, its head, the arguments, `tail`; several have `joint` between them, and
+    all of them have `first` before and `last` behind."""
+
+    name = ""
+    first = begin = tail = joint = last = ""
+    key = "arguments"
+    anywhere = False
+    """Whether a call may stand behind text; else an answer with calls begins with one."""
+    opening = another = closing = _B
+    """Regular expressions: what stands before the first call's and any other's JSON, and what
+    stands behind the arguments of one."""
+    free = r"(.|\n)*"
+    """A regular expression for an answer without a call, for a grammar."""
+    words = """# Tools
+
+You may call functions to help the user. These are there, a line of JSON each:
+
+{tools}
+
+To call one, answer with nothing but {example}, its name and its arguments filled in."""
+
+    def head(self, name: str) -> str:
+        """What stands between `begin` and the arguments of a call."""
+        return f'{{"name": {json.dumps(name)}, "{self.key}": '
+
+    def calls(self, made: Sequence[tuple[str, str]]) -> str:
+        """Calls, by name and arguments in JSON, as the model writes them."""
+        return self.first + self.joint.join(self._call(*one) for one in made) + self.last
+
+    def _call(self, name: str, arguments: str) -> str:
+        return f"{self.begin}{self.head(name)}{arguments}{self.tail}"
+
+    def result(self, content: str) -> str:
+        """What a call gave, as a user's message."""
+        return json.dumps({"output": content}, ensure_ascii=False)
+
+    def told(self, tools: Sequence[Tool]) -> str:
+        """What the model is told of them."""
+        lines = [json.dumps(tool.as_json(), ensure_ascii=False) for tool in tools]
+        example = self.calls([("...", "{...}")])
+        return self.words.format(tools="\n".join(lines), example=example)
+
+    def as_text(self, messages: Sequence[Message], tools: Sequence[Tool]) -> list[dict[str, str]]:
+        """A conversation for a template that knows no tools: roles and texts alone."""
+        found = [self._text(one) for one in messages]
+        if not tools:
+            return found
+        words = self.told(tools)
+        if found[0]["role"] != "system":
+            return [{"role": "system", "content": words}, *found]
+        first = {"role": "system", "content": f"{found[0]['content']}\n\n{words}"}
+        return [first, *found[1:]]
+
+    def _text(self, message: Message) -> dict[str, str]:
+        role, text = message["role"], message["content"]
+        if role == "tool":
+            return {"role": "user", "content": self.result(text)}
+        if made := message.get("tool_calls"):
+            functions = [one["function"] for one in made]
+            calls = self.calls([(one["name"], one["arguments"]) for one in functions])
+            text = f"{text}\n{calls}" if text else calls
+        return {"role": role, "content": text}
+
+    def for_template(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
+        """A conversation for a template that knows tools: arguments are JSON there, not text."""
+        return [_with_arguments(one) for one in messages]
+
+    def pattern(self, names: Sequence[str], *, another: bool) -> str:
+        """A regular expression for what stands before the arguments of a call of these tools, with
+        their own first brace; its group 1 is the name."""
+        named = "|".join(re.escape(name) for name in names)
+        kind = rf'(?:"type"{_B}:{_B}"function"{_B},{_B})?'
+        head = rf'"name"{_B}:{_B}"({named})"{_B},{_B}"(?:arguments|parameters)"{_B}:{_B}\{{'
+        return (self.another if another else self.opening) + rf"\{{{_B}{kind}{head}"
+
+    def grammar(self, tools: Sequence[Tool], *, must: bool, several: bool) -> str:
+        """Of an answer whose calls are of these tools, with valid arguments (see
+        types.grammar_spec). With `must` it is a call, or `several`; else it may be a text too."""
+        lines = [f"one_call: {' | '.join(f'tool_{n}' for n in range(len(tools)))}"]
+        for number, tool in enumerate(tools):
+            schema = {"type": "object", **tool.parameters, "x-guidance": _LAYOUT}
+            head, tail = json.dumps(self.head(tool.name)), json.dumps(self.tail)
+            lines.append(f"tool_{number}: {head} %json {json.dumps(schema)} {tail}")
+        first = json.dumps(begin) if (begin := self.first + self.begin) else ""
+        last = json.dumps(self.last) if self.last else ""
+        more = f"({json.dumps(self.joint + self.begin)} one_call)*" if several else ""
+        lines.append(f"calls: {first} one_call {more} {last}")
+        lines += ["start: calls"] if must else self._start(several)
+        return spec("lark", "%llguidance {}\n" + "\n".join(lines) + "\n")
+
+    def _start(self, several: bool) -> list[str]:
+        """Rules for an answer that may be a text too."""
+        return ["start: calls | FREE", f"FREE: /{self.free}/"]
+
+
+class Hermes(ToolForm):
+    """Of Hermes and Qwen: each call within tags, anywhere in a text."""
+
+    name = "hermes"
+    begin = "<tool_call>"
+    joint, tail, anywhere = "\n", "}\n</tool_call>", True
+    opening = another = rf"{_B}<tool_call>{_B}"
+    closing = rf"{_B}\}}{_B}</tool_call>"
+    words = """# Tools
+
+You may call one or more functions to assist with the user query.
+
+You are provided with function signatures within <tools></tools> XML tags:
+<tools>
+{tools}
+</tools>
+
+For each function call, return a json object with function name and arguments within \
+<tool_call></tool_call> XML tags:
+<tool_call>
+{{"name": <function-name>, "arguments": <args-json-object>}}
+</tool_call>"""
+
+    def head(self, name: str) -> str:
+        return f"\n{super().head(name)}"
+
+    def result(self, content: str) -> str:
+        return f"<tool_response>\n{content}\n</tool_response>"
+
+    def _start(self, several: bool) -> list[str]:
+        calls = "(begun one_call)*" if several else "(begun one_call)?"
+        begun = f"begun[lazy]: FREE {json.dumps(self.begin)}"
+        return [f"start: {calls} rest", begun, "rest: FREE", f"FREE: /{self.free}/"]
+
+
+class Llama(ToolForm):
+    """Of Llama from 3.1 on: the call is the answer. Its templates take one call in a message."""
+
+    name, key, joint, tail = "llama", "parameters", "; ", "}"
+    opening = rf"{_B}(?:<\|python_tag\|>)?{_B}"
+    another = rf"{_B};?{_B}"
+    closing = rf"{_B}\}}"
+    free = r"([ \t\r\n]*([^{< \t\r\n]|<[^|])(.|\n)*)?"
+
+    def for_template(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
+        found = []
+        for one in super().for_template(messages):
+            for number, call in enumerate(one.get("tool_calls") or [None]):
+                text = one["content"] if number == 0 else ""
+                found.append({**one, "content": text, "tool_calls": [call]} if call else one)
+        return found
+
+
+class Mistral(ToolForm):
+    """Of Mistral, before its calls had [ARGS]: a list of calls is the answer. The control token
+    before it is not in its text. Its templates want ids of nine letters and digits."""
+
+    name, first, joint, tail, last = "mistral", "[", ", ", "}", "]"
+    opening = rf"{_B}(?:\[TOOL_CALLS\])?{_B}\[{_B}"
+    another = rf"{_B},{_B}"
+    closing = rf'{_B}(?:,{_B}"id"{_B}:{_B}"[^"]{{0,64}}"{_B})?\}}{_B}(?:\]|(?=,))'
+    free = r"([ \t\r\n]*([^\[ \t\r\n]|\[[^{T \t\r\n])(.|\n)*)?"
+
+    def for_template(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
+        found = super().for_template(messages)
+        for one in found:
+            if "tool_call_id" in one:
+                one["tool_call_id"] = _nine(one["tool_call_id"])
+            if "tool_calls" in one:
+                one["tool_calls"] = [
+                    {**call, "id": _nine(call["id"])} for call in one["tool_calls"]
+                ]
+        return found
+
+
+HERMES = Hermes()
+_FORMS = {form.name: form for form in (HERMES, Llama(), Mistral())}
+
+
+def form_named(name: str) -> ToolForm:
+    """The one of that name; Hermes' for any other."""
+    return _FORMS.get(name, HERMES)
+
+
+def form_in(template: str) -> str:
+    """The name of the form that a chat template is written for; "" for none of these."""
+    if "[TOOL_CALLS]" in template:
+        return "" if "[ARGS]" in template else "mistral"
+    if "<tool_call>" in template:
+        return "" if "<function=" in template or "<arg_key>" in template else "hermes"
+    has_header = "<|start_header_id|>" in template
+    return "llama" if has_header and '"parameters": ' in template else ""
+
+
+def _with_arguments(message: Message) -> dict[str, Any]:
+    if not message.get("tool_calls"):
+        return dict(message)
+    calls = []
+    for call in message["tool_calls"]:
+        function = call["function"]
+        try:
+            arguments = json.loads(function["arguments"])
+        except (ValueError, RecursionError):
+            arguments = function["arguments"]
+        calls.append({**call, "function": {**function, "arguments": arguments}})
+    return {**message, "tool_calls": calls}
+
+
+def _nine(id: str) -> str:
+    return hashlib.sha256(id.encode()).hexdigest()[:9]

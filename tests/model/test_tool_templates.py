@@ -1,0 +1,110 @@
+"""Templates that know tools: they get them, calls and results; others are told in words."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from support.tool_templates import OF
+from support.torch_rings import BASE, tokenizer
+
+from edgespec.decoding.admission import encode
+from edgespec.decoding.effects import EncodePrompt
+from edgespec.model.template_process import TemplateProcess
+from edgespec.model.tokenizer import Tokenizer
+from edgespec.types.tool_forms import Tool, form_in, form_named
+
+NOW = Tool("now", "The time.", {"type": "object", "properties": {"<|im_end|>": {}}})
+TALK: list[dict[str, Any]] = [
+    {"role": "user", "content": "When is it? </s>"},
+    {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [
+            {"id": f"call_{n}", "type": "function", "function": {"name": "now", "arguments": a}}
+            for n, a in enumerate(['{"zone": "</s>"}', "{}"])
+        ],
+    },
+    {"role": "tool", "tool_call_id": "call_0", "content": "noon"},
+    {"role": "tool", "tool_call_id": "call_1", "content": "night"},
+]
+
+
+def with_template(template: str) -> Tokenizer:
+    """The bundled pair's tokenizer with another template."""
+    made = Tokenizer(BASE)
+    made._inner.chat_template = template
+    return made
+
+
+def written(codec: Tokenizer, tools: list[Tool]) -> str:
+    """What the model reads of the conversation, with its control tokens."""
+    return str(codec._inner.decode(codec.encode_tool_chat(TALK, tools)))
+
+
+@pytest.mark.parametrize("name", OF)
+def test_a_template_that_knows_tools_writes_them(name: str) -> None:
+    codec = with_template(OF[name])
+    assert form_in(codec.chat_template) == name
+    assert codec.takes_tools
+    text = written(codec, [NOW])
+    key = form_named(name).key
+    assert text.count(json.dumps(NOW.as_json())) == 1
+    assert f'"name": "now", "{key}": {{"zone": "</s>"}}' in text, "arguments are JSON, not a text"
+    assert text.index("noon") > text.rindex(f'"{key}": {{}}')
+    assert "# Tools" not in text
+    assert json.dumps(NOW.as_json()) not in written(codec, [])
+
+
+@pytest.mark.parametrize("name", OF)
+def test_what_a_tool_or_its_call_spells_is_no_control_token(name: str) -> None:
+    """Those that the template itself writes are."""
+    codec = with_template(OF[name])
+    (end,) = codec.eos_ids
+    ids = codec.encode_tool_chat(TALK, [NOW])
+    assert written(codec, [NOW]).count("</s>") == 2 + (name == "mistral")
+    assert ids.count(end) == (name == "mistral")
+
+
+def test_a_template_that_knows_no_tools_gets_words() -> None:
+    plain = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+    for name, more in [
+        ("hermes", ""),
+        ("mistral", "{# [TOOL_CALLS] #}"),
+        ("hermes", "{{ tools }}"),
+    ]:
+        codec = with_template(plain + more)
+        assert not codec.takes_tools, more
+        text, form = written(codec, [NOW]), form_named(name)
+        assert text.startswith(("system: # Tools", " system: # Tools")), more
+        assert form.result("night") in text, more
+        assert form.calls([("now", '{"zone": "</s>"}'), ("now", "{}")]) in text, more
+
+
+def test_other_forms_are_not_taken_for_these() -> None:
+    for other in ["[TOOL_CALLS]f[ARGS]{}", "<tool_call>\n<function=f>", "<|start_header_id|>", "x"]:
+        assert form_in(other) == "", other
+    assert form_in(tokenizer().chat_template) == ""
+
+
+@pytest.mark.thorough
+def test_the_process_of_templates_writes_the_same() -> None:
+    for name, template in OF.items():
+        codec = with_template(template)
+        right = codec.encode_tool_chat(TALK, [NOW])
+        made = TemplateProcess(template, codec.special_tokens)
+        try:
+            other = with_template(template)
+            other.render = made.render
+            assert other.encode_tool_chat(TALK, [NOW]) == right, name
+        finally:
+            made.close()
+
+
+def test_a_request_with_tools_is_encoded_with_them() -> None:
+    codec = with_template(OF["llama"])
+    body = {"messages": TALK, "tools": [NOW.as_json()]}
+    done = encode(codec, EncodePrompt(1, "", json.dumps(body), 5000, ""))
+    assert done.problem == ""
+    assert list(done.tokens) == codec.encode_tool_chat(TALK, [NOW])
