@@ -335,6 +335,84 @@ def test_the_openai_client_has_responses(client: openai.OpenAI) -> None:
     assert held.output_text in ("true", "false")
 
 
+@pytest.mark.slow
+def test_an_agent_of_langchain_calls_a_tool_and_ends(url: str) -> None:
+    """The bundled pair would call nothing by itself: it has to, until the tool was called."""
+    pytest.importorskip("langchain_openai")
+    from langchain.agents import create_agent
+    from langchain.agents.middleware import wrap_model_call
+    from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
+    from langchain_core.tools import tool
+    from langchain_openai import ChatOpenAI
+
+    cities: list[str] = []
+
+    @tool("weather", args_schema=WEATHER["function"]["parameters"])
+    def weather(city: str, days: int = 1) -> str:
+        """The weather in a city."""
+        cities.append(city)
+        return "It rains."
+
+    @wrap_model_call
+    def once(request: Any, handler: Any) -> Any:
+        is_called = isinstance(request.messages[-1], ToolMessage)
+        return handler(request.override(tool_choice="none" if is_called else "required"))
+
+    model = ChatOpenAI(
+        base_url=f"{url}/v1", api_key="none", model="base", temperature=0, max_tokens=60,
+        max_retries=0, model_kwargs={"parallel_tool_calls": False},
+    )  # fmt: skip
+    agent = create_agent(model, [weather], middleware=[once])
+    asked, called, came, last = agent.invoke({"messages": MESSAGES})["messages"]
+    assert isinstance(asked, HumanMessage)
+    assert isinstance(called, AIMessage)
+    assert [(one["name"], one["args"]["city"]) for one in called.tool_calls] == [
+        ("weather", cities[0])
+    ]
+    assert isinstance(came, ToolMessage)
+    assert came.tool_call_id == called.tool_calls[0]["id"]
+    assert last.usage_metadata["input_tokens"] > len(chat_prompt()) + 20, "it reads the result"
+    assert len(cities) == 1
+    assert isinstance(last, AIMessage)
+    assert last.content
+    assert not last.tool_calls
+    pieces = list(model.bind_tools([weather], tool_choice="required").stream(MESSAGES))
+    whole = pieces[0]
+    for piece in pieces[1:]:
+        whole = whole + piece
+    assert [(one["name"], one["args"]) for one in whole.tool_calls] == [
+        (one["name"], one["args"]) for one in called.tool_calls
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:Item .* on TypedDict class:UserWarning")  # its own types
+def test_litellm_completes(url: str) -> None:
+    """Whole, streamed, and with a tool."""
+    litellm = pytest.importorskip("litellm")
+    pytest.importorskip("mcp")  # litellm imports it where there are tools
+    asked: dict[str, Any] = {
+        **{"model": "openai/base", "api_base": f"{url}/v1", "api_key": "none"},
+        **{"messages": MESSAGES, "temperature": 0},
+    }
+    text = litellm.completion(**asked, max_tokens=NEW).choices[0].message.content
+    right = httpx.post(
+        f"{url}/v1/chat/completions",
+        json={"messages": MESSAGES, "max_tokens": NEW, "temperature": 0},
+        timeout=300,
+    ).json()
+    assert text == right["choices"][0]["message"]["content"]
+    stream = litellm.completion(**asked, max_tokens=NEW, stream=True)
+    assert "".join(piece.choices[0].delta.content or "" for piece in stream) == text
+    told = litellm.completion(
+        **asked, tools=[WEATHER], tool_choice="required", parallel_tool_calls=False
+    ).choices[0]
+    assert told.finish_reason == "tool_calls"
+    (call,) = told.message.tool_calls
+    assert call.function.name == "weather"
+    assert json.loads(call.function.arguments)["city"] in ("Paris", "Rome")
+
+
 def running(url: str) -> float:
     """Requests on the ring, as the metrics have them."""
     for line in httpx.get(f"{url}/metrics").text.splitlines():
