@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -19,7 +20,11 @@ import pytest
 import torch
 from support.nodes import until
 from support.real_apis import real_api
+from support.tool_templates import MISTRAL
 from support.torch_rings import CONTEXT, generated, prompts, tokenizer, transformers_model
+
+from edgespec.daemon.bundled_models import bundled
+from edgespec.model.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     import openai
@@ -333,6 +338,35 @@ def test_the_openai_client_has_responses(client: openai.OpenAI) -> None:
     schema = {"type": "json_schema", "name": "yes", "schema": {"type": "boolean"}}
     held = client.responses.create(input=question, text={"format": schema}, **asked)
     assert held.output_text in ("true", "false")
+
+
+@pytest.mark.thorough
+def test_a_model_with_another_template_calls_in_its_own_form(tmp_path: Path) -> None:
+    """A ring says which that is; its template reads the call and its result."""
+    folder = Path(shutil.copytree(bundled("base"), tmp_path / "base"))
+    (folder / "chat_template.jinja").write_text(MISTRAL)
+    asked: dict[str, Any] = {"messages": MESSAGES, "temperature": 0, "max_tokens": 60}
+    asked |= {"tools": [WEATHER], "tool_choice": "required", "parallel_tool_calls": False}
+    with real_api(str(folder)) as (url, _), httpx.Client(base_url=url, timeout=300) as client:
+
+        def told(**more: Any) -> dict[str, Any]:
+            answer = client.post("/v1/chat/completions", json={**asked, **more}).json()
+            found: dict[str, Any] = answer["choices"][0]
+            found["read"] = answer["usage"]["prompt_tokens"]
+            return found
+
+        first = told(logprobs=True)
+        tokens = [one["token"] for one in first["logprobs"]["content"]]
+        assert "".join(tokens).lstrip().startswith('[{"name": "weather", "arguments": {"city":')
+        (call,) = first["message"]["tool_calls"]
+        assert json.loads(call["function"]["arguments"])["city"] in ("Paris", "Rome")
+        result = {"role": "tool", "tool_call_id": call["id"], "content": "It rains."}
+        last = told(messages=[*MESSAGES, first["message"], result], tool_choice="none")
+        assert last["finish_reason"] in ("stop", "length")
+        codec = Tokenizer(folder)
+        made = {**first["message"], "content": ""}
+        right = codec.encode_tool_chat([*MESSAGES, made, result], [])
+        assert last["read"] == len(right)
 
 
 @pytest.mark.slow

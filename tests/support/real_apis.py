@@ -19,10 +19,15 @@ from edgespec.daemon.local_ring import LocalRing
 
 
 @contextmanager
-def real_api() -> Iterator[tuple[str, int]]:
-    """Its base URL and process id."""
+def real_api(base: str | None = None) -> Iterator[tuple[str, int]]:
+    """Its base URL and process id. `base`: another folder of the base model."""
     config = CoordinatorConfig(
-        bundled("base"), bundled("draft"), 2, "float64", Address("127.0.0.1", 0), context=CONTEXT
+        base or bundled("base"),
+        bundled("draft"),
+        2,
+        "float64",
+        Address("127.0.0.1", 0),
+        context=CONTEXT,
     )
     with LocalRing(config) as ring:
         environment = {**os.environ, VARIABLE: str(ring._cluster.path)}
