@@ -140,6 +140,9 @@ def encode(codec: TextCodec, effect: EncodePrompt) -> PromptEncoded:
         grammar = codec.grammar(effect.grammar) if effect.grammar else None
     except EdgespecError as problem:
         return PromptEncoded(effect.request, (), str(problem), kind_of(problem))
+    except RecursionError:
+        words = "tools, or the arguments of a call, are nested too deep"
+        return PromptEncoded(effect.request, (), words, "invalid")
     return PromptEncoded(effect.request, tuple(tokens), grammar=grammar)
 
 

@@ -117,8 +117,11 @@ def submits_of(
         logit_bias=tuple(TokenBias(int(token), bias) for token, bias in request.logit_bias.items()),
     )
     if isinstance(request, ChatRequest):
-        messages = _conversation(request)
-        asked = [replace(submit, messages=json.dumps(messages, ensure_ascii=False))]
+        try:
+            messages = json.dumps(_conversation(request), ensure_ascii=False)
+        except RecursionError:
+            raise refused("tools are nested too deep", "tools") from None
+        asked = [replace(submit, messages=messages)]
     else:
         asked = [replace(submit, prompt=prompt) for prompt in request.prompts]
     seeds = [(submit.seed + choice) % (1 << 64) for choice in range(request.n)]
@@ -130,6 +133,8 @@ def _spec_of(request: ChatRequest | TextRequest, form: ToolForm) -> str:
         return request.spec(form)
     except ConfigError as problem:
         raise refused(str(problem), "response_format") from None
+    except RecursionError:
+        raise refused("tools are nested too deep", "tools") from None
 
 
 def _conversation(request: ChatRequest) -> object:

@@ -102,6 +102,23 @@ def test_the_process_of_templates_writes_the_same() -> None:
             made.close()
 
 
+def test_tools_that_are_nested_too_deep_are_refused() -> None:
+    """At whichever step they are too deep."""
+    tool = {"type": "function", "function": {"name": "now", "description": "", "parameters": {}}}
+    problems = set()
+    for depth in (100, 300, 500, 900):
+        text = json.dumps({"messages": TALK, "tools": [tool]}).replace(
+            '"parameters": {}', '"parameters": ' + '{"a": ' * depth + "{}" + "}" * depth
+        )
+        for template in OF.values():
+            done = encode(with_template(template), EncodePrompt(1, "", text, 50000, ""))
+            assert bool(done.tokens) != bool(done.problem)
+            assert done.kind == ("invalid" if done.problem else "")
+            problems.add(done.problem.partition(":")[0])
+    assert problems > {""}
+    assert "tools, or the arguments of a call, are nested too deep" in problems
+
+
 def test_a_request_with_tools_is_encoded_with_them() -> None:
     codec = with_template(OF["llama"])
     body = {"messages": TALK, "tools": [NOW.as_json()]}

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.torch_rings import tokenizer
 
+from edgespec.serving.problems import ApiProblem
 from edgespec.serving.requests import checked, submits_of
 from edgespec.serving.schema import ChatRequest
 from edgespec.serving.tools import CallReader, Said
@@ -178,6 +179,23 @@ def test_a_call_that_is_asked_for_is_held_in_the_form_of_the_model(form: ToolFor
             assert token in np.flatnonzero(held.allowed(tuple(answer))), tokenizer().decode(answer)
             answer.append(token)
         assert tokenizer().eos_ids <= {*np.flatnonzero(held.allowed(tuple(answer))).tolist()}
+
+
+def test_tools_that_are_nested_too_deep_are_one_clear_error() -> None:
+    for depth in (100, 5000):
+        nested: dict[str, Any] = {}
+        for _ in range(depth):
+            nested = {"not": nested}
+        tool = {"type": "function", "function": {"name": "now", "parameters": nested}}
+        for choice in ("auto", "required"):
+            body = {**ASKED, "tools": [tool], "tool_choice": choice}
+            asked = checked(ChatRequest, body)
+            if depth == 100:
+                assert submits_of(asked, 1000)
+                continue
+            with pytest.raises(ApiProblem, match="nested too deep") as refused:
+                submits_of(asked, 1000)
+            assert refused.value.status == 400
 
 
 def test_a_template_without_tools_is_told_of_them_in_words() -> None:
