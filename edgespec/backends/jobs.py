@@ -5,9 +5,8 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 
-from edgespec.decoding.admission import kind_of
 from edgespec.decoding.effects import Draft, RunHead
-from edgespec.errors import EdgespecError
+from edgespec.errors import ConfigError, EdgespecError
 from edgespec.machines.effects import Effect
 from edgespec.machines.events import NO_JOB, ComputeFailed, Event
 
@@ -69,7 +68,8 @@ def failure(effect: Effect, problem: Exception) -> ComputeFailed | JointDone:
     a bug, or the device, and is logged."""
     reason, kind = str(problem), ""
     if isinstance(problem, EdgespecError):
-        kind = kind_of(problem)
+        # What the request asks for cannot be done; a device that is full is not its fault.
+        kind = "invalid" if isinstance(problem, ConfigError) else ""
     else:
         log.error("%s failed", type(effect).__name__, exc_info=problem)
         reason = f"{type(problem).__name__}: {problem}"

@@ -15,7 +15,7 @@ from edgespec.planning.profile import Profile
 from edgespec.types.draft_pass import DraftPass, DraftWork, Way
 from edgespec.types.static_shapes import groups, row_bucket, slot_bucket
 
-_HEADER_BYTES = 39  # of a segment of one request, the first frame, without what its rows take
+_HEADER_BYTES = 41  # of a segment of one request, the first frame, without what its rows take
 _PART_BYTES = 18  # of every further request in the same frame
 _HIDDEN_HEADER_BYTES = 13  # type and shape of the hidden rows
 _RAN_BYTES = 11  # rows and seconds of a stage that has computed it

