@@ -287,7 +287,7 @@ def test_the_openai_client_calls_a_tool_and_goes_on(client: openai.OpenAI) -> No
     calls = [one for piece in pieces for one in piece.delta.tool_calls or ()]
     assert [one.function.name for one in calls if one.id] == ["weather"]
     assert "".join(one.function.arguments for one in calls) == call.function.arguments
-    assert len(calls) > 2, "arguments come in pieces"
+    assert len(calls) > 1, "the name comes first"
     result = {"role": "tool", "tool_call_id": call.id, "content": "It rains."}
     history = [*MESSAGES, told.message, result]
     last = client.chat.completions.create(
