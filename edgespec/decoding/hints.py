@@ -45,6 +45,11 @@ class _Told:
     scores: Floats
 
 
+def _count_for(request: Request) -> bool:
+    """Whether hints are of use to it: stages know nothing of an answer's rules."""
+    return request.policy.calibrates and not request.rules
+
+
 class HintingStages:
     """The stages of a ring that can give hints, and which of them are asked."""
 
@@ -64,10 +69,8 @@ class HintingStages:
         return [SendStages(self._lenses)] if able else []
 
     def asked(self, request: Request) -> Layers:
-        """Those that shall give hints about rows of this request that leave now: of what rules its
-        answer has to follow they know nothing."""
-        hints_count = request.policy.calibrates and not request.rules
-        if not self._stages or not hints_count or not request.estimates.step.known:
+        """Those that shall give hints about rows of this request that leave now."""
+        if not self._stages or not _count_for(request) or not request.estimates.step.known:
             return NO_LAYERS
         learnt, sampling = request.estimates, request.sampling.without_seed
         step, own = learnt.step.seconds(1), learnt.own
@@ -94,7 +97,7 @@ class RequestHints:
         """Score guesses by it; False if it says nothing of use: of no live row, of rows that are
         back or of which a later stage has told."""
         tree, last = request.tree, request.last_position
-        if tree is None or not request.hinting.fits(hint):
+        if tree is None or not _count_for(request) or not request.hinting.fits(hint):
             return False
         self._mix(request, hint.stage).took(min(hint.seconds, LONGEST_S))
         count = hint.log_probs.shape[1]

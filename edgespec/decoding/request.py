@@ -44,7 +44,6 @@ from edgespec.verify.rules import NO_RULES, RulesAt
 from edgespec.verify.sampling import Choice, Sampling
 from edgespec.verify.top_logprobs import TopLogprobs
 from edgespec.wire.client_messages import Submit, Tokens
-from edgespec.wire.hints import Hint
 from edgespec.wire.segment import Choosing, Part
 
 LOST_WAIT_S = 1.0
@@ -132,7 +131,7 @@ class Request:
             case Drafted():
                 self._take_guesses(event, now)
             case Hinted(hint):
-                self._take_hint(hint)
+                self.asks |= self.hints.take(self, hint)
         return []
 
     @property
@@ -195,11 +194,6 @@ class Request:
         """Guesses are there: attach them to the tree."""
         if self.draft is not None and self.draft.job == drafted.job:
             drafts.merge(self, drafted.guesses, now)
-            self.asks = True
-
-    def _take_hint(self, hint: Hint) -> None:
-        """A stage says what it expects behind rows that are on their way."""
-        if self.policy.calibrates and not self.rules and self.hints.take(self, hint):
             self.asks = True
 
     def _walk(self, now: float) -> list[Effect]:
