@@ -10,8 +10,9 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from edgespec.policy.hint_mix import HintMix
 from edgespec.tree.draft_tree import Advance
@@ -241,6 +242,9 @@ def _class_of(share: float) -> int:
 MOST_CALIBRATIONS = 64
 """Ways of sampling that are told apart: clients may choose any temperature."""
 
+K = TypeVar("K")
+V = TypeVar("V")
+
 
 @dataclass(slots=True)
 class RingEstimates:
@@ -252,7 +256,8 @@ class RingEstimates:
     `head`: of the output head by the rows of a result; nothing where the last stage has it.
     `ranks`: how often the model's token had which rank among the guesses of its level (None: it was
     not there). `calibrations`: one for each way of sampling, as scores are ranked differently for
-    each; of MOST_CALIBRATIONS ways, those that were used last.
+    each; of MOST_CALIBRATIONS ways, those that were used last. `hint_mixes`: likewise, for each way
+    of sampling and stage.
     """
 
     step: StepTimes = field(default_factory=StepTimes)
@@ -315,18 +320,19 @@ class RingEstimates:
 
     def hint_mix(self, sampling: object, stage: int) -> HintMix:
         """What hints of that stage are worth, for that way of sampling."""
-        found = self.hint_mixes.pop((sampling, stage), None) or HintMix()
-        self.hint_mixes[sampling, stage] = found
-        if len(self.hint_mixes) > MOST_CALIBRATIONS:
-            del self.hint_mixes[next(iter(self.hint_mixes))]
-        return found
+        return _used(self.hint_mixes, (sampling, stage), HintMix)
 
     def calibration(self, sampling: object) -> Calibration:
-        found = self.calibrations.pop(sampling, None) or Calibration()
-        self.calibrations[sampling] = found  # the newest stands last
-        if len(self.calibrations) > MOST_CALIBRATIONS:
-            del self.calibrations[next(iter(self.calibrations))]
-        return found
+        """What the draft's scores are worth, for that way of sampling."""
+        return _used(self.calibrations, sampling, Calibration)
+
+
+def _used(known: dict[K, V], key: K, new: Callable[[], V]) -> V:
+    """What is known for a key, or new; it stands last, and what was not used for longest goes."""
+    found = known[key] = known.pop(key) if key in known else new()
+    if len(known) > MOST_CALIBRATIONS:
+        del known[next(iter(known))]
+    return found
 
 
 class Learnt(dict[str, RingEstimates]):
