@@ -186,8 +186,8 @@ def _along(walk: Walk, logits: torch.Tensor) -> tuple[Choice, TopLogprobs | None
         array: Logits = logits[number].cpu().numpy()
         return array
 
-    wanted = walk.rules.along(row, walk.rows) if walk.rules else row
-    if not walk.rules and walk.sampling.greedy and logits.device.type != "cpu":
+    wanted = row if walk.rules is None else walk.rules.along(row, walk.rows)
+    if walk.rules is None and walk.sampling.greedy and logits.device.type != "cpu":
         choice = best_along(logits, walk.rows)
     else:
         choice = choose_along(wanted, walk.rows, walk.sampling)

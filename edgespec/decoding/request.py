@@ -269,8 +269,11 @@ class Request:
         wanted, job = set(rows.ids.tolist()), self.next_job()
         index = [n for n, i in enumerate(landed.part.ids.tolist()) if i in wanted]
         hidden = landed.hidden.take(np.array(index))
-        at = RulesAt(self.rules, (*self.answer.token_ids, *self.tree.path(int(rows.ids[0]))))
-        self.head_job = RunHead(job, self.number, hidden, rows, self.sampling, self.top, at)
+        rules = None
+        if self.rules:
+            path = self.tree.path(int(rows.ids[0]))
+            rules = RulesAt(self.rules, (*self.answer.token_ids, *path))
+        self.head_job = RunHead(job, self.number, hidden, rows, self.sampling, self.top, rules)
         self.d0.head_asked((self.number, job), len(rows), self.estimates, now)
         return self.head_job
 

@@ -93,10 +93,6 @@ class RulesAt:
     rules: Rules
     answer: Answer
 
-    def __bool__(self) -> bool:
-        """Whether they change anything."""
-        return bool(self.rules)
-
     def along(self, logits: Callable[[int], Logits], rows: Rows) -> Callable[[int], Logits]:
         """The logits of each row by the rules; `logits(i)`: those of row i, all of which hang from
         the first one."""
