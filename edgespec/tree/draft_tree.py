@@ -253,19 +253,17 @@ class DraftTree:
                     node = self._nodes[known]
         return self.newest - before
 
-    def rescore(self, node_id: int, own: Mapping[int, float], add_from: float) -> int:
+    def rescore(self, node_id: int, own: Mapping[int, float], add_from: float) -> None:
         """Children of a node get these own natural-log scores, by token; what hangs below them
         moves along. Tokens that are no children yet become some if they score `add_from` at least.
-        Returns how many did."""
-        node, added = self._nodes[node_id], 0
+        """
+        node = self._nodes[node_id]
         for token, score in own.items():
             child = node.children.get(token)
             if child is not None:
                 self._move(child, node.score + score - self._nodes[child].score)
             elif score >= add_from:
                 self._add(node, token, node.score + score)
-                added += 1
-        return added
 
     def _move(self, node_id: int, change: float) -> None:
         """A node and all below it score so much more."""
