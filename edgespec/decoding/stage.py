@@ -179,15 +179,12 @@ class StageMachine:
 
     def _staying(self, part: Part, ids: IntArray) -> IntArray:
         """Places of the rows that the request's retained set keeps; none if it is not held."""
-        held = self._held.get(part.request)
-        if held is None:
-            return _NOTHING
-        if part.committed:
+        if part.committed and part.request in self._held:
             return np.arange(len(ids))
-        return np.flatnonzero(held.keep.keeps(ids))
+        return self._keeps(part.request, ids)
 
     def _keeps(self, request: int, ids: IntArray) -> IntArray:
-        """Places of those rows of a request that its newest retained set keeps."""
+        """The same of rows that are guesses."""
         held = self._held.get(request)
         return _NOTHING if held is None else np.flatnonzero(held.keep.keeps(ids))
 
