@@ -130,20 +130,20 @@ class Dice:
         self._rng = rng
         self._delays = [f for f in faults if isinstance(f, Delay)]
         self._duplicates = [f for f in faults if isinstance(f, Duplicate)]
-        self._losses = [f for f in faults if isinstance(f, LoseRetain)]
-        self._late = [f for f in faults if isinstance(f, LateRetain)]
-        self._lost_hints = [f for f in faults if isinstance(f, LoseHint)]
-        self._late_hints = [f for f in faults if isinstance(f, LateHint)]
+        self._losses: dict[type[Message], Sequence[LoseRetain | LoseHint]] = {
+            Retain: [f for f in faults if isinstance(f, LoseRetain)],
+            Hint: [f for f in faults if isinstance(f, LoseHint)],
+        }
+        self._late: dict[type[Message], Sequence[LateRetain | LateHint]] = {
+            Retain: [f for f in faults if isinstance(f, LateRetain)],
+            Hint: [f for f in faults if isinstance(f, LateHint)],
+        }
         self._bent_hints = [f for f in faults if isinstance(f, BentHint)]
         self._slow = [f for f in faults if isinstance(f, SlowStage)]
 
     def loses(self, message: Message) -> bool:
         """Whether this message never arrives."""
-        losses: Sequence[LoseRetain | LoseHint] = ()
-        if isinstance(message, Retain):
-            losses = self._losses
-        elif isinstance(message, Hint):
-            losses = self._lost_hints
+        losses = self._losses.get(type(message), ())
         return any(self._rng.random() < fault.probability for fault in losses)
 
     def bent(self, message: Message) -> Message:
@@ -163,12 +163,7 @@ class Dice:
 
     def lateness(self, message: Message) -> float:
         """Seconds that this message alone comes later than it should."""
-        late: Sequence[LateRetain | LateHint] = ()
-        if isinstance(message, Retain):
-            late = self._late
-        elif isinstance(message, Hint):
-            late = self._late_hints
-        return sum(self._strike(fault) for fault in late)
+        return sum(self._strike(fault) for fault in self._late.get(type(message), ()))
 
     def repeats(self, message: Message) -> list[float]:
         """Seconds after the first delivery at which the message comes again."""
