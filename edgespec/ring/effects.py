@@ -7,12 +7,6 @@ from dataclasses import dataclass
 from edgespec.machines.effects import Effect
 from edgespec.wire.messages import Assign
 
-STILL_S = 2.5
-"""Seconds without news while a ring comes up, after which the log says what is still done."""
-
-LONG_REPORT_S = 60.0
-"""The same once that has gone on for longer than so many seconds."""
-
 
 @dataclass(frozen=True, slots=True)
 class LoadBlock(Effect):

@@ -11,8 +11,6 @@ from edgespec.errors import LocalProtocolError
 from edgespec.machines.effects import Effect, SendCoordinator
 from edgespec.machines.events import Event, MessageArrived, Tick
 from edgespec.ring.effects import (
-    LONG_REPORT_S,
-    STILL_S,
     CloseRing,
     ConnectRing,
     FetchBlock,
@@ -31,6 +29,7 @@ from edgespec.ring.events import (
     RingReached,
 )
 from edgespec.ring.membership import ALL_REQUESTS
+from edgespec.ring.reports import STILL_S, report_pause
 from edgespec.wire.messages import (
     NO_RING,
     Assign,
@@ -240,9 +239,8 @@ class MemberMachine:
             return self._ask_again(silence, now)
         effects: list[Effect] = [SendCoordinator(Heartbeat())]
         waited = now - self._began_at
-        pause = STILL_S if waited < LONG_REPORT_S else LONG_REPORT_S
         is_due = self._loading or not (self._is_up or self._is_spare)
-        if is_due and now - self._reported >= pause:
+        if is_due and now - self._reported >= report_pause(STILL_S, waited):
             self._reported = now
             effects.append(Log(f"still {self._doing} ({waited:.0f} s)"))
         return effects
@@ -259,7 +257,7 @@ class MemberMachine:
             ]
         self._next = now + self._timing.retry
         effects: list[Effect] = [SendCoordinator(self._join)]
-        pause = REPORT_S if waited < LONG_REPORT_S else LONG_REPORT_S
+        pause = report_pause(REPORT_S, waited)
         if waited >= self._timing.retry and now - self._reported >= pause:
             self._reported = now
             text = f"waiting for the coordinator at {self._coordinator} ({waited:.0f} s)"

@@ -18,10 +18,11 @@ from edgespec.machines.effects import Effect, Forward, SendPeer
 from edgespec.machines.events import Event, MessageArrived, PeerGone, Tick
 from edgespec.ring.assembly import CacheRows, RingAssembly
 from edgespec.ring.assignment import MOST_SHOWN, SPARE, Assignment, Member, line_of, status_of
-from edgespec.ring.effects import LONG_REPORT_S, STILL_S, Log
+from edgespec.ring.effects import Log
 from edgespec.ring.events import KeyRemoved, RingBroke, RingReached
 from edgespec.ring.health import REASON_CHARS, printable
 from edgespec.ring.repartition import Repartition, Replan
+from edgespec.ring.reports import STILL_S, report_pause
 from edgespec.wire.client_messages import (
     Cancel,
     LiveRequest,
@@ -331,7 +332,7 @@ class MembershipMachine:
         if not loading or self._loading_since is None:
             self._loading_since, self._told_loading = (now if loading else None), now
             return []
-        pause = STILL_S if now - self._loading_since < LONG_REPORT_S else LONG_REPORT_S
+        pause = report_pause(STILL_S, now - self._loading_since)
         if now - self._told_loading < pause:
             return []
         self._told_loading = now
