@@ -72,9 +72,8 @@ class Setup:
     is charged for; none given: evenly. `with_stage`: the stage on D0's device, 0: none.
     `row_price`: see planning.costs.NodeCosts. `d0_free`: head, choosing, ranking and drafts take no
     time. `head`: where the output head is, one of config.HEADS. `load`: how many requests come at
-    once; None: one after the other, each on an idle ring.
-    `hints`: the folder of what the stages read rows with, to give hints; "": they give none. Raises
-    ConfigError for what cannot run.
+    once; None: one after the other, each on an idle ring. `hints`: the folder of what the stages
+    read rows with, to give hints; "": they give none. Raises ConfigError for what cannot run.
     """
 
     model: str
@@ -360,7 +359,6 @@ def world_of(setup: Setup, loaded: LoadedBase) -> World:
     from edgespec.backends.torch_backend import TorchBlock, TorchHead
 
     device = CoordinatorParts(TorchHead(loaded.head), draft_of(setup, loaded.head))
-
     return ring_world(setup, loaded, device, lambda number: TorchBlock(loaded.blocks[number - 1]))
 
 

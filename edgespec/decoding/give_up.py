@@ -39,7 +39,7 @@ def ending(
 ) -> list[Request]:
     """Those of `requests` that have to end: `at`, whose turn it was, or those that the cause
     concerns; those that are neither live nor waiting any more (`known`); those of which a token
-    is lost that was taken since `before`, when each had so many. None if nothing tells."""
+    is lost that was taken since `before`, when each had so many. Empty if nothing tells."""
     concerned = _concerned(cause, requests) if at is None else {at.number}
     return [
         request

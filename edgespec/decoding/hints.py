@@ -1,4 +1,4 @@
-"""Hints of a request: what stages expect behind its rows, mixed with the draft's guesses.
+"""Hints on the coordinator: which stages are asked, and what they say mixed with the draft's word.
 
 A hint says which tokens may come behind a row that has not come round yet. Guesses below the row
 get fresh scores, likely tokens that nobody guessed become guesses, and the policy is asked again.
