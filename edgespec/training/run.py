@@ -105,8 +105,9 @@ def train_dspark(
         with torch.autocast(teacher.device.type, torch.bfloat16, enabled=plan.settings.low):
             return dspark_agreement(student, teacher, rows, student.head.shape.depths, say)
 
-    shape = {"layers": plan.layers, "block": plan.block, "rank": plan.rank}
-    shape |= {"vocab": len(student.kept), "anchors": plan.anchors}
+    has = student.head.shape
+    shape = {"layers": has.layers, "block": has.block, "rank": has.markov_rank, "vocab": has.vocab}
+    shape |= {"anchors": plan.anchors, "started": started}
     return _figures(plan, trainer, corpus, "dspark", shape, measured)
 
 
@@ -167,7 +168,8 @@ def _figures(
     shape: dict[str, int],
     measured: Callable[[TextRows], Agreement],
 ) -> dict[str, Any]:
-    """The figures of a run, as training.json, which is written, and --json have them."""
+    """The figures of a run, as training.json, which is written, and --json have them; `shape`: of
+    what was trained, and what else only its kind has."""
     at_zero, at_one = measured(corpus.greedy), measured(corpus.sampled)
     figures = {
         "kind": kind,

@@ -206,9 +206,13 @@ def test_the_loss_falls_and_a_stopped_run_gives_the_same_head(
 def test_a_new_run_begins_with_a_head_that_was_written(
     base: Path, text: Path, tmp_path: Path
 ) -> None:
-    train_dspark(plan(base, text, tmp_path / "a", 12), quiet, torch.float32)
+    first = train_dspark(plan(base, text, tmp_path / "a", 12), quiet, torch.float32)
     more = replace(plan(base, text, tmp_path / "b", 1, 1e-9), start=tmp_path / "a", rank=0)
-    train_dspark(more, quiet, torch.float32)
+    more = replace(more, layers=3, block=9, vocab=70)
+    second = train_dspark(more, quiet, torch.float32)
+    for figures, started in ((first, False), (second, True)):
+        has = [figures[name] for name in ("layers", "block", "rank", "vocab", "started")]
+        assert has == [1, 4, 8, 60, started], "of the head, whatever the plan says"
     one, two = (read_head(tmp_path / name, 32, 420, 6) for name in "ab")
     assert one.shapes == two.shapes
     for name, tensor in one.weights.items():
