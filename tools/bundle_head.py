@@ -4,8 +4,9 @@ Usage::
 
     python tools/bundle_head.py RUN
 
-RUN is the folder of a finished run (its ``--out``). The head goes to
-``edgespec/models/smollm2-135m-dspark``, with its figures, a plot of how it grew, and a card.
+RUN is the folder of a finished run (its ``--out``) on prompts of ``tools/smollm2_prompts.py``: the
+card says so. The head goes to ``edgespec/models/smollm2-135m-dspark``, with its figures, a plot of
+how it grew, and that card.
 """
 
 from __future__ import annotations
@@ -22,7 +23,10 @@ matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 
 FOLDER = Path(__file__).parent.parent / "edgespec" / "models" / "smollm2-135m-dspark"
+BASE = "SmolLM2-135M-Instruct"
 MOST_BYTES = 12_000_000
+STARTED = """
+It began with the head of an earlier run, whose steps, hours and answers are not counted here."""
 
 CARD = """\
 # A one-pass draft head for SmolLM2-135M-Instruct
@@ -37,7 +41,7 @@ guesses changes the speed of an answer, never its text.
 
 `edgespec train dspark`: {steps} steps of {batch} answers with {anchors} blocks each, {hours:.1f}
 hours of a shared x86 core. It learnt from the base's own answers alone: {rows} of them, {tokens}
-tokens, half greedy, half drawn at temperature 1, to prompts of `tools/smollm2_prompts.py`.
+tokens, half greedy, half drawn at temperature 1, to prompts of `tools/smollm2_prompts.py`.{start}
 [docs/drafts.md](../../../docs/drafts.md#one-pass-heads) has the commands.
 
 The prompts are made of GSM8K's training split (MIT), pages of tldr-pages (CC BY 4.0, the
@@ -85,7 +89,7 @@ def plot(run: Path, target: Path) -> None:
 
 def accuracy(figures: dict[str, Any]) -> str:
     """The card's table."""
-    levels = [one for one in (1, 2, 4, 8, 12, figures["block"]) if one <= figures["block"]]
+    levels = [*(one for one in (1, 2, 4, 8, 12) if one < figures["block"]), figures["block"]]
     shown = ["temperature", "first", *(f"level {level}" for level in levels)]
     rows = [shown, ["---"] * len(shown)]
     for temperature, found in (("0", figures), ("1", figures["at_temperature_1"])):
@@ -95,32 +99,50 @@ def accuracy(figures: dict[str, Any]) -> str:
     return "\n".join("| " + " | ".join(row) + " |" for row in rows)
 
 
-def main() -> None:
-    """Copy, plot and write."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("run", type=Path)
-    run = parser.parse_args().run
-    figures = json.loads((run / "training.json").read_text(encoding="utf-8"))
+def finished(run: Path) -> dict[str, Any]:
+    """The figures of a run. Ends the program if it has none, or is of something else."""
+    file = run / "training.json"
+    if not file.is_file():
+        raise SystemExit(
+            f"there is no {file}: the run has not ended. Give its command again, with --steps of "
+            "what it did if that is to be all"
+        )
+    figures: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    kind, base = figures.get("kind"), str(figures.get("base"))
+    if kind != "dspark" or not base.startswith(BASE):
+        raise SystemExit(f"{run} is a run of kind {kind} for {base}; it takes dspark for {BASE}")
     size = (run / "model.safetensors").stat().st_size
     if size > MOST_BYTES:
         raise SystemExit(f"the head has {size} bytes; at most {MOST_BYTES} are bundled")
-    FOLDER.mkdir(exist_ok=True)
+    return figures
+
+
+def bundle(run: Path, folder: Path) -> str:
+    """Copy, plot and write; returns the card. Ends the program as `finished` does."""
+    figures = finished(run)
+    folder.mkdir(exist_ok=True)
     for name in ("config.json", "model.safetensors", "training.json"):
-        shutil.copyfile(run / name, FOLDER / name)
-    plot(run, FOLDER / "growth.png")
-    settings = figures["settings"]
+        shutil.copyfile(run / name, folder / name)
+    plot(run, folder / "growth.png")
+    names = ("block", "layers", "rank", "vocab", "rows", "tokens", "anchors", "steps")
     card = CARD.format(
-        **{key: figures[key] for key in ("block", "layers", "rank", "vocab", "rows", "tokens")},
-        anchors=figures["anchors"],
-        steps=figures["steps"],
-        batch=settings["batch"],
+        **{name: figures[name] for name in names},
+        batch=figures["settings"]["batch"],
         hours=figures["seconds"] / 3600,
+        start=STARTED if figures["started"] else "",
         greedy=figures["held_out_tokens"],
         sampled=figures["at_temperature_1"]["held_out_tokens"],
         accuracy=accuracy(figures),
     )
-    (FOLDER / "MODEL_CARD.md").write_text(card, encoding="utf-8")
-    print(card)
+    (folder / "MODEL_CARD.md").write_text(card, encoding="utf-8")
+    return card
+
+
+def main() -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("run", type=Path)
+    print(bundle(parser.parse_args().run, FOLDER))
 
 
 if __name__ == "__main__":
