@@ -13,11 +13,10 @@ from pathlib import Path
 
 import torch
 
-from edgespec.drafting.weight_file import read_tensors
+from edgespec.drafting.weight_file import read_tensors, write_tensors
 from edgespec.errors import ModelError
 from edgespec.model.hub import model_files
 from edgespec.model.model_config import ModelConfig
-from edgespec.model.safetensors_writer import SafetensorsWriter, Slot
 from edgespec.model.tensors import from_torch, to_torch
 from edgespec.types.tensor import Layers
 from edgespec.wire.hints import Lenses
@@ -55,11 +54,9 @@ def write_lenses(
 ) -> None:
     """Write a base's lenses in float16: `downs` by the layers that their rows enter."""
     tensors = {"up": up, "bias": bias, **{f"{_DOWN}{n}": down for n, down in downs.items()}}
-    stored = {name: tensor.detach().half().cpu() for name, tensor in tensors.items()}
-    slots = [Slot(name, tensor.shape, tensor.dtype) for name, tensor in stored.items()]
-    with SafetensorsWriter(slots, {"format": "pt"}).into(folder / FILE) as file:
-        for name, tensor in stored.items():
-            file.append(name, tensor)
+    write_tensors(
+        {name: tensor.detach().half().cpu() for name, tensor in tensors.items()}, folder / FILE
+    )
 
 
 def read_lenses(folder: str | Path, layers: int, config: ModelConfig) -> Lenses:

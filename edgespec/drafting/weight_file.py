@@ -1,7 +1,9 @@
-"""Weight files: the named tensors of a draft, from a safetensors file or one that torch wrote."""
+"""Weight files: the named tensors of a draft, read from a safetensors file or one that torch wrote,
+and written as safetensors."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -9,7 +11,7 @@ from safetensors import SafetensorError, safe_open
 
 from edgespec.errors import ModelError
 from edgespec.model.hub import ModelFiles
-from edgespec.model.safetensors_writer import PADDING
+from edgespec.model.safetensors_writer import PADDING, SafetensorsWriter, Slot
 
 FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 """In which heads are stored."""
@@ -47,6 +49,14 @@ def read_tensors(
     return content, file
 
 
+def write_tensors(tensors: Mapping[str, torch.Tensor], file: Path) -> None:
+    """Write the file, whole or not at all. Raises OSError as writing does."""
+    slots = [Slot(name, tensor.shape, tensor.dtype) for name, tensor in tensors.items()]
+    with SafetensorsWriter(slots, {"format": "pt"}).into(file) as opened:
+        for name, tensor in tensors.items():
+            opened.append(name, tensor)
+
+
 def check_tensor(name: str, tensor: torch.Tensor | None, size: tuple[int, ...], file: Path) -> None:
     """Raise ModelError if a head's file lacks this tensor, or has it in another size or dtype."""
     if tensor is None:
@@ -81,3 +91,13 @@ def scored_tokens(
     if len(tokens.unique()) != len(tokens):
         raise ModelError(f"'d2t' in {file} names a token twice; download the head again")
     return tokens
+
+
+def scored_tensors(tokens: torch.Tensor | None, base_vocab: int) -> dict[str, torch.Tensor]:
+    """The tensors that say which tokens, int64 [vocab], a head scores (see scored_tokens): `d2t`,
+    and `t2d` bool [base_vocab], which of the base's they are. None for all of them."""
+    if tokens is None:
+        return {}
+    chosen = tokens.cpu()
+    known = torch.zeros(base_vocab, dtype=torch.bool).index_fill_(0, chosen, True)
+    return {"d2t": chosen - torch.arange(len(chosen)), "t2d": known}

@@ -17,10 +17,15 @@ import torch
 from edgespec.drafting.dspark.head import DSparkHead
 from edgespec.drafting.dspark.settings import read_settings
 from edgespec.drafting.dspark.shape import DSparkShape
-from edgespec.drafting.weight_file import check_tensor, read_tensors, scored_tokens
+from edgespec.drafting.weight_file import (
+    check_tensor,
+    read_tensors,
+    scored_tensors,
+    scored_tokens,
+    write_tensors,
+)
 from edgespec.errors import ModelError
 from edgespec.model.hub import model_files
-from edgespec.model.safetensors_writer import SafetensorsWriter, Slot
 
 SAFE, PICKLED, CONFIG = "model.safetensors", "pytorch_model.bin", "config.json"
 
@@ -108,14 +113,8 @@ def write_head(
     Raises OSError as writing does.
     """
     named = {name: weight.detach().to(dtype).cpu() for name, weight in tensors.items()}
-    if tokens is not None:
-        chosen = tokens.cpu()
-        named["d2t"] = chosen - torch.arange(len(chosen))
-        named["t2d"] = torch.zeros(base_vocab, dtype=torch.bool).index_fill_(0, chosen, True)
-    slots = [Slot(name, tensor.shape, tensor.dtype) for name, tensor in named.items()]
-    with SafetensorsWriter(slots, {"format": "pt"}).into(folder / SAFE) as file:
-        for name, tensor in named.items():
-            file.append(name, tensor.contiguous())
+    named |= scored_tensors(tokens, base_vocab)
+    write_tensors(named, folder / SAFE)
     settings = _settings(shape, base_vocab, base_layers, positions, dtype)
     text = json.dumps(settings, indent=2) + "\n"
     (folder / CONFIG).write_text(text, encoding="utf-8")

@@ -17,10 +17,15 @@ import torch
 from edgespec.drafting.eagle.head import EagleHead
 from edgespec.drafting.eagle.settings import read_settings
 from edgespec.drafting.eagle.shape import HeadShape
-from edgespec.drafting.weight_file import check_tensor, read_tensors, scored_tokens
+from edgespec.drafting.weight_file import (
+    check_tensor,
+    read_tensors,
+    scored_tensors,
+    scored_tokens,
+    write_tensors,
+)
 from edgespec.errors import ModelError
 from edgespec.model.hub import model_files
-from edgespec.model.safetensors_writer import SafetensorsWriter, Slot
 
 SAFE, PICKLED, CONFIG = "model.safetensors", "pytorch_model.bin", "config.json"
 LAYERS = {"eagle": "layers.0.", "eagle3": "midlayer."}
@@ -74,10 +79,7 @@ def write_head(
         name.replace("layer.", LAYERS[shape.kind], 1): weight.to(torch.bfloat16).cpu()
         for name, weight in tensors.items()
     }
-    if tokens is not None:
-        chosen = tokens.cpu()
-        named["d2t"] = chosen - torch.arange(len(chosen))
-        named["t2d"] = torch.zeros(vocab, dtype=torch.bool).index_fill_(0, chosen, True)
+    named |= scored_tensors(tokens, vocab)
     rope = shape.ropes[0]
     settings: dict[str, Any] = {
         "architectures": [
@@ -100,10 +102,7 @@ def write_head(
     }
     if shape.kind == "eagle3":
         settings["draft_vocab_size"] = shape.vocab
-    slots = [Slot(name, tensor.shape, tensor.dtype) for name, tensor in named.items()]
-    with SafetensorsWriter(slots, {"format": "pt"}).into(folder / SAFE) as file:
-        for name, tensor in named.items():
-            file.append(name, tensor)
+    write_tensors(named, folder / SAFE)
     text = json.dumps(settings, indent=2) + "\n"
     (folder / CONFIG).write_text(text, encoding="utf-8")
 

@@ -15,11 +15,10 @@ from typing import Any
 
 import torch
 
-from edgespec.drafting.weight_file import read_tensors
+from edgespec.drafting.weight_file import read_tensors, write_tensors
 from edgespec.errors import ModelError
 from edgespec.model.hub import model_files
 from edgespec.model.loader import read_object
-from edgespec.model.safetensors_writer import SafetensorsWriter, Slot
 
 CONFIG, SAFE, PICKLED = "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"
 TENSOR = "prompt_embeddings"
@@ -96,11 +95,7 @@ def write_ppd_tokens(folder: Path, trained: PPDTokens, base: str) -> None:
         "aggregation_type": "mean",
         **_PLAIN,
     }
-    table = trained.table.detach().float().cpu()
-    with SafetensorsWriter([Slot(TENSOR, table.shape, table.dtype)], {"format": "pt"}).into(
-        folder / SAFE
-    ) as file:
-        file.append(TENSOR, table)
+    write_tensors({TENSOR: trained.table.detach().float().cpu()}, folder / SAFE)
     (folder / CONFIG).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
 
 
