@@ -6,14 +6,14 @@
  * and additions for a row. docs/arithmetic.md says in which order. Compiled without -ffast-math, so
  * the compiler may not choose another.
  */
-#include <stdint.h>
 #include <stdlib.h>
-#include <string.h>
 #ifdef __x86_64__
 #include <immintrin.h>
 #elif defined(__aarch64__)
 #include <arm_neon.h>
 #endif
+
+#include "numbers.h"
 
 /* Bytes of this CPU's vectors, and how many of them it holds: GCC keeps wider ones in memory. No
  * result depends on either. */
@@ -39,7 +39,6 @@
 #define MANY (NATIVE > 32 ? 12 : 8) /* rows for which it pays to unpack weights once */
 #define CHUNK 32 /* rows that are multiplied by a tile at a time */
 #define MOST (REGISTERS / 2) /* vectors of sums at a time: the others hold what is added */
-#define INLINE static inline __attribute__((always_inline))
 #define UNROLL _Pragma("GCC unroll 32")
 
 enum { FLOAT32, FLOAT64, FLOAT16, BFLOAT16, INT8, NF4, INT4 };
@@ -61,52 +60,6 @@ typedef struct {
 static void *room(size_t size)
 {
     return aligned_alloc(64, (size + 63) & ~(size_t)63);
-}
-
-INLINE uint32_t bits_of(float value)
-{
-    uint32_t bits;
-    memcpy(&bits, &value, 4);
-    return bits;
-}
-
-INLINE float float_of(uint32_t bits)
-{
-    float value;
-    memcpy(&value, &bits, 4);
-    return value;
-}
-
-/* Exact, subnormal numbers too. */
-INLINE float half_to_float(uint16_t half)
-{
-    uint32_t magnitude = (uint32_t)(half & 0x7fff) << 13;
-    uint32_t bits = bits_of(float_of(magnitude) * 0x1p112f);
-    if (magnitude >= 0x0f800000) /* infinity and NaN keep their meaning */
-        bits = magnitude | 0x7f800000;
-    return float_of(bits | (uint32_t)(half & 0x8000) << 16);
-}
-
-INLINE float brain_to_float(uint16_t brain)
-{
-    return float_of((uint32_t)brain << 16);
-}
-
-/* To the nearest, ties to even. */
-INLINE uint16_t float_to_brain(float value)
-{
-    uint32_t bits = bits_of(value), rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
-    return value != value ? 0x7fc0 : rounded;
-}
-
-INLINE uint16_t float_to_half(float value)
-{
-    uint32_t bits = bits_of(value), sign = bits >> 16 & 0x8000;
-    bits &= 0x7fffffff;
-    uint32_t usual = (bits + 0xc8000fff + (bits >> 13 & 1)) >> 13;
-    uint32_t small = bits_of(float_of(bits) + 0.5f) - 0x3f000000; /* rounds at the last place */
-    uint32_t large = bits > 0x7f800000 ? 0x7e00 : 0x7c00; /* from 65536 on; 65520 carries */
-    return sign | (bits < 0x38800000 ? small : bits >= 0x47800000 ? large : usual);
 }
 
 #define REAL float

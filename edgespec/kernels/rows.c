@@ -14,9 +14,9 @@
 #endif
 
 #include <math.h>
-#include <stdint.h>
 #include <stdlib.h>
-#include <string.h>
+
+#include "numbers.h"
 
 enum { FLOAT32, FLOAT16, BFLOAT16, FLOAT64 };
 enum { SILU, GELU, GELU_TANH };
@@ -31,52 +31,6 @@ typedef struct {
     const char *keys, *values;
     int64_t head_stride, row_stride, rows;
 } Piece;
-
-static float float_of(uint32_t bits)
-{
-    float number;
-    memcpy(&number, &bits, 4);
-    return number;
-}
-
-static uint32_t bits_of(float number)
-{
-    uint32_t bits;
-    memcpy(&bits, &number, 4);
-    return bits;
-}
-
-static inline float from_half(uint16_t half)
-{
-    uint32_t bits = (uint32_t)(half & 0x7fff) << 13;
-    /* 2^112 moves the exponent, of numbers below the normal ones too. */
-    uint32_t scaled = bits_of(float_of(bits) * 0x1p112f);
-    scaled |= bits >= 0x0f800000 ? 0x7f800000 : 0;
-    return float_of(scaled | (uint32_t)(half & 0x8000) << 16);
-}
-
-static inline uint16_t to_half(float number)
-{
-    uint32_t bits = bits_of(number), sign = bits >> 16 & 0x8000;
-    bits &= 0x7fffffff;
-    uint32_t small = bits_of(float_of(bits) + 0.5f) - 0x3f000000; /* rounds at the last place */
-    uint32_t usual = (bits + 0xc8000fff + (bits >> 13 & 1)) >> 13;
-    uint32_t large = bits > 0x7f800000 ? 0x7e00 : 0x7c00;
-    uint32_t half = bits < 0x38800000 ? small : bits >= 0x47800000 ? large : usual;
-    return (uint16_t)(half | sign);
-}
-
-static inline float from_brain(uint16_t brain)
-{
-    return float_of((uint32_t)brain << 16);
-}
-
-static inline uint16_t to_brain(float number)
-{
-    uint32_t bits = bits_of(number);
-    uint32_t rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
-    return (uint16_t)((bits & 0x7fffffff) > 0x7f800000 ? 0x7fc0 : rounded);
-}
 
 static inline int64_t item_size(int dtype)
 {

@@ -8,10 +8,10 @@ static void NAME(load)(int dtype, const void *from, int64_t n, REAL *to)
     const uint16_t *halves = from;
     if (dtype == FLOAT16)
         for (int64_t i = 0; i < n; i++)
-            to[i] = from_half(halves[i]);
+            to[i] = half_to_float(halves[i]);
     else if (dtype == BFLOAT16)
         for (int64_t i = 0; i < n; i++)
-            to[i] = from_brain(halves[i]);
+            to[i] = brain_to_float(halves[i]);
     else
         memcpy(to, from, n * sizeof(REAL));
 }
@@ -21,10 +21,10 @@ static void NAME(store)(int dtype, const REAL *from, int64_t n, void *to)
     uint16_t *halves = to;
     if (dtype == FLOAT16)
         for (int64_t i = 0; i < n; i++)
-            halves[i] = to_half((float)from[i]);
+            halves[i] = float_to_half((float)from[i]);
     else if (dtype == BFLOAT16)
         for (int64_t i = 0; i < n; i++)
-            halves[i] = to_brain((float)from[i]);
+            halves[i] = float_to_brain((float)from[i]);
     else
         memcpy(to, from, n * sizeof(REAL));
 }
