@@ -54,13 +54,13 @@ def load(name: str) -> ctypes.CDLL | None:
 
 
 def unbuilt() -> list[str]:
-    """The sources that `load` would compile first; none where there is no compiler."""
-    compiler = next(filter(None, map(shutil.which, _COMPILERS)), None)
+    """The names that `load` would compile first; none where there is no compiler."""
+    compiler = _compiler()
     if compiler is None:
         return []
     folder = cache_folder() / "kernels"
     sources = sorted(Path(__file__).parent.glob("*.c"))
-    return [one.name for one in sources if not (folder / _library(compiler, one)).is_file()]
+    return [one.stem for one in sources if not (folder / _library(compiler, one)).is_file()]
 
 
 def complaint(name: str) -> str:
@@ -81,8 +81,12 @@ class _Unusable(Exception):
     """There is no compiler, or it cannot make what can be loaded."""
 
 
+def _compiler() -> str | None:
+    return next(filter(None, map(shutil.which, _COMPILERS)), None)
+
+
 def _built(source: Path) -> ctypes.CDLL:
-    compiler = next(filter(None, map(shutil.which, _COMPILERS)), None)
+    compiler = _compiler()
     if compiler is None:
         raise _Unusable(
             f"no C compiler found, so matrices are multiplied in a slower way; {INSTALL}"

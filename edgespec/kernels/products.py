@@ -1,7 +1,6 @@
 """Products: x Wᵀ + bias on the CPU, each row to the bit the same whatever rows are beside it.
 
-By compiled kernels (products.c), or by torch in blocks of one shape where
-nothing can compile them.
+By compiled kernels (products.c), or by torch in blocks of one shape where nothing can compile them.
 docs/arithmetic.md says which sums a result is.
 """
 
