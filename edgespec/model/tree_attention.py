@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -110,12 +110,7 @@ def tree_attention(
     its parts, one after the other, and `key`, `value` lists of each part's. Returns [R, heads *
     head_dim].
     """
-    if isinstance(seen, Visibility):
-        assert not isinstance(key, list)
-        assert not isinstance(value, list)
-        return _attention(query, key, value, seen, form)
-    parts = zip(query.split(seen.rows), key, value, seen.parts, strict=True)
-    return torch.cat([_attention(*part, form) for part in parts])
+    return request_by_request(_attention, query, key, value, seen, form)
 
 
 def seen_attention(
@@ -127,11 +122,34 @@ def seen_attention(
 ) -> torch.Tensor:
     """The same row by row, over the slots that the row sees alone: slow, and nothing else that is
     in the pass or the cache has a part in the bits of a row."""
+    return request_by_request(_seen_attention, query, key, value, seen, form)
+
+
+def request_by_request(
+    attend: Callable[[torch.Tensor, Held, Held, Visibility, AttentionForm], torch.Tensor],
+    query: torch.Tensor,
+    key: Held | list[Held],
+    value: Held | list[Held],
+    seen: Visibility | JointVisibility,
+    form: AttentionForm,
+) -> torch.Tensor:
+    """What `attend`, for the rows of one request, gives for those of one or several (see
+    tree_attention)."""
     if isinstance(seen, JointVisibility):
         parts = zip(query.split(seen.rows), key, value, seen.parts, strict=True)
-        return torch.cat([seen_attention(*part, form) for part in parts])
+        return torch.cat([attend(*part, form) for part in parts])
     assert not isinstance(key, list)
     assert not isinstance(value, list)
+    return attend(query, key, value, seen, form)
+
+
+def _seen_attention(
+    query: torch.Tensor,
+    key: Held,
+    value: Held,
+    seen: Visibility,
+    form: AttentionForm,
+) -> torch.Tensor:
     keys, values = (torch.cat(pieces(held), 2)[0] for held in (key, value))
     wide = torch.promote_types(query.dtype, torch.float32)
     mask, kv_heads = seen.mask(form.window)[0, 0], keys.shape[0]

@@ -10,7 +10,13 @@ from edgespec.kernels.gpu.places import places_of
 from edgespec.model.kv_cache import Held
 from edgespec.model.rope import Turn
 from edgespec.model.row_math import BatchedRows, HeadNorm, Norm
-from edgespec.model.tree_attention import AttentionForm, JointVisibility, Visibility
+from edgespec.model.tree_attention import (
+    AttentionForm,
+    JointVisibility,
+    Visibility,
+    pieces,
+    request_by_request,
+)
 
 
 class TritonRows(BatchedRows):
@@ -56,18 +62,21 @@ class TritonRows(BatchedRows):
         seen: Visibility | JointVisibility,
         form: AttentionForm,
     ) -> torch.Tensor:
-        if isinstance(seen, JointVisibility):
-            parts = zip(query.split(seen.rows), key, value, seen.parts, strict=True)
-            return torch.cat([self.attention(*part, form) for part in parts])
-        assert not isinstance(key, list)
-        assert not isinstance(value, list)
-        if seen.places is None:
-            seen.places = places_of(seen.mask()[0, 0], seen.rows, seen.slots)
-        # transformers' layers give queries in an order of their own.
-        if query.stride()[1:] != (query.shape[2], 1):
-            query = query.contiguous()
-        keys, values = (
-            [piece[0] for piece in ((held,) if isinstance(held, torch.Tensor) else held)]
-            for held in (key, value)
-        )
-        return attention(query, keys, values, seen.places, *form)
+        return request_by_request(_attention, query, key, value, seen, form)
+
+
+def _attention(
+    query: torch.Tensor,
+    key: Held,
+    value: Held,
+    seen: Visibility,
+    form: AttentionForm,
+) -> torch.Tensor:
+    """Attention of the rows of one request."""
+    if seen.places is None:
+        seen.places = places_of(seen.mask()[0, 0], seen.rows, seen.slots)
+    # transformers' layers give queries in an order of their own.
+    if query.stride()[1:] != (query.shape[2], 1):
+        query = query.contiguous()
+    keys, values = ([piece[0] for piece in pieces(held)] for held in (key, value))
+    return attention(query, keys, values, seen.places, *form)
