@@ -399,9 +399,6 @@ def test_a_ring_needs_a_stage_and_a_layer_for_each() -> None:
         nano_ring(41)
 
 
-"""Of the ring's key, which is the first frame of every message (net.keys)."""
-
-
 def on_the_wire(frame: bytes) -> int:
     """Bytes of a frame as ZeroMQ sends it: a MESSAGE command of CurveZMQ (RFC 26) has a name and a
     nonce of 8 bytes each, an authenticator of 16 and a flag; ZMTP's header has 2 or 9 (RFC 23)."""
