@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from edgespec.ring.effects import Stop
+from edgespec.ring.reports import STILL_S
 
 PARENT = "EDGESPEC_PARENT"
 """Environment variable: id of the process that this daemon must not outlive (set by `demo`)."""
@@ -24,9 +25,6 @@ BESIDE = "EDGESPEC_BESIDE"
 """Environment variable of the coordinator's own stage, set by `serve`: what Beside says."""
 
 ENOUGH_FILES = 65536
-
-STILL_S = 2.5
-"""Seconds of a step after which the log says that it goes on."""
 
 EXIT_OK = 0
 EXIT_FAILED = 1
