@@ -1,4 +1,4 @@
-"""Training corpus: rows of a text file and of the base's own answers, some of them held out."""
+"""Training corpus: the base, its own answers and rows of a text file, some of them held out."""
 
 from __future__ import annotations
 
@@ -7,7 +7,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from edgespec.errors import ConfigError
+from edgespec.model.device import best_device
+from edgespec.model.hub import local_folder
 from edgespec.model.tokenizer import Tokenizer
 from edgespec.training.answers import OwnAnswers, rows_of
 from edgespec.training.loop import TrainingSettings
@@ -42,6 +46,15 @@ class Corpus:
     trained: TextRows
     greedy: TextRows
     sampled: TextRows
+
+
+def loaded(
+    plan: TrainingPlan, say: Callable[[str], None], dtype: torch.dtype
+) -> tuple[Teacher, Tokenizer]:
+    """The base of a run and its tokenizer; what follows draws by the plan's seed."""
+    torch.manual_seed(plan.settings.seed)
+    say("loading the base")
+    return Teacher(plan.base, best_device(), dtype), Tokenizer(local_folder(plan.base))
 
 
 def prepared(

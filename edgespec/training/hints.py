@@ -19,11 +19,8 @@ from torch.nn.functional import kl_div
 
 from edgespec.drafting.lens import MOST_RANK, Lens, first_lens, write_lenses
 from edgespec.errors import ConfigError
-from edgespec.model.device import best_device
-from edgespec.model.hub import local_folder
 from edgespec.model.hub_cache import model_of
-from edgespec.model.tokenizer import Tokenizer
-from edgespec.training.corpus import TrainingPlan, prepared
+from edgespec.training.corpus import TrainingPlan, loaded, prepared
 from edgespec.training.loop import Trainer, TrainingSettings
 from edgespec.training.teacher import Teacher
 from edgespec.training.texts import TextRows
@@ -122,11 +119,9 @@ def read(
 
 def train_hints(plan: HintPlan, say: Callable[[str], None], dtype: torch.dtype) -> dict[str, Any]:
     """Train, or go on with a run that was stopped; write the lenses; return their figures."""
-    torch.manual_seed(plan.settings.seed)
-    say("loading the base")
-    teacher = Teacher(plan.base, best_device(), dtype)
+    teacher, tokenizer = loaded(plan, say, dtype)
     lenses = TrainedLenses(teacher, plan.rank).to(teacher.device)
-    corpus = prepared(plan, Tokenizer(local_folder(plan.base)), teacher, say)
+    corpus = prepared(plan, tokenizer, teacher, say)
     HintTrainer(teacher, lenses, plan.settings, plan.out).run(corpus.trained, say)
     say("measuring on held-out text")
     figures = {

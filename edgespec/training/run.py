@@ -13,11 +13,8 @@ import torch
 from edgespec.drafting.dspark.format import read_head as read_one_pass
 from edgespec.drafting.eagle.shape import Kind
 from edgespec.errors import ConfigError
-from edgespec.model.device import best_device
-from edgespec.model.hub import local_folder
 from edgespec.model.hub_cache import model_of
-from edgespec.model.tokenizer import Tokenizer
-from edgespec.training.corpus import Corpus, TrainingPlan, prepared
+from edgespec.training.corpus import Corpus, TrainingPlan, loaded, prepared
 from edgespec.training.dspark import DSparkStudent, DSparkTrainer
 from edgespec.training.dspark import shape_for as shape_for_dspark
 from edgespec.training.eagle import EagleTrainer, Student, chosen_vocabulary
@@ -73,7 +70,7 @@ class PPDPlan(TrainingPlan):
 
 def train_eagle(plan: EaglePlan, say: Callable[[str], None], dtype: torch.dtype) -> dict[str, Any]:
     """Train, or go on with a run that was stopped; write the head; return its figures."""
-    teacher, tokenizer = _loaded(plan, say, dtype)
+    teacher, tokenizer = loaded(plan, say, dtype)
     corpus = prepared(plan, tokenizer, teacher, say)
     whole = int(teacher.config.vocab_size)
     kept = None
@@ -94,7 +91,7 @@ def train_dspark(
     plan: DSparkPlan, say: Callable[[str], None], dtype: torch.dtype
 ) -> dict[str, Any]:
     """Train, or go on with a run that was stopped; write the head; return its figures."""
-    teacher, tokenizer = _loaded(plan, say, dtype)
+    teacher, tokenizer = loaded(plan, say, dtype)
     corpus = prepared(plan, tokenizer, teacher, say)
     student = _one_pass(plan, teacher, corpus).to(teacher.device)
     started = plan.start is not None
@@ -135,7 +132,7 @@ def _one_pass(plan: DSparkPlan, teacher: Teacher, corpus: Corpus) -> DSparkStude
 
 def train_ppd(plan: PPDPlan, say: Callable[[str], None], dtype: torch.dtype) -> dict[str, Any]:
     """Train, or go on with a run that was stopped; write the folder; return its figures."""
-    teacher, tokenizer = _loaded(plan, say, dtype)
+    teacher, tokenizer = loaded(plan, say, dtype)
     teacher.require_vectors()
     corpus = prepared(plan, tokenizer, teacher, say)
     text = " ".join(_FIRST_TEXT.format(ahead + 2) for ahead in range(plan.depth))
@@ -150,14 +147,6 @@ def train_ppd(plan: PPDPlan, say: Callable[[str], None], dtype: torch.dtype) -> 
 
     shape = {"depth": plan.depth, "copies": plan.copies, "chains": plan.chains}
     return _figures(plan, trainer, corpus, "ppd", shape, measured)
-
-
-def _loaded(
-    plan: TrainingPlan, say: Callable[[str], None], dtype: torch.dtype
-) -> tuple[Teacher, Tokenizer]:
-    torch.manual_seed(plan.settings.seed)
-    say("loading the base")
-    return Teacher(plan.base, best_device(), dtype), Tokenizer(local_folder(plan.base))
 
 
 def _figures(
