@@ -19,21 +19,17 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import torch
+from stage import PROMPT, block_files, steps
 
 from edgespec.config import Quantisation
 from edgespec.model.block import Block
-from edgespec.model.block_file import BlockFile, write_block
 from edgespec.model.ends import OutputHead
 from edgespec.model.sources import open_source
-from edgespec.model.tree_attention import tree_mask
-from edgespec.planning.partition import split_layers
 
-PROMPT = 16
 ROWS = (1, 4, 16)
 
 # What the peer's interpreter runs: a round for each line on its input, answered in JSON.
@@ -87,17 +83,13 @@ def main() -> None:
 
 def measure(asked: argparse.Namespace, folder: Path) -> dict[str, dict[str, float]]:
     """By system, and by rows of a pass, the least CPU milliseconds."""
-    source = open_source(asked.model, Quantisation.parse("file"))
+    quantisation = Quantisation.parse("file")
+    source = open_source(asked.model, quantisation)
     head = OutputHead(source, asked.dtype)
     runs = {}
     for stages in asked.stages:
-        blocks = []
-        for number, (first, end) in enumerate(split_layers(source.layers, stages)):
-            path = folder / f"{stages}-{number}.safetensors"
-            write_block(source, first, end, path)
-            file = BlockFile(path, source.config, Quantisation.parse("file"))
-            blocks.append(Block(file, first, end, asked.dtype))
-        runs[f"edgespec, {stages} stage(s)"] = blocks
+        files = block_files(source, quantisation, stages, folder)
+        runs[f"edgespec, {stages} stage(s)"] = [Block(*file, asked.dtype) for file in files]
     prompt = np.random.default_rng(0).integers(0, source.config.vocab_size, PROMPT)
     best: dict[str, dict[str, float]] = {}
     with peer(asked) as theirs:
@@ -117,7 +109,7 @@ def ours(
     """One round: a chain of tokens, and a pass of each number of rows."""
     found = {}
     for count in ROWS:
-        work = passes(blocks, head, prompt, count)
+        work = steps(blocks, head, prompt, count)
         next(work)
         began = time.process_time()
         repeats = asked.tokens if count == 1 else 1
@@ -125,24 +117,6 @@ def ours(
             next(work)
         found[str(count)] = 1e3 * (time.process_time() - began) / repeats
     return found
-
-
-def passes(blocks: list[Block], head: OutputHead, prompt: np.ndarray, count: int) -> Iterator[None]:
-    """The prompt, then `count` rows at a time, with the logits of all of them."""
-    caches = [block.new_cache(512) for block in blocks]
-    new, before = torch.from_numpy(prompt), 0
-    while True:
-        rows = new
-        positions = torch.arange(before, before + len(rows))
-        mask = tree_mask(before, np.tri(len(rows), dtype=np.bool_))
-        for block, cache in zip(blocks, caches, strict=True):
-            out = block.forward(rows, positions, cache, mask)
-            assert out is not None
-            rows = out
-        before += len(rows)
-        last = head.logits(rows[-count:]).argmax(1)[-1:]
-        new = last.expand(count)
-        yield
 
 
 class Binding:

@@ -63,11 +63,7 @@ def measure(asked: argparse.Namespace, folder: Path) -> dict[str, float]:
     quantisation = Quantisation.parse(asked.quant)
     source = open_source(asked.model, quantisation)
     head = OutputHead(source, asked.dtype)
-    files = []
-    for number, (first, end) in enumerate(split_layers(source.layers, asked.stages)):
-        path = folder / f"{number}.safetensors"
-        write_block(source, first, end, path)
-        files.append((BlockFile(path, source.config, quantisation), first, end))
+    files = block_files(source, quantisation, asked.stages, folder)
     runs = {"": [Block(*file, asked.dtype) for file in files]}
     with mock.patch.object(block_module, "layers_of", LibraryLayers):
         runs["library_"] = [Block(*file, asked.dtype) for file in files]
@@ -95,8 +91,23 @@ def measure(asked: argparse.Namespace, folder: Path) -> dict[str, float]:
     return {f"{name}cpu_ms_per_token": min(times) for name, times in spent.items()}
 
 
-def steps(blocks: list[Block], head: OutputHead, tokens: np.ndarray) -> Iterator[int]:
-    """Greedy tokens, one after the other."""
+def block_files(
+    source: TensorSource, quantisation: Quantisation, stages: int, folder: Path
+) -> list[tuple[BlockFile, int, int]]:
+    """The model's layers in files for so many stages, each with its first layer and its end."""
+    files = []
+    for number, (first, end) in enumerate(split_layers(source.layers, stages)):
+        path = folder / f"{stages}-{number}.safetensors"
+        write_block(source, first, end, path)
+        files.append((BlockFile(path, source.config, quantisation), first, end))
+    return files
+
+
+def steps(
+    blocks: list[Block], head: OutputHead, tokens: np.ndarray, count: int = 1
+) -> Iterator[None]:
+    """These tokens, then `count` rows at a time, of the greedy token after the last row; with the
+    logits of so many rows."""
     caches = [block.new_cache(256) for block in blocks]
     new, before = torch.from_numpy(tokens), 0
     while True:
@@ -108,8 +119,8 @@ def steps(blocks: list[Block], head: OutputHead, tokens: np.ndarray) -> Iterator
             assert out is not None
             rows = out
         before += len(rows)
-        new = head.logits(rows[-1:]).argmax(1)
-        yield int(new[0])
+        new = head.logits(rows[-count:]).argmax(1)[-1:].expand(count)
+        yield
 
 
 def reference(source: TensorSource, dtype: torch.dtype) -> PreTrainedModel:
