@@ -250,6 +250,13 @@ def write_tokenizer(folder: Path, *, style: str = "bytes", vocab: int = 400, **n
     return folder
 
 
+def write_texts(file: Path) -> Path:
+    """Save two hundred documents to train on, as JSON lines."""
+    lines = [{"text": f"{number} " + " ".join(CORPUS)} for number in range(200)]
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return file
+
+
 def _with_bos(tokenizer: Tokenizer) -> Tokenizer:
     bos = tokenizer.token_to_id("<s>")
     tokenizer.post_processor = processors.TemplateProcessing(

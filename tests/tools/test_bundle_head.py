@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.checkpoints import CORPUS, write_checkpoint, write_tokenizer
+from support.checkpoints import write_checkpoint, write_texts, write_tokenizer
 
 from edgespec.drafting.dspark.format import read_head
 from edgespec.training.loop import TrainingSettings
@@ -23,9 +23,7 @@ def run(tmp_path: Path) -> Path:
     base = tmp_path / "SmolLM2-135M-Instruct"
     write_checkpoint(base, num_hidden_layers=6, vocab_size=420, initializer_range=0.1)
     write_tokenizer(base)
-    text, out = tmp_path / "text.jsonl", tmp_path / "run"
-    lines = [{"text": f"{number} " + " ".join(CORPUS)} for number in range(200)]
-    text.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    text, out = write_texts(tmp_path / "text.jsonl"), tmp_path / "run"
     out.mkdir()
     settings = TrainingSettings(8, 2, 4, 2e-3, low=False)
     plan = DSparkPlan(base, text, out, settings, 64, 12, 4, 1, 4, 8, 48, 60, 6)

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 import pytest
 import torch
-from support.checkpoints import CORPUS, write_checkpoint, write_tokenizer
+from support.checkpoints import write_checkpoint, write_tokenizer
 
 from edgespec.drafting.dspark.format import read_head
 from edgespec.drafting.dspark.head import BlockPlaces, DSparkHead, masked, packed_masks
@@ -56,14 +56,6 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("base")
     write_checkpoint(folder, num_hidden_layers=6, vocab_size=420, initializer_range=0.1)
     return write_tokenizer(folder)
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    file = tmp_path_factory.mktemp("text") / "text.jsonl"
-    lines = [{"text": f"{number} " + " ".join(CORPUS)} for number in range(200)]
-    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return file
 
 
 def plan(base: Path, text: Path, out: Path, steps: int, rate: float = 2e-3) -> DSparkPlan:

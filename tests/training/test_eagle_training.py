@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from support.checkpoints import CORPUS, write_checkpoint, write_tokenizer
+from support.checkpoints import write_checkpoint, write_tokenizer
 from torch.nn.functional import smooth_l1_loss
 
 from edgespec.drafting.eagle.format import read_head
@@ -41,14 +41,6 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("base")
     write_checkpoint(folder, num_hidden_layers=5, vocab_size=420, initializer_range=0.1)
     return write_tokenizer(folder)
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    file = tmp_path_factory.mktemp("text") / "text.jsonl"
-    lines = [{"text": f"{number} " + " ".join(CORPUS)} for number in range(200)]
-    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return file
 
 
 def plan(base: Path, text: Path, out: Path, kind: Kind, steps: int, vocab: int = 0) -> EaglePlan:

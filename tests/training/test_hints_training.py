@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from support.checkpoints import CORPUS, write_checkpoint, write_tokenizer
+from support.checkpoints import write_checkpoint, write_texts, write_tokenizer
 
 from edgespec.drafting.lens import read_lenses
 from edgespec.errors import ConfigError
@@ -20,9 +20,7 @@ from edgespec.training.loop import TrainingSettings
 def plan(tmp_path_factory: pytest.TempPathFactory) -> HintPlan:
     folder = tmp_path_factory.mktemp("hints")
     write_checkpoint(folder, num_hidden_layers=5, vocab_size=420, initializer_range=0.1)
-    base, text = write_tokenizer(folder), folder / "text.jsonl"
-    lines = [{"text": f"{number} " + " ".join(CORPUS)} for number in range(200)]
-    text.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    base, text = write_tokenizer(folder), write_texts(folder / "text.jsonl")
     out = folder / "out"
     out.mkdir()
     settings = TrainingSettings(60, 4, 1, 1e-2, False)

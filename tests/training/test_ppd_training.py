@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.checkpoints import CORPUS, write_checkpoint, write_family, write_tokenizer
+from support.checkpoints import write_checkpoint, write_family, write_tokenizer
 from support.packed_folders import gptq, write_packed
 
 from edgespec.drafting.ppd.format import read_ppd_tokens
@@ -28,14 +28,6 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("base")
     write_checkpoint(folder, num_hidden_layers=3, vocab_size=420, initializer_range=0.1)
     return write_tokenizer(folder)
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    file = tmp_path_factory.mktemp("text") / "text.jsonl"
-    lines = [{"text": f"{number} " + " ".join(CORPUS)} for number in range(200)]
-    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return file
 
 
 def test_chains_of_one_run_are_chains_apart(base: Path) -> None:
