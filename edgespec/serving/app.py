@@ -27,16 +27,10 @@ from edgespec.serving.limits import STATUS_AGE_S, HttpLimits
 from edgespec.serving.metrics import Metrics
 from edgespec.serving.openapi import openapi
 from edgespec.serving.problems import ApiProblem, problem_of
+from edgespec.serving.reply_bodies import HealthReply, Model, ModelList, ReadyReply
+from edgespec.serving.request_bodies import ChatRequest, TextRequest
 from edgespec.serving.requests import checked, parsed, submits_of
 from edgespec.serving.responses import ResponsesFormat, ResponsesRequest
-from edgespec.serving.schema import (
-    ChatRequest,
-    HealthReply,
-    Model,
-    ModelList,
-    ReadyReply,
-    TextRequest,
-)
 from edgespec.types.tool_forms import ToolForm, form_named
 from edgespec.wire.client_messages import Finished, Status
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from msgspec import UNSET, Struct, to_builtins
 
-from edgespec.serving.schema import (
+from edgespec.serving.reply_bodies import (
     AnswerChoice,
     AnswerReply,
     CachedTokens,
@@ -18,15 +18,14 @@ from edgespec.serving.schema import (
     ChatChunk,
     ChatChunkChoice,
     ChatMessage,
-    ChatRequest,
     MadeCall,
     MadeFunction,
     RingUsage,
     TextChoice,
     TextCompletion,
-    TextRequest,
     Usage,
 )
+from edgespec.serving.request_bodies import ChatRequest, TextRequest
 from edgespec.serving.tools import CallReader, Said
 from edgespec.types.tool_forms import ToolForm
 from edgespec.wire.client_messages import Finished

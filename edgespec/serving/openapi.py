@@ -9,19 +9,18 @@ from msgspec import Struct
 from msgspec.json import schema_components
 
 from edgespec import __version__
-from edgespec.serving.responses import ResponseEvent, ResponseReply, ResponsesRequest
-from edgespec.serving.schema import (
+from edgespec.serving.reply_bodies import (
     Chat,
     ChatChunk,
-    ChatRequest,
     ErrorReply,
     HealthReply,
     Model,
     ModelList,
     ReadyReply,
     TextCompletion,
-    TextRequest,
 )
+from edgespec.serving.request_bodies import ChatRequest, TextRequest
+from edgespec.serving.responses import ResponseEvent, ResponseReply, ResponsesRequest
 
 Schema = dict[str, Any]
 Body = type[Struct]

@@ -16,7 +16,7 @@ from edgespec.errors import (
     RequestFailed,
 )
 from edgespec.serving.limits import RETRY_S
-from edgespec.serving.schema import ErrorDetail
+from edgespec.serving.reply_bodies import ErrorDetail
 
 _OF_KIND = {
     "invalid": (400, "invalid_request"),

@@ -13,7 +13,7 @@ from msgspec import ValidationError, convert
 
 from edgespec.errors import ConfigError
 from edgespec.serving.problems import ApiProblem, not_supported, refused
-from edgespec.serving.schema import (
+from edgespec.serving.request_bodies import (
     AssistantMessage,
     ChatRequest,
     FieldError,

@@ -10,14 +10,8 @@ from msgspec import Meta, Struct
 
 from edgespec.config import MAX_TEMPERATURE
 from edgespec.serving.formats import Format, Object, Reply
-from edgespec.serving.schema import (
-    ChatRequest,
-    Count,
-    RequestPart,
-    TokenLimit,
-    Unread,
-    only,
-)
+from edgespec.serving.reply_bodies import Count
+from edgespec.serving.request_bodies import ChatRequest, RequestPart, TokenLimit, Unread, only
 from edgespec.serving.tools import CallReader, Said
 from edgespec.types.tool_forms import ToolForm
 from edgespec.wire.client_messages import Finished

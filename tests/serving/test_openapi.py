@@ -17,7 +17,7 @@ from support.nodes import NodeRing
 from support.tiers import examples
 
 from edgespec.serving.openapi import openapi
-from edgespec.serving.schema import ChatRequest, TextRequest
+from edgespec.serving.request_bodies import ChatRequest, TextRequest
 from edgespec.sim.toy import VOCABULARY
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from edgespec.serving.problems import ApiProblem
+from edgespec.serving.request_bodies import COMPLETION_TOKENS, ChatRequest, TextRequest
 from edgespec.serving.requests import checked, parsed, submits_of
-from edgespec.serving.schema import COMPLETION_TOKENS, ChatRequest, TextRequest
 from edgespec.types.grammar_spec import json_spec, spec
 from edgespec.wire.client_messages import Submit, TokenBias
 

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from support.torch_rings import tokenizer
 
 from edgespec.serving.problems import ApiProblem
+from edgespec.serving.request_bodies import ChatRequest
 from edgespec.serving.requests import checked, submits_of
-from edgespec.serving.schema import ChatRequest
 from edgespec.serving.tools import CallReader, Said
 from edgespec.types.tool_forms import Tool, ToolForm, form_named
 

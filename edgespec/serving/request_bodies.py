@@ -1,14 +1,13 @@
-"""Schema: the bodies of the API as types, which check requests and make the OpenAPI document."""
+"""Request bodies: what the API is asked, as types that check it and make the OpenAPI document."""
 
 from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Sequence
 from functools import cache
 from typing import Annotated, Any, Literal, get_type_hints
 
-from msgspec import UNSET, Meta, Struct, UnsetType, field
+from msgspec import Meta, Struct, field
 
 from edgespec.config import MAX_TEMPERATURE
 from edgespec.decoding.admission import MOST_BIAS, MOST_PENALTY
@@ -26,8 +25,6 @@ COMPLETION_TOKENS = 16
 Stop = Annotated[str, Meta(min_length=1, max_length=1024)]
 ToolName = Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[a-zA-Z0-9_.-]+$")]
 FilledText = Annotated[str, Meta(min_length=1)]
-Count = Annotated[int, Meta(ge=0)]
-Seconds = Annotated[float, Meta(ge=0)]
 TokenLimit = Annotated[
     Annotated[int, Meta(ge=1, le=MOST_INT)] | None,
     Meta(description="Tokens of the answer at most."),
@@ -90,8 +87,6 @@ def _is_same(value: object, other: object) -> bool:
     """Equal, and of the same kind: true is not 1."""
     return value == other and isinstance(value, bool) == isinstance(other, bool)
 
-
-# --- requests -----------------------------------------------------------------------------------
 
 _NO_FUNCTIONS = "tools have taken their place"
 _TEXT_ONLY = "answers are text"
@@ -415,117 +410,3 @@ class TextRequest(AnswerRequest, kw_only=True):
     @property
     def top(self) -> int:
         return -1 if self.logprobs is None else self.logprobs
-
-
-# --- replies ------------------------------------------------------------------------------------
-
-
-class RingUsage(Struct):
-    """An extension: what the ring did for the answer."""
-
-    policy: str
-    seconds: Seconds
-    first_token_seconds: Seconds
-    trips: Seconds
-    rows_sent: Count
-    rows_wasted: Count
-    recoveries: Count
-
-
-class CachedTokens(Struct):
-    cached_tokens: Count
-
-
-class Usage(Struct):
-    prompt_tokens: Count
-    completion_tokens: Count
-    total_tokens: Count
-    prompt_tokens_details: CachedTokens
-    edgespec: RingUsage
-
-
-class AnswerChoice(Struct):
-    index: Count
-    logprobs: dict[str, Any] | None
-    finish_reason: Annotated[
-        str | None, Meta(extra_json_schema={"enum": ["stop", "length", "tool_calls", None]})
-    ]
-
-
-class MadeFunction(Struct):
-    name: str
-    arguments: str
-
-
-class MadeCall(Struct, tag_field="type", tag="function"):
-    id: str
-    function: MadeFunction
-
-
-class ChatMessage(Struct, tag_field="role", tag="assistant"):
-    content: str | None
-    refusal: None = None
-    tool_calls: list[MadeCall] | UnsetType = UNSET
-
-
-class ChatChoice(AnswerChoice):
-    message: ChatMessage
-
-
-class ChatChunkChoice(AnswerChoice):
-    delta: dict[str, Any]
-
-
-class TextChoice(AnswerChoice):
-    text: str
-
-
-class AnswerReply(Struct, tag_field="object", kw_only=True):
-    """A whole answer or a piece of it. `created`: seconds since 1970."""
-
-    id: str
-    created: Count
-    model: str
-    choices: Sequence[AnswerChoice]
-    usage: Usage | UnsetType | None = UNSET
-
-
-class Chat(AnswerReply, tag="chat.completion"):
-    choices: Sequence[ChatChoice]
-
-
-class ChatChunk(AnswerReply, tag="chat.completion.chunk"):
-    choices: Sequence[ChatChunkChoice]
-
-
-class TextCompletion(AnswerReply, tag="text_completion"):
-    choices: Sequence[TextChoice]
-
-
-class Model(Struct, tag_field="object", tag="model"):
-    id: str
-    created: Count
-    owned_by: str
-    context_length: Annotated[int, Meta(ge=0, description="Tokens of prompt and answer together.")]
-
-
-class ModelList(Struct, tag_field="object", tag="list"):
-    data: list[Model]
-
-
-class HealthReply(Struct, tag_field="status", tag="ok"): ...
-
-
-class ReadyReply(Struct, tag_field="status", tag="ready"):
-    stages: Count
-
-
-class ErrorDetail(Struct):
-    message: str
-    type: str
-    param: str | None
-    code: str | None
-
-
-class ErrorReply(Struct):
-    error: ErrorDetail
