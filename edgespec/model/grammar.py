@@ -14,7 +14,7 @@ import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from edgespec.errors import ConfigError
-from edgespec.types.grammar_spec import GrammarSpec
+from edgespec.types.grammar_spec import LAYOUT, GrammarSpec
 from edgespec.verify.rules import Answer, Mask
 
 LIMITS = LLParserLimits(
@@ -26,9 +26,6 @@ LIMITS = LLParserLimits(
     verbose_errors=False,
 )
 """About 20 ms for the mask of a token, and 100 MB of states, at most."""
-
-LAYOUT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-"""JSON on one line, as Python's json.dumps writes it: else a model may write blanks without end."""
 
 KEPT_MASKS = 128
 """Masks of the newest answers: the same ones are asked for by the draft and by the head."""

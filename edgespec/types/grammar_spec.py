@@ -11,6 +11,9 @@ from edgespec.errors import ConfigError
 
 Kind = Literal["json_schema", "regex", "lark"]
 
+LAYOUT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+"""JSON on one line, as Python's json.dumps writes it: else a model may write blanks without end."""
+
 
 class GrammarSpec(msgspec.Struct, forbid_unknown_fields=True):
     """`text`: a JSON schema, a regular expression for the whole answer, or a Lark grammar."""

@@ -14,12 +14,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from edgespec.types.grammar_spec import spec
+from edgespec.types.grammar_spec import LAYOUT, spec
 
 Message = Mapping[str, Any]
 """As OpenAI's chats have it: "role", "content", and "tool_calls" or "tool_call_id"."""
 
-_LAYOUT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _B = r"[ \t\r\n]{0,16}"  # blanks, of which there is a bound: no long text is held back
 
 
@@ -118,7 +117,7 @@ To call one, answer with nothing but {example}, its name and its arguments fille
         types.grammar_spec). With `must` it is a call, or `several`; else it may be a text too."""
         lines = [f"one_call: {' | '.join(f'tool_{n}' for n in range(len(tools)))}"]
         for number, tool in enumerate(tools):
-            schema = {"type": "object", **tool.parameters, "x-guidance": _LAYOUT}
+            schema = {"type": "object", **tool.parameters, "x-guidance": LAYOUT}
             head, tail = json.dumps(self.head(tool.name)), json.dumps(self.tail)
             lines.append(f"tool_{number}: {head} %json {json.dumps(schema)} {tail}")
         first = json.dumps(begin) if (begin := self.first + self.begin) else ""

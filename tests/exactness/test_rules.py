@@ -25,9 +25,8 @@ from support.torch_rings import request, tokenizer, torch_ring, transformers_mod
 from edgespec.drafting.grower import DraftSource
 from edgespec.drafting.ngram import NgramGuesser
 from edgespec.errors import RequestFailed
-from edgespec.model.grammar import LAYOUT
 from edgespec.policy.registry import POLICIES
-from edgespec.types.grammar_spec import json_spec, spec
+from edgespec.types.grammar_spec import LAYOUT, json_spec, spec
 from edgespec.verify.rules import Mask
 from edgespec.verify.sampling import Sampling
 from edgespec.wire.client_messages import Finished, Submit, TokenBias
