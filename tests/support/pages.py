@@ -66,13 +66,8 @@ class Cluster:
 
     @property
     def _common(self) -> list[str]:
-        cache = [
-            "--cache",
-            str(self._folder / "blocks"),
-            "--cluster",
-            str(self._folder / "cluster"),
-        ]
-        return [*cache, "--cluster", str(self._folder / "cluster"), *self._options]
+        cache, cluster = self._folder / "blocks", self._folder / "cluster"
+        return ["--cache", str(cache), "--cluster", str(cluster), *self._options]
 
     def join(self, stage: int) -> None:
         """Start a stage, or start it again."""
