@@ -33,6 +33,10 @@ MANY = 300
 """Of answers that are not waited for."""
 
 QUESTION = "how many eggs"
+ENDLESS, LONG = "Once upon a time", 900
+"""What the bundled model answers without end, and as many tokens as its context has room for: some
+seconds of any machine's time, of which the test needs the first."""
+
 CALM = Timing(beat=0.1, silence=3.0, answer_silence=5.0, client_silence=5.0, retry=0.1)
 PATIENCE_MS = 30_000
 
@@ -772,12 +776,14 @@ def test_real_processes(browser: Browser, tmp_path: Path) -> None:
     """The bundled pair, a process each; one is killed as by a power cut."""
     with Cluster(tmp_path, 2) as cluster, pages(browser, cluster.url) as watched:
         page = watched.open()
+        page.set_default_timeout(10 * PATIENCE_MS)
         is_up(page)
-        ask(page, "A farmer has 12 hens.", tokens=400)
+        ask(page, ENDLESS, tokens=LONG)
         until_text(page, 30)
         cluster.kill(2)
         page.wait_for_selector("#health[data-state=partial]")
         assert "Stage 2" in page.inner_text("#banner")
+        assert page.is_visible("#stop"), "the answer was over before the stage was killed"
         before = text(page)
         cluster.join(2)
         is_up(page)
@@ -787,7 +793,7 @@ def test_real_processes(browser: Browser, tmp_path: Path) -> None:
         page.click("#open-settings")
         page.click("#defaults")
         page.keyboard.press("Escape")
-        limit(page, 400)
+        limit(page, LONG)
         after = text(page)
         page.click(".again")
         until_done(page)
