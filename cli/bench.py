@@ -33,6 +33,7 @@ from edgespec.bench.workloads import DEFAULT_WORKLOAD, Prompt, default_prompts, 
 from edgespec.cli import options
 from edgespec.cli.answering import USUAL, SamplingOptions
 from edgespec.cli.demo import ring_here
+from edgespec.cli.kit import kit
 from edgespec.cli.notes import Notes
 from edgespec.cli.tables import show_table
 from edgespec.config import LOOPBACK, Address, CoordinatorConfig, Emulation
@@ -76,8 +77,6 @@ def bench(
     device of a profile would. Every answer is compared with plain decoding's.
     """
     if as_kit:
-        from edgespec.cli.kit import kit  # as torch takes seconds to import
-
         file, notes = _made(Path(out)) / "edgespec-kit.json", Notes()
         kit(file, notes)
         notes.say(f"{file} has what was measured; docs/measure-your-board.md says where to send it")
