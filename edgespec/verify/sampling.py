@@ -18,7 +18,6 @@ from edgespec.verify.noise import gumbel_from_keys, gumbel_row, position_keys
 Floats = NDArray[np.float64]
 Logits = NDArray[np.floating]
 Tokens = NDArray[np.int64]
-Mask = NDArray[np.bool_]
 
 _WIDE = 1 << 12  # from so many tokens on, a position's noise is worth keeping
 _FEW = 1 << 12  # tokens that hold all but little of the probability of most rows of a text
