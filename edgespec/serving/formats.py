@@ -101,11 +101,6 @@ class ChatFormat(Format):
 
     prefix, whole_type, piece_type = "chatcmpl", Chat, ChatChunk
 
-    def opening(self) -> list[Reply]:
-        delta = {"role": "assistant", "content": ""}
-        choices = range(self._request.choices)
-        return [self._piece(ChatChunkChoice(index, None, None, delta)) for index in choices]
-
     def __init__(
         self, request: ChatRequest | TextRequest, form: ToolForm, model: str, created: int
     ) -> None:
@@ -113,6 +108,11 @@ class ChatFormat(Format):
         assert isinstance(request, ChatRequest)
         names = [tool.name for tool in request.callable_tools]
         self._readers = [CallReader(form, names) for _ in range(request.choices if names else 0)]
+
+    def opening(self) -> list[Reply]:
+        delta = {"role": "assistant", "content": ""}
+        choices = range(self._request.choices)
+        return [self._piece(ChatChunkChoice(index, None, None, delta)) for index in choices]
 
     def choice(self, index: int, text: str, log_probs: list[Object], reason: str) -> AnswerChoice:
         listed = self._listed(log_probs)
