@@ -5,8 +5,7 @@ thread that does so cannot be stopped. This process can (model/bounded_child.py)
 transformers' own, so that the text is what its apply_chat_template writes.
 
 It is first told "template" and "tokens", then conversations, each with "messages" and "tools"; it
-answers each with {"text"} or
-{"problem"}.
+answers each with {"text"} or {"problem"}.
 """
 
 from __future__ import annotations
