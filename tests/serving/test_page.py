@@ -776,7 +776,6 @@ def test_real_processes(browser: Browser, tmp_path: Path) -> None:
     """The bundled pair, a process each; one is killed as by a power cut."""
     with Cluster(tmp_path, 2) as cluster, pages(browser, cluster.url) as watched:
         page = watched.open()
-        page.set_default_timeout(10 * PATIENCE_MS)
         is_up(page)
         ask(page, ENDLESS, tokens=LONG)
         until_text(page, 30)
