@@ -22,7 +22,7 @@ from edgespec.bench.draft_rows import DraftRows, Place
 from edgespec.drafting.base import TokenPath
 from edgespec.drafting.guess_scores import best_guesses
 from edgespec.drafting.independent import GuessCache, JointPasses
-from edgespec.drafting.ranking import Guessed, Unranked
+from edgespec.drafting.ranking import Unranked
 from edgespec.drafting.whole_model import WholeModelGuesser
 from edgespec.errors import LocalProtocolError
 from edgespec.model.block import Block
@@ -31,7 +31,7 @@ from edgespec.model.joint import CachedPart
 from edgespec.model.source import TensorSource
 from edgespec.model.tree_attention import tree_mask
 from edgespec.sim.toy_model import toy_hidden
-from edgespec.tree.drafted import Children
+from edgespec.tree.drafted import Children, Floats
 from edgespec.tree.ledger import IntArray, Rows
 from edgespec.types.tensor import Tensor
 from edgespec.verify.sampling import Choice, Sampling, choose, path_of
@@ -163,6 +163,13 @@ class ScriptedHead:
 # --- the draft ----------------------------------------------------------------------------------
 
 
+Guessed = tuple[IntArray, Floats]
+"""Tokens and log scores of one path's guesses, the best first."""
+
+Scoring = tuple[Sampling, float]
+"""The sampling and the draft temperature that guesses are scored with."""
+
+
 class KnownGuesses:
     """What a whole draft model guesses on some texts and beside them, each place computed once."""
 
@@ -172,17 +179,14 @@ class KnownGuesses:
         self.head = OutputHead(source, dtype, share=self.block)
         self.most_rows = int(source.config.max_position_embeddings)
         self.vocab_size = min(vocab_size, self.head.vocab_size)
-        self._sampling = Sampling()
         self._texts: dict[int, tuple[int, ...]] = {}
         self._rows = {NO_TEXT: DraftRows(self.block, (), self.most_rows)}
-        self._known: dict[int, dict[tuple[Place, float | None], tuple[int, Guessed]]] = {
-            NO_TEXT: {}
-        }
+        self._known: dict[int, dict[tuple[Place, Scoring], tuple[int, Guessed]]] = {NO_TEXT: {}}
 
-    def begin(self, number: int, text: tuple[int, ...], sampling: Sampling) -> None:
+    def begin(self, number: int, text: tuple[int, ...]) -> None:
         """From now on guesses are asked for along this text, known by a number, too."""
         if number not in self._texts:
-            self._texts[number], self._sampling = text, sampling
+            self._texts[number] = text
             self._rows[number] = DraftRows(self.block, text, self.most_rows)
             self._known[number] = {}
 
@@ -196,22 +200,20 @@ class KnownGuesses:
         context: Sequence[int],
         paths: Sequence[TokenPath],
         width: int,
-        draft_temperature: float | None,
+        scoring: Scoring,
     ) -> list[Guessed]:
         """Tokens and log scores of the best children of each path (see drafting.ranking)."""
         text = self._text_of(context)
         rows, known = self._rows[text], self._known[text]
         places = rows.places(context, paths)
         missing = [
-            place
-            for place in dict.fromkeys(places)
-            if known.get((place, draft_temperature), (0,))[0] < width
+            place for place in dict.fromkeys(places) if known.get((place, scoring), (0,))[0] < width
         ]
         if missing:
             wide = max(width, _WIDTH)
-            for place, guessed in self._guess(rows, missing, wide, draft_temperature):
-                known[place, draft_temperature] = wide, guessed
-        best = (known[place, draft_temperature][1] for place in places)
+            for place, guessed in self._guess(rows, missing, wide, scoring):
+                known[place, scoring] = wide, guessed
+        best = (known[place, scoring][1] for place in places)
         return [(tokens[:width], scores[:width]) for tokens, scores in best]
 
     def _text_of(self, context: Sequence[int]) -> int:
@@ -221,13 +223,11 @@ class KnownGuesses:
         return next(fits, NO_TEXT)
 
     def _guess(
-        self, known: DraftRows, places: list[Place], width: int, draft_temperature: float | None
+        self, known: DraftRows, places: list[Place], width: int, scoring: Scoring
     ) -> Iterator[tuple[Place, Guessed]]:
         logits = self.head.logits(known.hidden(places))[:, : self.vocab_size]
         positions = np.array([at + len(path) for at, path in places])
-        rows, columns, scores = best_guesses(
-            logits, positions, self._sampling, width, draft_temperature
-        )
+        rows, columns, scores = best_guesses(logits, positions, scoring[0], width, scoring[1])
         ends = np.searchsorted(rows, np.arange(1, len(places)))
         split = zip(np.split(columns, ends), np.split(scores, ends), strict=True)
         return zip(places, split, strict=True)
@@ -258,8 +258,8 @@ class ScriptedGuesser(WholeModelGuesser[GuessCache]):
 
     def _looked_up(self, one: Unranked, product: int) -> Children:
         request, paths = one.request, one.paths
-        heat = self._ranking.draft_temperature(request)
-        found = self._guesses.best(self._rows[request].context, paths, one.width, heat)
+        scoring = self._ranking.scoring(request)
+        found = self._guesses.best(self._rows[request].context, paths, one.width, scoring)
         parents = np.repeat(np.arange(len(found)), [len(tokens) for tokens, _ in found])
         tokens, scores = (np.concatenate(column) for column in zip(*found, strict=True))
         return self._ranking.ranked(request, paths, one.positions, parents, tokens, scores, product)

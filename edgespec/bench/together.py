@@ -93,7 +93,7 @@ class Together:
         text = self._texts[number]
         head.add(text)
         for known in self._known.values():
-            known.begin(number, text.tokens, self._first.sampling)
+            known.begin(number, text.tokens)
 
     def _next_texts(self) -> list[Text]:
         """Of the next few prompts."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import starmap
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -15,54 +15,83 @@ from edgespec.drafting.feedback import Feedback
 from edgespec.drafting.guess_scores import DEFAULT_DRAFT_TEMPERATURE, best_guesses
 from edgespec.tree.drafted import Children, Floats
 from edgespec.tree.ledger import IntArray
+from edgespec.verify.noise import gumbel_from_keys, position_keys
 from edgespec.verify.rules import Mask
 from edgespec.verify.sampling import Sampling
 
 DRAFT_TEMPERATURES: Floats = DEFAULT_DRAFT_TEMPERATURE * 2.0 ** (np.arange(-8, 9) / 4)
 """Candidates: quarters of an octave around the default, which lies in the middle."""
+WEIGHTS: Floats = np.arange(10, 16) / 10
+"""Candidates of what the model's word counts against the noise."""
 PRIOR_LOSS = 4.0
 """Nats that observations must give for a temperature an octave from the default; quadratic."""
+PRIOR_LOSS_OF_WEIGHT = 40.0
+"""The same for a weight an octave from 1."""
 MEMORY = 2000.0
 """About so many of the newest observations count."""
 
-Guessed = tuple[IntArray, Floats]
-"""Tokens and log scores of one path's guesses, the best first."""
+
+class Sharpness(NamedTuple):
+    """How guesses of one model are scored: see drafting.guess_scores for the draft temperature;
+    the noise has the base's temperature divided by `weight`."""
+
+    draft_temperature: float
+    weight: float = 1.0
 
 
-class DraftTemperature:
+class Guessed(NamedTuple):
+    """One path's guesses, the best first: tokens and log scores; `position`: of those tokens."""
+
+    tokens: IntArray
+    scores: Floats
+    position: int
+
+
+class LearntSharpness:
     """One model's, for one way of sampling at a temperature above 0.
 
-    Guesses are scored by the log-softmax of (logits + temperature * noise) / draft temperature (see
-    drafting.guess_scores). The order inside a row does not depend on it, the weight of
-    one row's guesses against another's does. It is chosen by the log-loss of the tokens taken,
-    given that they were among the guesses returned: the same for any constant added to a row.
+    Guesses are scored by the log-softmax of (logits + temperature / weight * noise) / draft
+    temperature. The weight decides the order inside a row; the draft temperature does not, but
+    what one row's guesses count against another's. Both are chosen by the log-loss of the tokens
+    taken, given that they were among the guesses returned: the same for any constant added to a
+    row.
     """
 
-    def __init__(self) -> None:
-        octaves = np.log2(DRAFT_TEMPERATURES / DEFAULT_DRAFT_TEMPERATURE)
-        self._prior: Floats = PRIOR_LOSS * octaves**2
-        self._losses: Floats = np.zeros(len(DRAFT_TEMPERATURES))
+    def __init__(self, temperature: float) -> None:
+        self._heats: Floats = (temperature / WEIGHTS)[:, None]
+        octaves = np.log2(DRAFT_TEMPERATURES / DEFAULT_DRAFT_TEMPERATURE)[:, None]
+        self._prior: Floats = PRIOR_LOSS * octaves**2 + PRIOR_LOSS_OF_WEIGHT * np.log2(WEIGHTS) ** 2
+        self._losses: Floats = np.zeros_like(self._prior)
 
     @property
-    def value(self) -> float:
-        return float(DRAFT_TEMPERATURES[np.argmin(self._prior + self._losses)])
+    def value(self) -> Sharpness:
+        total = self._prior + self._losses
+        best, weight = np.unravel_index(np.argmin(total), total.shape)
+        return Sharpness(float(DRAFT_TEMPERATURES[best]), float(WEIGHTS[weight]))
 
-    def learn(self, scores: Floats, used: float, right: int) -> None:
-        """Of guesses with these own log scores [W], made with the temperature `used`, the one at
-        `right` was the token taken."""
-        heights = scores[None, :] * (used / DRAFT_TEMPERATURES)[:, None]
-        heights -= heights.max(axis=1, keepdims=True)
-        losses = np.log(np.exp(heights).sum(axis=1)) - heights[:, right]
+    def learn(self, scores: Floats, noise: Floats, used: Sharpness, right: int) -> None:
+        """Of guesses with these own log scores [W] and this noise [W], scored with `used`, the one
+        at `right` was the token taken."""
+        heat = self._heats[used.weight == WEIGHTS]
+        logits = scores * used.draft_temperature - heat[0] * noise
+        heights = (logits + self._heats * noise) / DRAFT_TEMPERATURES[:, None, None]
+        heights -= heights.max(axis=2, keepdims=True)
+        losses = np.log(np.exp(heights).sum(axis=2)) - heights[:, :, right]
         self._losses += losses - self._losses / MEMORY
 
 
 @dataclass(slots=True)
 class _RankedRequest:
-    """One request: how it samples, its draft temperature (None: greedy), and its guesses so far."""
+    """One request: how it samples, how its guesses are scored, and which there are so far."""
 
     sampling: Sampling
-    draft_temperature: float | None
+    sharpness: Sharpness
     feedback: Feedback[Guessed] = field(default_factory=Feedback)
+
+    @property
+    def scoring(self) -> tuple[Sampling, float]:
+        heat, weight = self.sharpness
+        return replace(self.sampling, temperature=self.sampling.temperature / weight), heat
 
 
 class Note(Protocol):
@@ -87,7 +116,7 @@ class Unranked(NamedTuple):
 class Ranking:
     """The guesses that follow from one model's logits.
 
-    A request keeps the draft temperature that it began with: all scores of its tree compare.
+    A request keeps the sharpness that it began with: all scores of its tree compare.
     """
 
     def __init__(
@@ -96,26 +125,28 @@ class Ranking:
         """`allowed`: what may be guessed for some requests (see Guesser.allow)."""
         self._note = note
         self._allowed = {} if allowed is None else allowed
-        self._learnt: defaultdict[Sampling, DraftTemperature] = defaultdict(DraftTemperature)
+        self._learnt: dict[Sampling, LearntSharpness] = {}
         self._requests: dict[int, _RankedRequest] = {}
 
     def open(self, request: int, sampling: Sampling) -> None:
-        draft_temperature = None if sampling.greedy else self._learnt[sampling.without_seed].value
-        self._requests[request] = _RankedRequest(sampling, draft_temperature)
+        sharpness = Sharpness(1.0) if sampling.greedy else self._learnt_of(sampling).value
+        self._requests[request] = _RankedRequest(sampling, sharpness)
 
     def read(self, request: int, news: Sequence[int]) -> None:
         """These tokens became committed after the context of the guesses made last."""
         state = self._requests[request]
-        if state.draft_temperature is None:
-            return
-        for (tokens, scores), token in state.feedback.committed(news):
+        for (tokens, scores, position), token in state.feedback.committed(news):
             if len(right := np.flatnonzero(tokens == token)):
-                learnt = self._learnt[state.sampling.without_seed]
-                learnt.learn(scores, state.draft_temperature, int(right[0]))
+                noise = gumbel_from_keys(position_keys(state.sampling.seed, position), tokens)
+                learnt = self._learnt_of(state.sampling)
+                learnt.learn(scores, noise, state.sharpness, int(right[0]))
 
-    def draft_temperature(self, request: int) -> float | None:
-        """The one that a request began with; None: it is greedy."""
-        return self._requests[request].draft_temperature
+    def scoring(self, request: int) -> tuple[Sampling, float]:
+        """The sampling and the draft temperature that a request's guesses are scored with."""
+        return self._requests[request].scoring
+
+    def _learnt_of(self, sampling: Sampling) -> LearntSharpness:
+        return self._learnt.setdefault(sampling.without_seed, LearntSharpness(sampling.temperature))
 
     def together(
         self,
@@ -158,9 +189,8 @@ class Ranking:
             ids = np.arange(logits.shape[1]) if token_ids is None else token_ids
             best = self._best_allowed(request, paths, logits, positions, width, ids)
             return self.ranked(request, paths, positions, *best, product)
-        rows, columns, scores = best_guesses(
-            logits, positions, state.sampling, width, state.draft_temperature, token_ids
-        )
+        sampling, heat = state.scoring
+        rows, columns, scores = best_guesses(logits, positions, sampling, width, heat, token_ids)
         tokens = columns if token_ids is None else token_ids[columns]
         return self.ranked(request, paths, positions, rows, tokens, scores, product)
 
@@ -174,7 +204,8 @@ class Ranking:
         token_ids: IntArray,
     ) -> tuple[IntArray, IntArray, Floats]:
         """Row, token and score of the best children of each path that may come after it."""
-        state, masks = self._requests[request], self._allowed[request]
+        masks = self._allowed[request]
+        sampling, heat = self.scoring(request)
         found = [(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0))]
         for row, path in enumerate(paths):
             mask = masks[tuple(path)]
@@ -183,9 +214,8 @@ class Ranking:
             if not len(may):
                 continue
             some = logits[row : row + 1, torch.from_numpy(may).to(logits.device)]
-            where = positions[row : row + 1]
-            heat, ids = state.draft_temperature, token_ids[may]
-            rows, columns, scores = best_guesses(some, where, state.sampling, width, heat, ids)
+            where, ids = positions[row : row + 1], token_ids[may]
+            rows, columns, scores = best_guesses(some, where, sampling, width, heat, ids)
             found.append((rows + row, ids[columns], scores))
         rows, tokens, scores = (np.concatenate(part) for part in zip(*found, strict=True))
         return rows, tokens, scores
@@ -203,11 +233,10 @@ class Ranking:
         """These are the best children: of each path at `rows`, in order, the best first."""
         state = self._requests[request]
         self._note(positions, state.sampling, product)
-        if state.draft_temperature is not None:
+        if not state.sampling.greedy:
             ends = np.searchsorted(rows, np.arange(1, len(paths)))
-            state.feedback.guessed(
-                paths, zip(np.split(tokens, ends), np.split(scores, ends), strict=True)
-            )
+            parts = np.split(tokens, ends), np.split(scores, ends), positions.tolist()
+            state.feedback.guessed(paths, starmap(Guessed, zip(*parts, strict=True)))
         return Children(rows, tokens, scores)
 
     def close(self, request: int) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from support.checkpoints import write_checkpoint
 
-from edgespec.drafting.ranking import DraftTemperature
+from edgespec.drafting.ranking import LearntSharpness
 
 
 @pytest.fixture(scope="session")
@@ -25,4 +25,4 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def usual_draft_temperature(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is learnt of draft_temperature: scores are those of guess_log_scores by default."""
-    monkeypatch.setattr(DraftTemperature, "learn", lambda *arguments: None)
+    monkeypatch.setattr(LearntSharpness, "learn", lambda *arguments: None)
