@@ -19,10 +19,10 @@ from edgespec.backends.compute import CoordinatorCompute, StageCompute
 from edgespec.backends.torch_backend import TorchBlock, TorchHead
 from edgespec.config import FILE, Quantisation
 from edgespec.daemon.model_names import packaged
+from edgespec.daemon.settings import chosen_draft
 from edgespec.decoding.admission import Ring
 from edgespec.decoding.coordinator import CoordinatorMachine
 from edgespec.decoding.stage import StageMachine
-from edgespec.drafting.choice import parse_draft
 from edgespec.drafting.registry import BaseParts, build_draft
 from edgespec.model.block import EMBEDDING, Block
 from edgespec.model.ends import OutputHead
@@ -112,7 +112,7 @@ def smollm2_ring(
     head = OutputHead(ends, dtype)
     folder = local_folder(smollm2_file())
     parts = BaseParts(folder, source, head, dtype, "cpu", measured=False)
-    draft = build_draft(parse_draft(draft_name), parts)
+    draft = build_draft(chosen_draft(draft_name, smollm2_file()), parts)
     assert draft is not None
     ring = Ring(
         stages,
