@@ -13,6 +13,7 @@ from edgespec.daemon.cluster import ClusterFolder, folder_of
 from edgespec.daemon.coordinator import run_coordinator
 from edgespec.daemon.process import end_with_parent, leave, start_logging
 from edgespec.daemon.settings import RingOptions, chosen_hints, served_config
+from edgespec.net.slowness import started
 
 
 def serve(
@@ -71,6 +72,7 @@ def serve(
     """
     end_with_parent()
     start_logging()
+    started()
     emulation = Emulation.parse(emulate, cost_model)
     timing = Timing(recovery=recovery)
     folder = ClusterFolder.open(folder_of(cluster))

@@ -22,7 +22,8 @@ END_S = 5.0
 """Seconds that it gets to end by itself."""
 
 STUCK_S = 30.0
-"""One that says that it is alive, and then nothing for so long, is ended: as in the units."""
+"""One that says that it is alive, and then nothing for so long, is ended: as in the units. One that
+asks for more time gets it, as from systemd."""
 
 LOOK_S = 1.0
 """Seconds between two looks at whether it is alive."""
@@ -119,8 +120,8 @@ class ChildProcess(ABC):
         while True:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 return child.wait(LOOK_S if self._beats is not None else None)
-            if self._beats is not None and self._beats.silence() > STUCK_S:
-                log.warning("%s has hung for %.0f s; it is ended", self.name, STUCK_S)
+            if self._beats is not None and self._beats.silence() > self._beats.limit:
+                log.warning("%s has hung for %.0f s; it is ended", self.name, self._beats.limit)
                 _end(child, signal.SIGABRT)
 
     def _start(self) -> subprocess.Popen[bytes] | None:
@@ -186,11 +187,12 @@ class _Beats:
         self._socket.setblocking(False)
         self._socket.bind("")  # an abstract name that the kernel chooses
         self._heard: float | None = None
+        self.limit = STUCK_S
 
     def begin(self) -> dict[str, str]:
         """The environment of a new child."""
         self.silence()
-        self._heard = None
+        self._heard, self.limit = None, STUCK_S
         name = self._socket.getsockname().decode().replace("\0", "@")
         return {"NOTIFY_SOCKET": name, "WATCHDOG_USEC": str(round(STUCK_S * 1e6))}
 
@@ -198,8 +200,12 @@ class _Beats:
         """Seconds since it reported last; 0 before the first time."""
         with contextlib.suppress(BlockingIOError):
             while True:
-                if b"WATCHDOG=1" in self._socket.recv(1024):
-                    self._heard = time.monotonic()
+                for line in self._socket.recv(1024).split(b"\n"):
+                    name, _, value = line.partition(b"=")
+                    if line == b"WATCHDOG=1":
+                        self._heard = time.monotonic()
+                    elif name == b"WATCHDOG_USEC" and value.isdigit():
+                        self.limit = int(value) / 1e6
         return 0.0 if self._heard is None else time.monotonic() - self._heard
 
     def close(self) -> None:

@@ -30,6 +30,7 @@ from edgespec.decoding.coordinator import CoordinatorMachine
 from edgespec.drafting.choice import parse_draft
 from edgespec.net.block_server import BlockServer
 from edgespec.net.emulated_link import PacedTransport
+from edgespec.net.slowness import slowness
 from edgespec.planning.cost_model import draft_head
 from edgespec.planning.costs import RingCosts
 from edgespec.planning.memory import SPECULATIVE_ROWS
@@ -104,7 +105,7 @@ def run_coordinator(
     blocks.start()
     advertising = Advertising(config, transport.control_port, cluster.cluster_id)
     advertising.start()
-    node.supervisor = Notifier()
+    node.supervisor = Notifier(slow=slowness())
     node.requests = requests
     api = ApiProcess(http, address, cluster, aliases) if http is not None else nullcontext()
     stage = _own_stage(config, own, beside, shared) if own is not None else nullcontext()

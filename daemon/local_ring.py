@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import selectors
 import signal
 import subprocess
 import sys
@@ -15,17 +14,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-import psutil
-
 from edgespec.config import Address, CoordinatorConfig
 from edgespec.daemon.child_process import last_words
 from edgespec.daemon.cluster import VARIABLE, ClusterFolder, ClusterSettings
 from edgespec.daemon.process import EXIT_USAGE, PARENT
 from edgespec.errors import ConfigError, EdgespecError, PeerLost
-
-STILL_S = 60.0
-"""A coordinator that has not said yet where it listens is given up after so many seconds in which
-it neither computed nor read: importing torch from an SD card may take minutes."""
+from edgespec.model.progress import STILL_S, speaks
 
 LOAD_S = 1800.0
 """Seconds that a coordinator may take to load its models on the slowest machine. A process that
@@ -178,24 +172,9 @@ class LocalRing:
 
 def _read_line(stream: IO[bytes], writer: int) -> str:
     """One line, or "" if the stream ends, or its writer, a process, does nothing for STILL_S."""
-    worked = -1.0
-    with selectors.DefaultSelector() as selector:
-        selector.register(stream, selectors.EVENT_READ)
-        while not selector.select(STILL_S):
-            before, worked = worked, _work_of(writer)
-            if worked == before:
-                return ""
+    if not speaks(stream, writer, STILL_S):
+        return ""
     return stream.readline().decode(errors="replace").strip()
-
-
-def _work_of(process: int) -> float:
-    """A figure that grows while it computes, or reads from a disk: that is a switch each time."""
-    try:
-        of = psutil.Process(process)
-        times, switches = of.cpu_times(), of.num_ctx_switches()
-    except (psutil.Error, OSError):
-        return 0.0
-    return float(times.user + times.system + switches.voluntary)
 
 
 @contextmanager

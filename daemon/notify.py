@@ -27,16 +27,22 @@ class Notifier(Supervisor):
         self,
         environment: Mapping[str, str] = os.environ,
         clock: Callable[[], float] = time.monotonic,
+        slow: float = 1.0,
     ) -> None:
+        """`slow`: how many times as long as usual things take here; the watchdog waits longer."""
         self._clock = clock
         self._socket = _connected(environment.get("NOTIFY_SOCKET", ""))
-        self._pause_s = _watchdog_seconds(environment) / 2 if self._socket else 0.0
+        watchdog_s = slow * _watchdog_seconds(environment) if self._socket else 0.0
+        self._pause_s = watchdog_s / 2
+        self._patience = (
+            f"\nWATCHDOG_USEC={watchdog_s * 1e6:.0f}" if watchdog_s and slow > 1 else ""
+        )
         self._next_beat = 0.0
         self._said = ""
 
     def ready(self, status: str) -> None:
         """The daemon is up; `status` says what it does now. Calling it again changes that only."""
-        self._send(f"READY=1\nSTATUS={_line(status)}")
+        self._send(f"READY=1\nSTATUS={_line(status)}{self._patience}")
         self._said = status
 
     def status(self, text: str) -> None:

@@ -19,6 +19,7 @@ from edgespec.daemon.process import exit_code, going_on, take_file_descriptors
 from edgespec.errors import CapacityError
 from edgespec.net.emulated_link import PacedTransport
 from edgespec.net.keys import Identity
+from edgespec.net.slowness import slowness
 from edgespec.net.sockets import own_address_towards
 from edgespec.net.zones import without_zone
 from edgespec.ring.member import MemberMachine
@@ -89,7 +90,7 @@ def run_stage(
             monitor.latest,
             partial(_fetch, config, identity),
         )
-        node.supervisor = Notifier()
+        node.supervisor = Notifier(slow=slowness())
         with _metrics(config.metrics, node, accepts):
             return exit_code(node.run(f"looking for the coordinator at {config.coordinator}"))
 

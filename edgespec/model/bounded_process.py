@@ -12,9 +12,7 @@ import threading
 from collections.abc import Callable
 
 from edgespec.errors import ModelError
-
-START_S = 120.0
-"""Seconds until the process must be ready: it imports packages, on a board that is loading."""
+from edgespec.model.progress import STILL_S, speaks
 
 
 class BoundedProcess:
@@ -68,7 +66,7 @@ class BoundedProcess:
         with self._lock:
             self.start()
             if not self._is_ready:
-                if self._answer(START_S) is None:
+                if not self._gets_ready():
                     raise ModelError(f"the process of {self._what} does not start")
                 self._is_ready = True
             return self._answer(self._seconds, what)
@@ -79,6 +77,16 @@ class BoundedProcess:
             child.kill()  # the thread that waits for it gets an answer
         with self._lock:
             self._stop()
+
+    def _gets_ready(self) -> bool:
+        """It imports packages, on a board that is loading: that may take any time."""
+        child = self._child
+        assert child is not None
+        assert child.stdout is not None
+        if speaks(child.stdout, child.pid, STILL_S):
+            return self._answer(self._seconds) is not None
+        self._stop()
+        return False
 
     def _tell(self, what: object) -> None:
         child = self._child

@@ -13,6 +13,7 @@ from zmq.auth.thread import ThreadAuthenticator
 from zmq.utils.monitor import parse_monitor_message
 
 from edgespec.net.keys import KeyPair, is_key, short
+from edgespec.net.slowness import slowness
 from edgespec.net.sockets import BATCH, Dropped, waiting
 
 log = logging.getLogger(__name__)
@@ -21,7 +22,7 @@ Admits = Callable[[str], str]
 """Of a public key: "" if it may connect, or why not, for the log. Called in the ZAP thread."""
 
 HANDSHAKE_MS = 3_000
-"""Time to prove a key, after which a connection is closed."""
+"""Time to prove a key, after which a connection is closed; more where all is slower (slowness)."""
 
 NO_KEY = "{} has no key, takes this for another cluster, or only looked who listens"
 NOT_ANSWERED = (
@@ -63,7 +64,7 @@ class Gate:
         guarded.setsockopt(zmq.ZAP_DOMAIN, channel.encode())
         # Without an answer from ZAP, refuse; by default ZeroMQ would let every connection in.
         guarded.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
-        guarded.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
+        guarded.setsockopt(zmq.HANDSHAKE_IVL, round(HANDSHAKE_MS * slowness()))
         door = _Door(guarded, self._refused)
         self._doors.append(door)
         return door.monitor

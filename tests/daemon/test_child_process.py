@@ -19,7 +19,7 @@ PROGRAM = """
 import os, signal, sys, time
 print(os.getpid(), *sys.argv[1:], file=sys.stderr, flush=True)
 from edgespec.daemon.notify import Notifier
-notifier = Notifier()
+notifier = Notifier(slow=float(os.environ.get("SLOW", 1)))
 if sys.argv[1] == "end":
     print("12:00:00 error: no more", file=sys.stderr)
     sys.exit(int(sys.argv[2]))
@@ -29,6 +29,7 @@ while time.monotonic() < until:
     notifier.beat()
     time.sleep(0.02)
 if sys.argv[1] == "hang":
+    notifier.ready("hangs soon")
     print("hanging", file=sys.stderr, flush=True)
     time.sleep(3600)
 """
@@ -102,6 +103,20 @@ def test_a_loop_that_hangs_is_ended_and_one_that_never_began_is_not(
         until(lambda: "hanging" in child.last_words)
         time.sleep(1.0)
         assert child.codes == []
+
+
+def test_a_loop_on_a_slow_machine_has_more_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(child_process, "STUCK_S", 0.25)
+    monkeypatch.setattr(child_process, "LOOK_S", 0.05)
+    monkeypatch.setenv("SLOW", "8")
+    with Child(tmp_path, "hang", "0.2", watched=True) as child:
+        assert isinstance(child, Child)
+        until(lambda: "hanging" in child.last_words)
+        began = time.monotonic()
+        until(lambda: child.codes == [-signal.SIGABRT])
+        assert time.monotonic() - began > 1.0  # of 2 s since its last beat
 
 
 def test_a_log_that_has_grown_long_begins_anew(

@@ -93,6 +93,21 @@ def test_the_watchdog_is_fed_at_half_its_interval(manager: Manager) -> None:
     assert beats == 5
 
 
+def test_a_slow_machine_asks_for_a_patient_watchdog(manager: Manager) -> None:
+    clock = Clock()
+    given = {"NOTIFY_SOCKET": manager.name, "WATCHDOG_USEC": "4000000"}
+    notifier = Notifier(given, clock, slow=2.5)
+    notifier.ready("waiting")
+    assert manager.heard() == ["READY=1\nSTATUS=waiting\nWATCHDOG_USEC=10000000"]
+    beats = 0
+    for _ in range(100):  # 10 s, ten turns a second
+        notifier.beat()
+        beats += len(manager.heard())
+        clock.now += 0.1
+    notifier.close()
+    assert beats == 2
+
+
 @pytest.mark.parametrize(
     "extra",
     [{}, {"WATCHDOG_USEC": "rubbish"}, {"WATCHDOG_USEC": "1000", "WATCHDOG_PID": "1"}],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -16,6 +15,7 @@ from edgespec.model.quantised import linear, nf4, selftest
 from edgespec.model.quantised.linear import pack
 from edgespec.model.quantised.source import QuantisingSource
 
+BUSY = "while [ $((n=n+1)) -lt 400000 ]; do :; done"
 WEIGHT = "model.layers.0.self_attn.q_proj.weight"
 
 
@@ -140,32 +140,38 @@ def test_wrong_weights_are_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("ended", "said"),
+    ("script", "said"),
     [
-        (subprocess.CompletedProcess([], 0, "noise\nverdict: \n", ""), ""),
-        (subprocess.CompletedProcess([], 0, "verdict: it is slow\n", ""), "it is slow"),
-        (subprocess.CompletedProcess([], -4, "", ""), "ended the process (SIGILL)"),
-        (subprocess.CompletedProcess([], 1, "", "a\nlast words\n"), "failed: last words"),
-        (subprocess.TimeoutExpired([], 1), "did not end within"),
-        (OSError("no memory"), "could not be tried: no memory"),
+        ("echo imported; echo noise; echo verdict:", ""),
+        ("echo imported; echo verdict: $4 is slow on $5", "float16 is slow on cuda"),
+        ("echo imported; kill -ILL $$", "ended the process (SIGILL)"),
+        ("kill -ILL $$", "ended the process (SIGILL)"),
+        ("echo imported; echo a >&2; echo last words >&2; exit 1", "failed: last words"),
+        ("echo imported; exec sleep 99", "did not end within"),
+        (f"{BUSY}; echo imported; sleep 1.5; echo verdict:", ""),
+        ("exec sleep 99", "did nothing for"),
     ],
 )
 def test_a_process_that_tries_a_kernel_may_die(
-    monkeypatch: pytest.MonkeyPatch,
-    ended: subprocess.CompletedProcess[str] | Exception,
-    said: str,
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, script: str, said: str
 ) -> None:
-    def run(command: list[str], **settings: object) -> subprocess.CompletedProcess[str]:
-        assert command[-3:] == ["nf4", "float16", "cuda"]
-        if isinstance(ended, Exception):
-            raise ended
-        return ended
-
-    monkeypatch.setattr(selftest.subprocess, "run", run)
+    """Or take long: a machine that imports slowly has more time for the kernel, too."""
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\n{script}\n")
+    python.chmod(0o755)
+    monkeypatch.setattr(selftest.sys, "executable", str(python))
+    monkeypatch.setattr(selftest, "STILL_S", 0.4)
+    monkeypatch.setattr(selftest, "_PATIENCE", 1.0)
     reason = selftest.usable(Quantisation.parse("nf4"), "float16", "cuda")
     assert reason == said if not said else said in reason
 
 
+def test_a_process_that_cannot_be_started_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(selftest.sys, "executable", "/nowhere/python")
+    reason = selftest.usable(Quantisation.parse("nf4"), "float16", "cuda")
+    assert "could not be tried: " in reason
+
+
 def test_the_process_prints_its_verdict(capsys: pytest.CaptureFixture[str]) -> None:
     selftest.main(["int8", "float32", "cpu"])
-    assert capsys.readouterr().out.strip() == "verdict:"
+    assert capsys.readouterr().out == "imported\nverdict: \n"

@@ -13,11 +13,13 @@ from pathlib import Path
 
 import psutil
 import pytest
+from support.starting import at_start
 from support.tiers import thorough
 from support.torch_rings import BASE, tokenizer
 from transformers import AutoTokenizer
 
-from edgespec.errors import ConfigError
+from edgespec.errors import ConfigError, ModelError
+from edgespec.model import bounded_process
 from edgespec.model.template_process import TemplateProcess
 
 TALK = [
@@ -112,6 +114,23 @@ def test_one_that_dies_is_started_again() -> None:
         made._child.kill()
         made._child.wait()
         assert made.render(TALK) == "fine"
+
+
+def test_a_start_may_take_any_time_in_which_it_does_something(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bounded_process, "STILL_S", 0.4)
+    for code in (
+        "import time\nwhile time.process_time() < 1.5: pass",
+        "import time; time.sleep(99)",
+    ):
+        at_start(monkeypatch, tmp_path, "edgespec.model.template_child", code)
+        with rendering("fine") as made:
+            if "sleep" not in code:
+                assert made.render(TALK) == "fine"
+                continue
+            with pytest.raises(ModelError, match="the model's chat template does not start"):
+                made.render(TALK)
 
 
 def test_closing_it_ends_it_while_it_renders() -> None:

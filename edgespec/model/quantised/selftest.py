@@ -6,11 +6,13 @@ import functools
 import signal
 import subprocess
 import sys
+import time
 
 import torch
 
 from edgespec.config import FILE, NAMED, Quantisation
 from edgespec.errors import ConfigError, ModelError
+from edgespec.model.progress import STILL_S, speaks
 from edgespec.model.quantised.kernels import complaint
 from edgespec.model.quantised.linear import dequantised, linear_from, pack
 from edgespec.model.quantised.made_up import made_up
@@ -32,7 +34,9 @@ _FILE_FORMS = (
 """Some of the forms that files come in, with every way to multiply and every kind of scale."""
 
 _VERDICT = "verdict:"  # what the line of a process that tried begins with
-_PATIENCE = 180.0  # seconds; the first CUDA kernel of a process may be compiled for the device
+_PATIENCE, _IMPORTS = 180.0, 60.0
+"""The first CUDA kernel of a process may be compiled for the device: it has so many seconds, or so
+many times what the imports took there, if that is more."""
 
 
 def usable_quantisations(dtype: str, device: torch.device | str) -> dict[str, str]:
@@ -98,20 +102,35 @@ def _complaint(form: Quantisation, packed: Packed, dtype: str, device: str) -> s
 def _tried_apart(quantisation: Quantisation, dtype: str, device: str) -> str:
     """`tried` in a process of its own, whose death is a verdict too."""
     command = [sys.executable, "-m", __name__, quantisation.name, dtype, device]
+    pipe = subprocess.PIPE
     try:
-        run = subprocess.run(
-            command, capture_output=True, text=True, timeout=_PATIENCE, check=False
-        )
-    except subprocess.TimeoutExpired:
-        return f"its first kernel did not end within {_PATIENCE:.0f} s"
+        with subprocess.Popen(command, stdout=pipe, stderr=pipe, bufsize=0) as child:
+            try:
+                return _told_by(child)
+            finally:
+                child.kill()
     except OSError as error:
         return f"it could not be tried: {error}"
-    if run.returncode < 0:
-        return f"its first kernel ended the process ({_signal_name(-run.returncode)})"
-    verdict = run.stdout.strip().splitlines()
-    if run.returncode or not verdict or not verdict[-1].startswith(_VERDICT):
-        said = (run.stderr.strip().splitlines() or ["no message"])[-1]
-        return f"its first kernel failed: {said}"
+
+
+def _told_by(child: subprocess.Popen[bytes]) -> str:
+    """The verdict of a process that has just been started."""
+    assert child.stdout is not None
+    began = time.monotonic()
+    if not speaks(child.stdout, child.pid, STILL_S):
+        return f"the process that tries it did nothing for {STILL_S:.0f} s"
+    child.stdout.readline()
+    patience = max(_PATIENCE, _IMPORTS * (time.monotonic() - began))
+    try:
+        said, errors = child.communicate(timeout=patience)
+    except subprocess.TimeoutExpired:
+        return f"its first kernel did not end within {patience:.0f} s"
+    if child.returncode < 0:
+        return f"its first kernel ended the process ({_signal_name(-child.returncode)})"
+    verdict = said.decode(errors="replace").strip().splitlines()
+    if child.returncode or not verdict or not verdict[-1].startswith(_VERDICT):
+        lines = errors.decode(errors="replace").strip().splitlines() or ["no message"]
+        return f"its first kernel failed: {lines[-1]}"
     return verdict[-1].removeprefix(_VERDICT).strip()
 
 
@@ -124,6 +143,7 @@ def _signal_name(number: int) -> str:
 
 def main(arguments: list[str]) -> None:
     """Print the verdict on NAME DTYPE DEVICE, on one line."""
+    print("imported", flush=True)
     name, dtype, device = arguments
     reason = tried(Quantisation.parse(name), dtype, device)
     print(_VERDICT, " ".join(reason.split()))
