@@ -156,9 +156,9 @@ class CoordinatorMachine:
     def _start_next(self, now: float) -> list[Effect]:
         """Start the first requests that wait, if their prompts are encoded and may begin."""
         effects: list[Effect] = []
-        waiting = self._waiting.queue
-        while self._places and len(waiting) and self._may_start(waiting.in_order()[0]):
-            effects += self._start(waiting.next(), now)
+        waiting = self._waiting
+        while self._places and (first := waiting.first()) and self._may_start(first):
+            effects += self._start(waiting.queue.take(first), now)
         return effects + (self._scheduler.work(now) if self._state.is_up else [])
 
     def _may_start(self, request: Request) -> bool:

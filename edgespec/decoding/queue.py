@@ -64,17 +64,19 @@ class RequestQueue:
         self.has_changed = True
         self._first.extendleft(reversed(requests))
 
-    def next(self) -> Request:
-        """Take out the request that begins now. There must be one."""
+    def take(self, request: Request) -> Request:
+        """Take out a request, which begins now: it was its asker's turn."""
         self.has_changed = True
-        if self._first:
-            return self._first.popleft()
+        if request in self._first:
+            self._first.remove(request)
+            return request
         if self._served is not None:
             served = self._askers.pop(self._served)
             if served:
                 self._askers[self._served] = served
-        self._served = next(iter(self._askers))
-        return self._askers[self._served].popleft()
+        self._served = request.asker
+        self._askers[request.asker].remove(request)
+        return request
 
     def remove(self, request: Request) -> None:
         """A request waits no more."""
@@ -104,37 +106,60 @@ class WaitingRoom:
         self.queue = RequestQueue(limit)
         self._limit = limit
         self._longest_prompt = longest_prompt
-        self._encoding: int | None = None  # whose prompt is being encoded
+        # The request whose prompt is being encoded: of those without a grammar, and with one.
+        self._encoding: dict[bool, int] = {}
+        self._turns = 0
+        self._turn: dict[str, int] = {}  # in which a prompt of each asker was encoded last
 
     def __len__(self) -> int:
         return len(self.queue)
 
     def renew(self, waiting: Iterable[Request]) -> None:
         """Begin with a queue of these, nothing being encoded."""
-        self.queue, self._encoding = RequestQueue(self._limit), None
+        self.queue, self._encoding = RequestQueue(self._limit), {}
         for request in waiting:
             self.queue.add(request)
 
     def is_encoding(self, request: int) -> bool:
         """Whether the prompt of that request is being encoded."""
-        return request == self._encoding
+        return request in self._encoding.values()
 
     def encoded(self, request: int) -> None:
         """The prompt of that request is encoded, or cannot be."""
-        if request == self._encoding:
-            self._encoding = None
+        if self.is_encoding(request):
+            self._encoding = {k: r for k, r in self._encoding.items() if r != request}
             self.queue.has_changed = True  # it may have to wait for rows
 
     def encode_next(self) -> list[Effect]:
-        """Have one prompt encoded at a time, in the order of the queue; so a prompt that is
-        cancelled before its turn costs nothing."""
-        request = next((r for r in self.queue.in_order() if r.asked), None)
-        if self._encoding is not None or request is None or request.asked is None:
+        """Have one prompt without a grammar and one with it encoded at a time, in the order of the
+        queue; so a prompt that is cancelled before its turn costs nothing. To compile a grammar may
+        take seconds, for which no other prompt waits."""
+        effects: list[Effect] = []
+        for has_grammar in (False, True):
+            if has_grammar not in self._encoding:
+                effects += self._encode_one(has_grammar)
+        return effects
+
+    def _encode_one(self, has_grammar: bool) -> list[Effect]:
+        in_order = self.queue.in_order()
+        asks = [r for r in in_order if r.asked and bool(r.asked.grammar) == has_grammar]
+        if not asks:
             return []
-        self._encoding = request.number
-        asked, most = request.asked, self._longest_prompt
-        told = asked.prompt, asked.messages, most, asked.grammar
+        # Askers take turns here too: those whose requests fail, or who leave, never begin.
+        request = min(asks, key=lambda r: self._turn.get(r.asker, 0))
+        self._turns += 1
+        known = {r.asker: self._turn.get(r.asker, 0) for r in in_order}
+        self._turn = {**known, request.asker: self._turns}
+        self._encoding[has_grammar] = request.number
+        asked = request.asked
+        assert asked is not None
+        told = asked.prompt, asked.messages, self._longest_prompt, asked.grammar
         return [EncodePrompt(request.number, *told)]
+
+    def first(self) -> Request | None:
+        """The one that begins next; those whose grammar is not compiled are passed over."""
+        in_order = self.queue.in_order()
+        return next((r for r in in_order if not (r.asked and r.asked.grammar)), None)
 
     def tell(self, missing: str, running: int, most: int) -> list[Effect]:
         """Say to each request why it waits, if that has changed: for what is `missing`, or for

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import math
 import os
 import resource
 import signal
@@ -51,9 +52,9 @@ def _bound_memory() -> None:
 
 
 def _bound_time(seconds: float) -> None:
-    """The kernel ends this process after so much more computing, if its parent does not."""
+    """The kernel ends this process after so much more computing, or up to a second more."""
     used = resource.getrusage(resource.RUSAGE_SELF)
-    most = int(used.ru_utime + used.ru_stime + seconds) + 2
+    most = math.ceil(used.ru_utime + used.ru_stime + seconds)
     resource.setrlimit(resource.RLIMIT_CPU, (most, resource.RLIM_INFINITY))
 
 

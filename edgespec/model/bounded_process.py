@@ -22,14 +22,21 @@ class BoundedProcess:
     """
 
     def __init__(
-        self, module: str, what: str, first: Callable[[], dict[str, object]], seconds: float
+        self,
+        module: str,
+        what: str,
+        first: Callable[[], dict[str, object]],
+        seconds: float,
+        patience: float = 1.0,
     ) -> None:
         """`module`: what it runs. `what` it is of, for messages. `first`: what it is told as it
-        starts. `seconds`: its limit for each answer."""
+        starts. `seconds`: its limit for each answer, of computing; `patience`: times as long it may
+        take by the clock, on a machine that has other work."""
         self._module = module
         self._what = what
         self._first = first
         self._seconds = seconds
+        self._patience = patience
         self._child: subprocess.Popen[bytes] | None = None
         self._is_ready = False
         self._lock = threading.Lock()
@@ -69,7 +76,11 @@ class BoundedProcess:
                 if not self._gets_ready():
                     raise ModelError(f"the process of {self._what} does not start")
                 self._is_ready = True
-            return self._answer(self._seconds, what)
+            answer = self._answer(self._seconds * self._patience, what)
+            if answer is None:
+                with contextlib.suppress(ModelError):
+                    self.start()  # it gets ready for the next question
+            return answer
 
     def close(self) -> None:
         child = self._child

@@ -19,13 +19,13 @@ from edgespec.verify.rules import Answer, Mask
 
 LIMITS = LLParserLimits(
     initial_lexer_fuel=1_000_000,
-    step_lexer_fuel=100_000,
-    step_max_items=50_000,
+    step_lexer_fuel=20_000,
+    step_max_items=10_000,
     max_lexer_states=50_000,
     max_grammar_size=200_000,
     verbose_errors=False,
 )
-"""About 20 ms for the mask of a token, and 100 MB of states, at most."""
+"""About 5 ms for the mask of a token, and 100 MB of states, at most."""
 
 KEPT_MASKS = 128
 """Masks of the newest answers: the same ones are asked for by the draft and by the head."""

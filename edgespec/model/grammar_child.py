@@ -18,10 +18,13 @@ from edgespec.errors import ConfigError
 from edgespec.model.bounded_child import serve
 from edgespec.model.grammar import GrammarCompiler, Vocabulary
 
+NICENESS = 10
+"""A tenth of a core where all cores are busy: enough to get done, and little for others."""
+
 
 def prepare(asked: Mapping[str, Any]) -> Callable[[bytes], dict[str, str]]:
     """What tries grammars for that vocabulary."""
-    os.nice(19)
+    os.nice(NICENESS)
     compiler = GrammarCompiler(Vocabulary(asked["tokenizer"], tuple(asked["ends"])))
 
     def answer(line: bytes) -> dict[str, str]:

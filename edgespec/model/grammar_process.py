@@ -10,7 +10,10 @@ from edgespec.model.bounded_process import BoundedProcess
 from edgespec.model.grammar import Vocabulary
 
 COMPILE_S = 3.0
-"""Seconds that a grammar may take; most take milliseconds."""
+"""Seconds of computing that a grammar may take; most take milliseconds."""
+
+PATIENCE = 5.0
+"""Times as long it may take by the clock: it yields to all other work."""
 
 MOST_CHARS = 512 << 10
 """Characters of a grammar."""
@@ -31,7 +34,7 @@ class GrammarProcess(BoundedProcess):
             known = vocabulary()
             return {"tokenizer": known.tokenizer, "ends": known.ends}
 
-        super().__init__("edgespec.model.grammar_child", "grammars", first, seconds)
+        super().__init__("edgespec.model.grammar_child", "grammars", first, seconds, PATIENCE)
         self._good: OrderedDict[str, None] = OrderedDict()
 
     def check(self, text: str) -> None:

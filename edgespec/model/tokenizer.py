@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -58,6 +59,7 @@ class Tokenizer:
                 f"cannot open the tokenizer in {self.path} ({error}); its tokenizer.json and "
                 "tokenizer_config.json are needed"
             ) from error
+        self._encoding = threading.Lock()  # transformers' tokenizers change as they encode
         self.eos_ids = self._find_eos_ids()
         added = self._inner.added_tokens_decoder.items()
         self._special = {index for index, token in added if token.special}
@@ -103,7 +105,8 @@ class Tokenizer:
     def encode(self, text: str) -> list[int]:
         """Token ids of a text prompt, with what the tokenizer itself puts around one (BOS)."""
         # verbose: transformers would warn of a length that admission refuses anyway.
-        return list(self._inner.encode(text, add_special_tokens=True, verbose=False))
+        with self._encoding:
+            return list(self._inner.encode(text, add_special_tokens=True, verbose=False))
 
     def encode_chat(
         self, messages: Sequence[Mapping[str, str]], most: int | None = None
@@ -157,7 +160,8 @@ class Tokenizer:
         text = self.render(**said)
         if most is not None:
             self.check_length(text, most)
-        return self._chat.encode(text, marks)
+        with self._encoding:
+            return self._chat.encode(text, marks)
 
     def _render(
         self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None

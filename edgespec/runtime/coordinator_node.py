@@ -72,9 +72,11 @@ class CoordinatorNode(RingNode):
         self._machine = machine
         self._membership = membership
         self._unreachable: set[bytes] = set()  # found while carrying out effects
-        # Prompts have their own worker: neither they nor the models wait for the other.
+        # Prompts have their own workers: neither they nor the models wait for the other, nor do
+        # prompts for a grammar.
         self._prompts = Worker(self._encode, "edgespec-prompts")
-        self.workers.append(self._prompts)
+        self._grammars = Worker(self._encode, "edgespec-grammars")
+        self.workers += [self._prompts, self._grammars]
 
     def _encode(self, effect: Effect, stop: Callable[[], bool]) -> Event:
         assert isinstance(effect, EncodePrompt)
@@ -210,7 +212,8 @@ class CoordinatorNode(RingNode):
     def carry_out(self, effect: Effect, now: float) -> None:
         match effect:
             case EncodePrompt():
-                self._prompts.submit(effect, self.happened_at)
+                worker = self._grammars if effect.grammar else self._prompts
+                worker.submit(effect, self.happened_at)
             case SendRing(segment):
                 self.transport.send_ring(segment)
             case SendStages(message):

@@ -251,6 +251,36 @@ def test_an_encoder_that_fails_ends_its_request_alone() -> None:
     assert desk.started == [2]
 
 
+def test_a_grammar_that_is_compiled_holds_up_no_other_prompt() -> None:
+    desk = Desk()
+    desk.submit(replace(ASK, grammar="long"))
+    desk.submit(replace(ASK, tag=2))
+    held, free = desk.asked
+    desk.tell(PromptEncoded(free.request, (1, 2)))
+    assert desk.started == [free.request], "it begins before the one that came first"
+    desk.submit(replace(ASK, tag=3))
+    desk.tell(PromptEncoded(held.request, (1, 2)))
+    desk.tell(MessageArrived(CLIENT, Cancel(2)))
+    assert desk.started == [free.request, held.request], "once it is compiled it has its turn"
+
+
+@pytest.mark.parametrize("grammar", ["", "long"])
+def test_who_asks_without_end_keeps_no_other_from_being_encoded(grammar: str) -> None:
+    """Also if none of its requests ever begins."""
+    desk = Desk()
+    for tag in (1, 2):
+        desk.submit(replace(ASK, tag=tag, scope="many", grammar=grammar))
+    for tag, name in enumerate(("one", "other")):
+        desk.submit(replace(ASK, tag=tag, scope=name, grammar=grammar), peer=OTHER)
+    taken = []
+    for tag in range(3, 7):
+        effect = desk.asked.pop()
+        taken.append(effect.request)
+        desk.submit(replace(ASK, tag=tag, scope="many", grammar=grammar))
+        desk.tell(ComputeFailed(-1, effect.request, "no"))
+    assert {3, 4} <= {*taken[:3]}
+
+
 def test_what_cannot_fit_is_refused_by_its_characters_at_once() -> None:
     desk = Desk()
     desk.submit(replace(ASK, prompt="9" * (1 << 20)))
