@@ -125,13 +125,15 @@ class Tokenizer:
         """As encode_chat, of a conversation in which these tools may be called, or tools were.
 
         The template writes them if it knows tools, and their form is one that edgespec reads; else
-        they are told as text.
+        they are told as text, and so are calls and results, unless it knows those.
         """
         form = form_named(form_in(self.chat_template))
-        if not self.takes_tools:
+        if self.takes_tools:
+            told = [tool.as_json() for tool in tools] or None
+            return self._encoded(form.for_template(messages), told, most)
+        if form.writes_tools:
             return self.encode_chat(form.as_text(messages, tools), most)
-        told = [tool.as_json() for tool in tools] or None
-        return self._encoded(form.for_template(messages), told, most)
+        return self._encoded(form.with_words(form.for_template(messages), tools), None, most)
 
     @cached_property
     def takes_tools(self) -> bool:

@@ -106,8 +106,8 @@ class ChatFormat(Format):
     ) -> None:
         super().__init__(request, form, model, created)
         assert isinstance(request, ChatRequest)
-        names = [tool.name for tool in request.callable_tools]
-        self._readers = [CallReader(form, names) for _ in range(request.choices if names else 0)]
+        tools = request.callable_tools
+        self._readers = [CallReader(form, tools) for _ in range(request.choices if tools else 0)]
 
     def opening(self) -> list[Reply]:
         delta = {"role": "assistant", "content": ""}

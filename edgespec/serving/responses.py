@@ -161,8 +161,8 @@ class ResponsesFormat(Format):
     ) -> None:
         super().__init__(request, form, model, created)
         self._chat, self._asked = request, asked
-        names = [tool.name for tool in request.callable_tools]
-        self._reader = CallReader(form, names) if names else None
+        tools = request.callable_tools
+        self._reader = CallReader(form, tools) if tools else None
         self._items: list[Object] = []
         self._told = 0
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 import regex
 
-from edgespec.types.tool_forms import ToolForm
+from edgespec.serving.xml_arguments import XmlArguments
+from edgespec.types.tool_forms import Tool, ToolForm
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +26,10 @@ class Said:
 class CallReader:
     """Reads calls out of an answer that comes in pieces. What is no call is text."""
 
-    def __init__(self, form: ToolForm, names: Sequence[str]) -> None:
-        """`names`: of the tools that there are."""
+    def __init__(self, form: ToolForm, tools: Sequence[Tool]) -> None:
+        """`tools`: those that there are."""
+        names = [tool.name for tool in tools]
+        self._schemas = {tool.name: tool.parameters for tool in tools}
         self._anywhere = form.anywhere
         self._first = regex.compile(form.pattern(names, another=False))
         self._another = regex.compile(form.pattern(names, another=True))
@@ -34,6 +37,7 @@ class CallReader:
         self._held = ""
         self._calls = 0
         self._next = self._opening
+        self._arguments: JsonArguments | XmlArguments = JsonArguments()
 
     @property
     def calls(self) -> int:
@@ -51,6 +55,9 @@ class CallReader:
     def flush(self) -> list[Said]:
         """The answer has ended: the rest of it, if that is text."""
         rest, self._held = self._held, ""
+        if self._next == self._in_arguments:
+            piece = self._arguments.rest(rest)
+            return [Said(piece, self._calls - 1)] if piece else []
         if self._next == self._closed or (self._calls and not rest.strip()):
             return []
         return [Said(rest)] if rest else []
@@ -72,15 +79,16 @@ class CallReader:
         said = [Said(text)] if text else []
         if found.partial:
             return said or None
-        self._held = self._held[found.end() - found.start() - 1 :]  # from the first brace on
-        self._next, self._arguments_end = self._arguments, _ObjectEnd()
+        is_json = found[0].endswith("{")
+        self._held = self._held[len(found[0]) - is_json :]  # from the first brace on
+        self._arguments = JsonArguments() if is_json else XmlArguments(self._schemas[found[1]])
+        self._next = self._in_arguments
         self._calls += 1
         return [*said, Said("", self._calls - 1, f"call_{secrets.token_hex(12)}", found[1])]
 
-    def _arguments(self) -> list[Said] | None:
-        end = self._arguments_end.find(self._held)
-        piece, self._held = self._held[:end], self._held[end:]
-        if self._arguments_end.is_found:
+    def _in_arguments(self) -> list[Said] | None:
+        piece, self._held = self._arguments.take(self._held)
+        if self._arguments.is_over:
             self._next = self._closed
         return [Said(piece, self._calls - 1)] if piece else None
 
@@ -93,17 +101,25 @@ class CallReader:
         return []
 
 
-class _ObjectEnd:
+class JsonArguments:
     """Finds where a JSON object ends that comes in pieces: its braces are counted, not those in
     its texts."""
 
     def __init__(self) -> None:
-        self.is_found = False
+        self.is_over = False
         self._depth = 0
         self._in_text = self._is_escaped = False
 
-    def find(self, text: str) -> int:
-        """How many characters of this piece belong to it."""
+    def take(self, text: str) -> tuple[str, str]:
+        """What belongs to it of this text, and the rest."""
+        end = self._end(text)
+        return text[:end], text[end:]
+
+    def rest(self, text: str) -> str:
+        """Nothing is held back of it."""
+        return text
+
+    def _end(self, text: str) -> int:
         for at, character in enumerate(text):
             if self._is_escaped:
                 self._is_escaped = False
@@ -117,6 +133,6 @@ class _ObjectEnd:
             elif character in "}]":
                 self._depth -= 1
                 if self._depth == 0:
-                    self.is_found = True
+                    self.is_over = True
                     return at + 1
         return len(text)

@@ -45,6 +45,8 @@ class ToolForm:
     key = "arguments"
     anywhere = False
     """Whether a call may stand behind text; else an answer with calls begins with one."""
+    writes_tools = True
+    """Whether templates of this form that know calls write the tools too."""
     opening = another = closing = _B
     """Regular expressions: what stands before the first call's and any other's JSON, and what
     stands behind the arguments of one."""
@@ -81,7 +83,12 @@ To call one, answer with nothing but {example}, its name and its arguments fille
 
     def as_text(self, messages: Sequence[Message], tools: Sequence[Tool]) -> list[dict[str, str]]:
         """A conversation for a template that knows no tools: roles and texts alone."""
-        found = [self._text(one) for one in messages]
+        return self.with_words([self._text(one) for one in messages], tools)
+
+    def with_words(
+        self, found: list[dict[str, str]], tools: Sequence[Tool]
+    ) -> list[dict[str, str]]:
+        """These messages, and what the model is told of tools, in the system message."""
         if not tools:
             return found
         words = self.told(tools)
@@ -106,10 +113,9 @@ To call one, answer with nothing but {example}, its name and its arguments fille
 
     def pattern(self, names: Sequence[str], *, another: bool) -> str:
         """A regular expression for what stands before the arguments of a call of these tools, with
-        their own first brace; its group 1 is the name."""
-        named = "|".join(re.escape(name) for name in names)
+        their own first brace if they are JSON; its group 1 is the name."""
         kind = rf'(?:"type"{_B}:{_B}"function"{_B},{_B})?'
-        head = rf'"name"{_B}:{_B}"({named})"{_B},{_B}"(?:arguments|parameters)"{_B}:{_B}\{{'
+        head = rf'"name"{_B}:{_B}"{_any_of(names)}"{_B},{_B}"(?:arguments|parameters)"{_B}:{_B}\{{'
         return (self.another if another else self.opening) + rf"\{{{_B}{kind}{head}"
 
     def grammar(self, tools: Sequence[Tool], *, must: bool, several: bool) -> str:
@@ -124,10 +130,11 @@ To call one, answer with nothing but {example}, its name and its arguments fille
         last = json.dumps(self.last) if self.last else ""
         more = f"({json.dumps(self.joint + self.begin)} one_call)*" if several else ""
         lines.append(f"calls: {first} one_call {more} {last}")
-        lines += ["start: calls"] if must else self._start(several)
+        names = [tool.name for tool in tools]
+        lines += ["start: calls"] if must else self._start(names, several)
         return spec("lark", "%llguidance {}\n" + "\n".join(lines) + "\n")
 
-    def _start(self, several: bool) -> list[str]:
+    def _start(self, names: Sequence[str], several: bool) -> list[str]:
         """Rules for an answer that may be a text too."""
         return ["start: calls | FREE", f"FREE: /{self.free}/"]
 
@@ -161,7 +168,7 @@ For each function call, return a json object with function name and arguments wi
     def result(self, content: str) -> str:
         return f"<tool_response>\n{content}\n</tool_response>"
 
-    def _start(self, several: bool) -> list[str]:
+    def _start(self, names: Sequence[str], several: bool) -> list[str]:
         calls = "(begun one_call)*" if several else "(begun one_call)?"
         begun = f"begun[lazy]: FREE {json.dumps(self.begin)}"
         return [f"start: {calls} rest", begun, "rest: FREE", f"FREE: /{self.free}/"]
@@ -207,8 +214,105 @@ class Mistral(ToolForm):
         return found
 
 
+class MistralArgs(Mistral):
+    """Of Mistral since its calls have [ARGS]: name and arguments, the answer begins with a call.
+    None of its control tokens is in its text; an id, which some write behind the name, is."""
+
+    name, first, joint, tail, last = "mistral-args", "", "", "", ""
+    closing = ""
+
+    def head(self, name: str) -> str:
+        return name
+
+    def pattern(self, names: Sequence[str], *, another: bool) -> str:
+        id = r"(?:(?:\[CALL_ID\])?[a-zA-Z0-9]{9})?"
+        return rf"{_B}(?:\[TOOL_CALLS\])?{_any_of(names)}{id}(?:\[ARGS\])?{_B}\{{"
+
+    def _start(self, names: Sequence[str], several: bool) -> list[str]:
+        calls = rf"[ \t\r\n]*{_any_of(names)}[ \t\r\n]*\{{"
+        return ["start: calls | FREE", f"FREE: /{self.free}/ & ~/{calls}{self.free}/"]
+
+
+class Xml(Hermes):
+    """Of Qwen3-Coder: within the tags each argument has tags of its own, and texts are bare there.
+    Calls that have to be valid are JSON as Hermes has it, for which schemas are made."""
+
+    name = "xml"
+    closing = rf"{_B}(?:\}}{_B})?</tool_call>"
+
+    def pattern(self, names: Sequence[str], *, another: bool) -> str:
+        bare = rf"{_B}(?:<tool_call>{_B})?<function={_any_of(names)}>"
+        return f"(?|{super().pattern(names, another=another)}|{bare})"
+
+
+def _mark(words: str) -> str:
+    """One of DeepSeek's, which has a wide bar, and a low block for each blank."""
+    return "<\uff5c" + words.replace(" ", "\u2581") + "\uff5c>"
+
+
+_SEP = _mark("tool sep")
+
+
+class DeepSeek(ToolForm):
+    """Of DeepSeek V3.1: each call within marks, behind a text or without one. Its templates write
+    calls and results, but no tools, and add to the arguments as to a text."""
+
+    name, anywhere = "deepseek", True
+    first, last = _mark("tool calls begin"), _mark("tool calls end")
+    begin, tail = _mark("tool call begin"), _mark("tool call end")
+    closing = rf"{_B}(?:```)?{_B}{tail}{_B}(?:{last})?"
+    writes_tools = False
+    words = """## Tools
+You have access to the following tools:
+
+{tools}
+
+IMPORTANT: ALWAYS adhere to this exact format for tool use, its name and its arguments filled in:
+{example}"""
+
+    def head(self, name: str) -> str:
+        return f"{name}{_SEP}"
+
+    def pattern(self, names: Sequence[str], *, another: bool) -> str:
+        first = "" if another else self.first
+        head = rf"(?:function{_SEP})?{_any_of(names)}(?:{_SEP})?"
+        return rf"{_B}{first}{_B}{self.begin}{head}{_B}(?:```json)?{_B}\{{"
+
+    def for_template(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
+        return [
+            {**one, "content": one["content"] or None} if one.get("tool_calls") else dict(one)
+            for one in messages
+        ]
+
+    def _start(self, names: Sequence[str], several: bool) -> list[str]:
+        begun = f"begun[lazy]: FREE {json.dumps(self.first + self.begin)}"
+        more = f"({json.dumps(self.joint + self.begin)} one_call)*" if several else ""
+        called = f"called: begun one_call {more} {json.dumps(self.last)}"
+        return ["start: FREE | called", called, begun, f"FREE: /{self.free}/"]
+
+
+class DeepSeekFenced(DeepSeek):
+    """Of DeepSeek V3 and R1: the arguments stand in a fence."""
+
+    name, joint, tail = "deepseek-fenced", "\n", f"\n```{DeepSeek.tail}"
+
+    def head(self, name: str) -> str:
+        return f"function{_SEP}{name}\n```json\n"
+
+
 HERMES = Hermes()
-_FORMS = {form.name: form for form in (HERMES, Llama(), Mistral())}
+_FORMS = {
+    form.name: form
+    for form in (
+        HERMES,
+        Llama(),
+        Mistral(),
+        MistralArgs(),
+        Xml(),
+        DeepSeek(),
+        DeepSeekFenced(),
+    )
+}
 
 
 def form_named(name: str) -> ToolForm:
@@ -219,11 +323,21 @@ def form_named(name: str) -> ToolForm:
 def form_in(template: str) -> str:
     """The name of the form that a chat template is written for; "" for none of these."""
     if "[TOOL_CALLS]" in template:
-        return "" if "[ARGS]" in template else "mistral"
+        return "mistral-args" if "[ARGS]" in template else "mistral"
     if "<tool_call>" in template:
+        if "<function=" in template and "<parameter=" in template:
+            return "xml"
         return "" if "<function=" in template or "<arg_key>" in template else "hermes"
+    if DeepSeek.begin in template:
+        return "deepseek-fenced" if "```json" in template else "deepseek"
     has_header = "<|start_header_id|>" in template
     return "llama" if has_header and '"parameters": ' in template else ""
+
+
+def _any_of(names: Sequence[str]) -> str:
+    """A group that is one of these names, the longest one that it can be."""
+    longest_first = sorted(names, key=len, reverse=True)
+    return f"({'|'.join(re.escape(name) for name in longest_first)})"
 
 
 def _with_arguments(message: Message) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from support.tool_templates import OF
+from support.tool_templates import DEEPSEEK, DEEPSEEK_FENCED, MISTRAL_ARGS, OF, XML, marked
 from support.torch_rings import BASE, tokenizer
 
 from edgespec.decoding.admission import encode
@@ -82,8 +82,36 @@ def test_a_template_that_knows_no_tools_gets_words() -> None:
         assert form.calls([("now", '{"zone": "</s>"}'), ("now", "{}")]) in text, more
 
 
+def test_names_and_arguments_of_mistral_and_xml_stand_as_their_templates_have_them() -> None:
+    for name, template, calls in [
+        ("mistral-args", MISTRAL_ARGS, ["[TOOL_CALLS]now[CALL_ID]", '[ARGS]{"zone": "</s>"}']),
+        ("xml", XML, ["<function=now><parameter=zone>\n</s>\n</parameter></function>"]),
+    ]:
+        codec = with_template(template)
+        assert form_in(codec.chat_template) == name
+        assert codec.takes_tools
+        text = written(codec, [NOW])
+        assert all(one in text for one in calls), text
+        assert "now" not in written(codec, []).partition("[TOOL_CALLS]")[0].partition("<tool_c")[0]
+        assert text.index("noon") < text.index("night")
+
+
+def test_a_template_that_writes_calls_but_no_tools_is_told_of_those_alone() -> None:
+    """DeepSeek's, which add a call's arguments to a text."""
+    for name, template in (("deepseek", DEEPSEEK), ("deepseek-fenced", DEEPSEEK_FENCED)):
+        codec = with_template(template)
+        assert form_in(codec.chat_template) == name
+        assert not codec.takes_tools
+        text, form = written(codec, [NOW]).lstrip(), form_named(name)
+        assert text.startswith("## Tools"), text
+        assert json.dumps(NOW.as_json()) in text
+        assert form.calls([("now", '{"zone": "</s>"}')]).partition(form.tail)[0] in text, text
+        assert marked("<|tool_output_begin|>night<|tool_output_end|>") in text
+        assert written(codec, []).lstrip().startswith(marked("<|User|>"))
+
+
 def test_other_forms_are_not_taken_for_these() -> None:
-    for other in ["[TOOL_CALLS]f[ARGS]{}", "<tool_call>\n<function=f>", "<|start_header_id|>", "x"]:
+    for other in ["<tool_call>f<arg_key>", "<tool_call>\n<function=f>", "<|start_header_id|>", "x"]:
         assert form_in(other) == "", other
     assert form_in(tokenizer().chat_template) == ""
 

@@ -26,18 +26,22 @@ CITY = {
 }
 NOW: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 TOOLS = [Tool("weather", "of a city", CITY), Tool("now", "", NOW)]
-NAMES = [tool.name for tool in TOOLS]
 
-
-FORMS = [form_named(name) for name in ("hermes", "llama", "mistral")]
-HERMES, LLAMA, MISTRAL = FORMS
+FORMS = [
+    form_named(name)
+    for name in (
+        *("hermes", "llama", "mistral", "mistral-args"),
+        *("xml", "deepseek", "deepseek-fenced"),
+    )
+]
+HERMES, LLAMA, MISTRAL, ARGS, XML, DEEPSEEK, FENCED = FORMS
 PARIS = ("weather", '{"city": "P}a<\\"]r"}')
 NOON = ("now", "{}")
 
 
 def read(form: ToolForm, text: str, cuts: list[int]) -> list[Said]:
     """What a reader finds in a text that comes in these pieces."""
-    reader, found, at = CallReader(form, NAMES), [], 0
+    reader, found, at = CallReader(form, TOOLS), [], 0
     for cut in [*sorted(cuts), len(text)]:
         found += reader.push(text[at:cut])
         at = max(at, cut)
@@ -77,10 +81,38 @@ OWN: list[Case] = [
     (MISTRAL, "[TOOL_CALLS] " + MISTRAL.calls([PARIS, NOON]), "", [PARIS, NOON]),
     (MISTRAL, '[{"name": "now", "arguments": {}, "id": "a1B2c3D4e"}]', "", [NOON]),
     (MISTRAL, '{"name": "now", "arguments": {}}', None, []),
+    (ARGS, "[TOOL_CALLS]now[ARGS]{}[TOOL_CALLS]now[CALL_ID]a1B2c3D4e[ARGS]{}", "", [NOON, NOON]),
+    (ARGS, "nowa1B2c3D4e{}weather" + PARIS[1], "", [NOON, PARIS]),
+    (ARGS, "So now{}", None, []),
+    (DEEPSEEK, "Let me see." + DEEPSEEK.calls([PARIS, NOON]), "Let me see.", [PARIS, NOON]),
+    (DEEPSEEK, FENCED.calls([PARIS, NOON]), "", [PARIS, NOON]),
+    (FENCED, "Let me see.\n" + FENCED.calls([PARIS, NOON]), "Let me see.", [PARIS, NOON]),
+    (DEEPSEEK, DEEPSEEK.first + " now{}", None, []),
+]
+BARE = '<parameter=city>\nP}a<"]r\n</parameter>\n'
+IN_XML: list[Case] = [
+    (XML, f"<tool_call>\n<function=weather>\n{BARE}</function>\n</tool_call>", "", [PARIS]),
+    (XML, f"So.\n<function=weather>\n{BARE}</function>\n</tool_call> Good.", "So. Good.", [PARIS]),
+    (
+        XML,
+        "<tool_call><function=now></function></tool_call>\n"
+        f"<tool_call>\n<function=weather>{BARE}<parameter=days>2</parameter></function>\n"
+        "</tool_call>",
+        "",
+        [NOON, ("weather", PARIS[1][:-1] + ', "days": 2}')],
+    ),
+    (
+        XML,
+        "<tool_call>\n<function=weather>\n<parameter=city>\n\n a\n\n</parameter>\n"
+        "<parameter=new>\n[1, True]\n</parameter>\n</function>\n</tool_call>",
+        "",
+        [("weather", '{"city": "\\n a\\n", "new": "[1, True]"}')],
+    ),
+    (XML, "<function=nothing>\n</function>", None, []),
 ]
 
 
-@given(st.sampled_from([*SAME, *OWN]), st.lists(st.integers(0, 120), max_size=12))
+@given(st.sampled_from([*SAME, *OWN, *IN_XML]), st.lists(st.integers(0, 120), max_size=12))
 def test_calls_are_read_however_the_text_is_cut(case: Case, cuts: list[int]) -> None:
     """What is no call is text, all of it."""
     form, text, plain, calls = case
@@ -100,6 +132,35 @@ def test_a_call_that_is_cut_off_has_what_there_was() -> None:
     for form in FORMS:
         text = form.calls([("weather", '{"city": "Paris"}')]).partition("aris")[0]
         assert whole(read(form, text, [])) == ("", [("weather", '{"city": "P')]), form.name
+
+
+def test_values_of_xml_are_what_the_schema_says() -> None:
+    kinds: dict[str, tuple[dict[str, Any], str, Any]] = {
+        "a": ({"type": "string"}, "5", "5"),
+        "b": ({"type": "integer"}, "5", 5),
+        "c": ({"type": "boolean"}, "True", True),
+        "d": ({"anyOf": [{"type": "string"}, {"type": "null"}]}, "null", None),
+        "e": ({"anyOf": [{"type": "string"}, {"type": "null"}]}, "x</p>\ny", "x</p>\ny"),
+        "f": ({"type": "array"}, '[1, {"a": "</b>"}]', [1, {"a": "</b>"}]),
+        "g": ({"$ref": "#/x"}, '{"h": 1}', {"h": 1}),
+        "i": ({"type": "number"}, "many", "many"),
+        "j": ({"enum": [1, 2]}, "2", 2),
+        "k": ({}, 'if a < "b":\n\tpass', 'if a < "b":\n\tpass'),
+    }
+    schema = {"type": "object", "properties": {name: one[0] for name, one in kinds.items()}}
+    values = [f"<parameter={name}>\n{one[1]}\n</parameter>\n" for name, one in kinds.items()]
+    text = f"<tool_call>\n<function=f>\n{''.join(values)}</function>\n</tool_call>"
+    for step in (1, 7, len(text)):
+        reader = CallReader(XML, [Tool("f", "", schema)])
+        said = [
+            one for at in range(0, len(text), step) for one in reader.push(text[at : at + step])
+        ]
+        plain, [(_, arguments)] = whole([*said, *reader.flush()])
+        assert json.loads(arguments) == {name: one[2] for name, one in kinds.items()}
+        assert plain == ""
+    cut = CallReader(XML, [Tool("f", "", schema)])
+    said = [*cut.push(text.partition("pass")[0] + "pas"), *cut.flush()]
+    assert whole(said)[1][0][1].endswith('"k": "if a < \\"b\\":\\n\\tpas')
 
 
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
@@ -202,7 +263,8 @@ def test_a_template_without_tools_is_told_of_them_in_words() -> None:
     for form in FORMS:
         messages = json.loads(submits_of(checked(ChatRequest, ASKED), 1000)[0].messages)["messages"]
         first, _, made, came = form.as_text(messages, TOOLS)
-        assert first["content"].startswith("Be brief.\n\n# Tools"), form.name
+        heading = form.words.partition("\n")[0]
+        assert first["content"].startswith(f"Be brief.\n\n{heading}"), form.name
         assert json.dumps(NOW) in first["content"], form.name
         assert made == {"role": "assistant", "content": form.calls([NOON])}, form.name
         assert came == {"role": "user", "content": form.result("noon")}, form.name
