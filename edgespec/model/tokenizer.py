@@ -168,12 +168,18 @@ class Tokenizer:
     def _render(
         self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None
     ) -> str:
+        from transformers.utils.chat_template_utils import render_jinja_template
+
         try:
-            return str(
-                self._inner.apply_chat_template(
-                    messages, tools=tools, tokenize=False, add_generation_prompt=True
-                )
+            # apply_chat_template leaves out what is None, which DeepSeek's templates look for.
+            texts, _ = render_jinja_template(
+                conversations=[messages],
+                tools=tools,
+                chat_template=self.chat_template,
+                add_generation_prompt=True,
+                **self.special_tokens,
             )
+            return str(texts[0])
         except Exception as error:  # templates raise what they like for what they do not take
             raise ConfigError(f"the model's chat template refuses this: {error}") from error
 

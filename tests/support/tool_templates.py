@@ -112,7 +112,7 @@ DEEPSEEK = marked("""\
 {%- if m.role == "user" %}{{ "<|User|>" + m.content + "<|Assistant|>" }}
 {%- elif m.role == "tool" %}
 {{- "<|tool_output_begin|>" + m.content + "<|tool_output_end|>" }}
-{%- elif m.tool_calls %}{{ m.content or "" }}<|tool_calls_begin|>
+{%- elif m.tool_calls %}{{ "" if m.content is none else m.content + " " }}<|tool_calls_begin|>
 {%- for c in m.tool_calls %}
 {{- "<|tool_call_begin|>" + c.function.name + "<|tool_sep|>" + c.function.arguments }}
 {{- "<|tool_call_end|>" }}
