@@ -13,7 +13,7 @@ from typer.core import TyperGroup
 
 from edgespec import __version__
 from edgespec.cli import options
-from edgespec.daemon.process import EXIT_CANCELLED, EXIT_FAILED, EXIT_USAGE
+from edgespec.daemon.process import EXIT_CANCELLED, EXIT_FAILED, EXIT_NO_READER, EXIT_USAGE
 from edgespec.errors import AddressUnavailable, ConfigError, EdgespecError
 
 GROUPS = {
@@ -133,6 +133,10 @@ def main() -> None:
         sys.exit(EXIT_USAGE if wrong else EXIT_FAILED)
     except KeyboardInterrupt:
         sys.exit(EXIT_CANCELLED)
+    except SystemExit as end:
+        if isinstance(end.__context__, BrokenPipeError):  # click makes it a failure
+            sys.exit(EXIT_NO_READER)
+        raise
 
 
 if __name__ == "__main__":

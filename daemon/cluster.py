@@ -185,11 +185,10 @@ class ClusterFolder:
         stored = read_private(path / _MEMBERSHIP, secret=False)
         if stored is None:
             raise AccessRefused(
-                f"there is no cluster in {path}; on the coordinator make one with `edgespec init "
-                "--model ... --stages N`, on a device join one with `edgespec join TOKEN`, on a "
-                "machine that only asks give `edgespec prompt --token TOKEN` once (`edgespec token "
-                "new` on the coordinator prints tokens); if it lies elsewhere (a service's in "
-                "/var/lib/edgespec), name its folder with --cluster"
+                f"there is no cluster in {path}: make one with `edgespec init --model ... "
+                "--stages N`, join one with `edgespec join TOKEN`, or only ask one with `edgespec "
+                "prompt --token TOKEN`; --cluster names another folder (a service's is "
+                "/var/lib/edgespec)"
             )
         where = str(path / _MEMBERSHIP)
         membership = read_as(_Membership, stored[0], where, "join again with a token", _VERSION)

@@ -31,6 +31,8 @@ EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_CANCELLED = 130
 """Ended with Ctrl-C, as shells have it."""
+EXIT_NO_READER = 141
+"""What read the output went away: what shells have of a program that SIGPIPE ends."""
 
 _PR_SET_PDEATHSIG = 1
 

@@ -131,8 +131,8 @@ def test_without_a_cluster_it_is_said_how_to_get_one(
 ) -> None:
     here(*arguments).assert_refused(
         f"no cluster in {tmp_path / 'device'}",
-        "on the coordinator make one with `edgespec init --model ... --stages N`",
-        "on a device join one with `edgespec join TOKEN`",
+        "make one with `edgespec init --model ... --stages N`",
+        "join one with `edgespec join TOKEN`",
         "`edgespec prompt --token TOKEN`",
         "--cluster",
     )

@@ -18,6 +18,7 @@ from support.commands import COMMAND, PATIENCE_S, Command, Done, run, run_here, 
 from support.nodes import NodeRing, until
 from support.rings import submit
 
+from edgespec.daemon.process import EXIT_NO_READER
 from edgespec.errors import ConfigError
 from edgespec.sim.toy import text_of
 from edgespec.wire.client_messages import Finished
@@ -182,7 +183,7 @@ def test_a_reader_that_goes_away_is_no_traceback(slow: NodeRing) -> None:
     assert process.stderr is not None
     process.stdout.read(3)
     process.stdout.close()
-    assert process.wait(PATIENCE_S) == 1
+    assert process.wait(PATIENCE_S) == EXIT_NO_READER
     assert b"Traceback" not in process.stderr.read()
     process.stderr.close()
     slow.assert_free()
