@@ -14,7 +14,7 @@ import numpy as np
 
 from edgespec.drafting.base import Guesser, TokenPath
 from edgespec.drafting.feedback import Feedback
-from edgespec.drafting.rivals import ALL, Rivals
+from edgespec.drafting.rivals import Rivals
 from edgespec.drafting.steps import Call, Steps, alone
 from edgespec.policy.estimates import Calibration
 from edgespec.tree.drafted import Children
@@ -121,7 +121,7 @@ class HybridGuesser(Guesser):
         self._watched = self._right = 0  # committed tokens, and those that any member guessed
         self._recent = 0.0  # share of the newest committed tokens that any member guessed
         self._usual = 0.0  # that share when a member was paused last
-        self._rivals, self._learnt = Rivals(), 0  # committed tokens that were learnt from
+        self._rivals = Rivals()
         self._away = 0.0  # seconds of what was let in between layers
 
     def let_in(self, call: Callable[[], object]) -> None:
@@ -291,12 +291,8 @@ class HybridGuesser(Guesser):
         for guess, score in guessed.merged.items():
             self._calibration(guessed, guess, sampling).learn(score, guess == token)
         right = [number for number, guesses in guessed.members.items() if token in guesses]
-        for number, guesses in guessed.members.items():
-            best = max(guesses, key=guesses.__getitem__, default=-1)
-            self._rivals.learn(number, best == token)
-        self._learnt += 1
-        if self._learnt == ALL:
-            self._rivals.compare([member.seconds for member in self._members])
+        worth = {number: _worth(guesses, token) for number, guesses in guessed.members.items()}
+        self._rivals.learn(worth, [member.seconds for member in self._members])
         self._watched += 1
         self._right += bool(right)
         self._recent += RECENT * (bool(right) - self._recent)
@@ -331,3 +327,9 @@ class HybridGuesser(Guesser):
         self._watched = self._right = 0
         for member in self._members:
             member.alone, member.seconds = 0, 0.0
+
+
+def _worth(guesses: Guesses, token: int) -> float:
+    """One over the rank of a token among guesses, 0 if it is none of them."""
+    score = guesses.get(token)
+    return 1 / sum(other >= score for other in guesses.values()) if score is not None else 0.0

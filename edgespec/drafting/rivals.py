@@ -1,83 +1,90 @@
 """Rivals: members of a hybrid that cost about as much each, of which one is asked at a time.
 
 Two neural drafts name much the same tokens, and asking both takes the time of both, for which the
-ring waits. So each is tried alone, the one whose first guess is right more often goes on, and now
-and then another is tried again.
+ring waits. So both are asked for some tokens, until it is clear which guesses better or they have
+taken long enough, and then that one alone; now and then they are compared again. They are compared
+on the same tokens, as one text is much harder to guess than another.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import permutations
 
-ALL = 16
-"""Committed tokens for which all members are asked, to see what each costs."""
-TRIAL = 48
-"""Committed tokens of a trial, at least: it ends with its request."""
+LEAST = 16
+"""Committed tokens for which all members are asked, each time, at least: to see what each costs."""
+MOST = 96
+"""The same at most."""
+CLEAR = 1.5
+"""Standard errors by which a member must be better to end that earlier."""
 AGAIN = 512
-"""Committed tokens until the others are tried again; doubled each time, up to 8 times."""
+"""Committed tokens until all are asked again; doubled each time, up to 8 times."""
 DEAR = 0.1
 """Of the dearest member's time, what makes another one its rival: n-grams take less."""
 
 
 @dataclass(slots=True)
-class _Record:
-    """How often a member's first guess was right, of so many."""
+class _Lead:
+    """By how much one member's guesses were better than another's: summed, and in squares."""
 
-    right: float = 0.0
-    tried: float = 0.0
+    total: float = 0.0
+    squares: float = 0.5
 
     @property
-    def share(self) -> float:
-        return (self.right + 1.0) / (self.tried + 2.0)
+    def errors(self) -> float:
+        """How many standard errors that is."""
+        return self.total / math.sqrt(self.squares)
 
 
 @dataclass(slots=True)
 class Rivals:
-    """Which of the rivals is asked; until it is known who they are, all members are."""
+    """Which of the rivals is asked; -1: all of them, and until it is known who they are, too."""
 
-    _records: dict[int, _Record] = field(default_factory=dict)
+    _numbers: list[int] = field(default_factory=list)
+    _leads: dict[tuple[int, int], _Lead] = field(default_factory=dict)
     _asked: int = -1
+    _together: int = 0
     _left: int = 0
-    _to_try: list[int] = field(default_factory=list)
     _rounds: int = 0
-    _is_settled: bool = False
-
-    def compare(self, seconds: Sequence[float]) -> None:
-        """What each member took for the same guesses: those that are dear are rivals."""
-        least = DEAR * max(seconds)
-        dear = [number for number, took in enumerate(seconds) if 0 < took >= least]
-        if len(dear) > 1:
-            self._records = {number: _Record() for number in dear}
-            self._to_try = dear
-            self._next()
 
     def asks(self, number: int) -> bool:
         """Whether that member is asked now, as far as it depends on its rivals."""
-        return number not in self._records or number == self._asked
+        return self._asked < 0 or number == self._asked or number not in self._numbers
 
-    def learn(self, number: int, right: bool) -> None:
-        """A member that was asked had guessed first what came, or not."""
-        if number in self._records:
-            record = self._records[number]
-            record.right, record.tried = record.right + right, record.tried + 1
-            self._left -= number == self._asked
+    def learn(self, worth: Mapping[int, float], seconds: Sequence[float]) -> None:
+        """What the guesses of the members that were asked were worth for a committed token; what
+        each member took so far: those that are dear are rivals."""
+        if self._asked >= 0:
+            self._left -= 1
+            return
+        for one, other in permutations(worth, 2):
+            lead, more = self._leads.setdefault((one, other), _Lead()), worth[one] - worth[other]
+            lead.total, lead.squares = lead.total + more, lead.squares + more * more
+        self._together += 1
+        if self._together == LEAST:
+            least = DEAR * max(seconds)
+            self._numbers = [number for number, took in enumerate(seconds) if 0 < took >= least]
+        if self._together >= LEAST and len(self._numbers) > 1:
+            self._settle()
+
+    def _settle(self) -> None:
+        """Go on with the best, if it is clear which that is, or took long enough to find out."""
+        certain = {one: self._certainty(one) for one in self._numbers}
+        best = max(certain, key=certain.__getitem__)
+        if certain[best] > CLEAR or self._together >= MOST:
+            self._asked, self._left = best, AGAIN << min(self._rounds, 3)
+            self._rounds += 1
+
+    def _certainty(self, one: int) -> float:
+        """Standard errors by which it leads the rival that comes closest."""
+        others = (number for number in self._numbers if number != one)
+        return min(self._leads.get((one, other), _Lead()).errors for other in others)
 
     def opens(self) -> None:
-        """A request begins: another one may be asked from now on, as no text is half read."""
-        if self._records and self._left <= 0:
-            self._next()
-
-    def _next(self) -> None:
-        """A trial, or the time between two, is over."""
-        if self._is_settled:  # what was found longer ago counts for less
-            for record in self._records.values():
-                record.right, record.tried = record.right / 2, record.tried / 2
-            self._to_try = [number for number in self._records if number != self._asked]
-        self._is_settled = not self._to_try
-        if self._to_try:
-            self._asked, self._left = self._to_try.pop(0), TRIAL
-            return
-        self._asked = max(self._records, key=lambda number: self._records[number].share)
-        self._left = AGAIN << min(self._rounds, 3)
-        self._rounds += 1
+        """A request begins: all may be asked from now on, as no text is half read."""
+        if self._asked >= 0 and self._left <= 0:
+            self._asked, self._together = -1, 0
+            for lead in self._leads.values():  # what was found longer ago counts for less
+                lead.total, lead.squares = lead.total / 2, lead.squares / 2
