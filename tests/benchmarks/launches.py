@@ -3,10 +3,11 @@
     python tests/benchmarks/launches.py
 
 A layer of Llama with tiny matrices over two rows, in bfloat16 on this processor: with torch's
-operations, which compute here what a GPU would be given, and with edgespec's kernels, of which all
-is done but the driver's part of a launch, as they are compiled for an Orin. Microseconds of the
-thread, the least and the median of 1500, by turns; and how many launches there are (of torch's 17,
-4 only take memory). Triton has no build for some machines; then this says so, and ends with 2.
+operations, which compute here what a GPU would be given, and with edgespec's kernels as they are
+compiled for an Orin, launched by Triton's own launcher into a driver that does nothing. The
+matrices are plain, then of 4 bits for Triton too. Microseconds of the thread, the least and the
+median of 1500, by turns; and how many launches there are (of torch's 17, 4 only take memory).
+Triton has no build for some machines; then this says so, and ends with 2. Needs a C compiler.
 """
 
 from __future__ import annotations
@@ -28,12 +29,15 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from support.checkpoints import write_family
 from support.operations import operations
 
+from edgespec.config import QUANTISATIONS
 from edgespec.model import block as block_module
 from edgespec.model import matrices
 from edgespec.model.block import Block
 from edgespec.model.joint import CachedPart
 from edgespec.model.loader import Checkpoint
+from edgespec.model.quantised.source import QuantisingSource
 from edgespec.model.row_math import BATCHED, RowMath
+from edgespec.model.source import TensorSource
 from edgespec.model.tree_attention import tree_mask
 
 RUNS = 1500
@@ -44,34 +48,57 @@ def main() -> int:
         print("triton has no build for this machine, so nothing is measured")
         return 2
     import triton
-    from support.triton_device import Device, launching_into
-    from triton.runtime.jit import JITFunction
+    from support.triton_device import launcher_device
 
     from edgespec.kernels.gpu.products import plain_product
+    from edgespec.model.quantised.triton_linear import TritonLinear
     from edgespec.model.triton_rows import TritonRows
 
     torch.set_num_threads(1)
-    launched: list[Any] = []
-    JITFunction.__getitem__ = launching_into(launched)
-    triton.runtime.driver.set_active(Device())
     with tempfile.TemporaryDirectory() as folder:
-        source = Checkpoint(write_family(Path(folder) / "model", "llama"))
+        triton.runtime.driver.set_active(launcher_device(Path(folder)))
+        source = Checkpoint(write_family(Path(folder) / "tiny", "llama"))
+        # Whose matrices in 4 bits can be joined, as those of real models.
+        shape = {"hidden_size": 128, "intermediate_size": 128, "num_attention_heads": 2}
+        small = write_family(Path(folder) / "small", "llama", num_key_value_heads=1, **shape)
         by_torch = layer(source, BATCHED)
         matrices.plain_product = lambda weight, bias=None: (
             lambda rows: plain_product(rows, weight, bias)
         )
-        by_triton = layer(source, TritonRows())
-        launched.clear()
-        further = [name for name in operations(by_triton) if not name.endswith("empty")]
-        count = len(launched)
+        plain = layer(source, TritonRows())
+        matrices.linear_from = lambda *packed: TritonLinear(*packed)
+        by_codes = layer(
+            QuantisingSource(Checkpoint(small), QUANTISATIONS["int4-g32"]), TritonRows()
+        )
+        kernels = launches(by_codes)
+        further = [name for name in operations(by_codes) if not name.endswith("empty")]
+        said = f"{kernels} kernels and {len(further)} operation"
         for _ in range(2):
-            print(f"torch   {len(operations(by_torch))} operations: {microseconds(by_torch)}")
-            said = f"{count} kernels and {len(further)} operation"
-            print(f"Triton  {said}: {microseconds(by_triton)}")
+            count = len(operations(by_torch))
+            print(f"torch           {count} operations: {microseconds(by_torch)}")
+            print(f"Triton, plain   {said}: {microseconds(plain)}")
+            print(f"Triton, 4 bits  {said}: {microseconds(by_codes)}")
     return 0
 
 
-def layer(source: Checkpoint, math: RowMath) -> Callable[[], None]:
+def launches(layer: Callable[[], None]) -> int:
+    """How many kernels of edgespec's a layer launches."""
+    from edgespec.kernels.gpu.launch import Launcher
+
+    launch, count = Launcher.launch, 0
+
+    def counted(*args: Any) -> None:
+        nonlocal count
+        count += 1
+        launch(*args)
+
+    Launcher.launch = counted  # type: ignore[method-assign]
+    layer()
+    Launcher.launch = launch  # type: ignore[method-assign]
+    return count
+
+
+def layer(source: TensorSource, math: RowMath) -> Callable[[], None]:
     """Runs a layer over two rows, as on an accelerator."""
     block_module.row_math = lambda *_: math
     block = Block(source, 0, 2, "bfloat16")

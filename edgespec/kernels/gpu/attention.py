@@ -14,11 +14,13 @@ row sees nothing leaves its sums as they are, so a row's bits do not tell which 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 
 import torch
 import triton
 import triton.language as tl
 
+from edgespec.kernels.gpu.launch import Launcher
 from edgespec.kernels.gpu.places import Places
 from edgespec.kernels.gpu.whole import cdiv, next_power_of_2
 
@@ -28,6 +30,10 @@ into what a program may have on any device. Wider ones come in blocks of half as
 
 _SECTION = 512
 """Positions of a section."""
+
+_SCALES = 4
+"""Numbers behind the sums of a row's head in a section: its greatest score and its total, and two
+that fill them up to 16 bytes."""
 
 _LANES = 16
 """Rows of a dot product at least: heads that share keys, and rows as far as there is room."""
@@ -62,14 +68,46 @@ def attention(
     lanes = max(_LANES, next_power_of_2(group))
     wide = max(16, next_power_of_2(head_dim))
     block = _BLOCK if _BLOCK * wide * query.element_size() <= _BLOCK_BYTES else _BLOCK // 2
-    sums = query.new_empty((sections, count, heads, wide), dtype=torch.float32)
-    scales = query.new_empty((sections, count, heads, 2), dtype=torch.float32)
-    pieces = places.rows if len(keys) == 1 else _addresses(keys, values)
+    sums = query.new_empty((sections, count, heads, wide + _SCALES), dtype=torch.float32)
+    pieces = None if len(keys) == 1 else _addresses(keys, values)
+    device = query.get_device()
     tile = lanes // next_power_of_2(group)
-    _sections[(cdiv(count, tile), kv_heads, sections)](
-        *(query, keys[0], values[0], pieces, places.slots, places.common, places.shared),
-        *(places.rows, sums, scales, count, query.stride(0), keys[0].stride(0)),
-        *(values[0].stride(0), width, len(keys), scaling, softcap or 0.0, window or 0),
+    _sections_launcher(
+        *(heads, group, lanes, head_dim, wide, block),
+        *(len(keys) > 1, softcap is not None, window is not None),
+    ).launch(
+        (cdiv(count, tile), kv_heads, sections),
+        device,
+        (query, keys[0], values[0], pieces, *places, sums),
+        (
+            *(count, query.stride(0), keys[0].stride(0), values[0].stride(0), width, len(keys)),
+            *(scaling, softcap or 0.0, window or 0),
+        ),
+    )
+    out = query.new_empty((count, heads * head_dim))
+    _join_launcher(heads, head_dim, wide, sinks is not None).launch(
+        (count, heads, 1),
+        device,
+        (sums, sinks, places.rows, out),
+        (count,),
+    )
+    return out
+
+
+@cache
+def _sections_launcher(
+    heads: int,
+    group: int,
+    lanes: int,
+    head_dim: int,
+    wide: int,
+    block: int,
+    pieced: bool,
+    capped: bool,
+    windowed: bool,
+) -> Launcher:
+    return Launcher(
+        _sections,
         HEADS=heads,
         GROUP=group,
         PADDED=next_power_of_2(group),
@@ -78,25 +116,29 @@ def attention(
         WIDE=wide,
         BLOCK=block,
         SECTION=_SECTION // block,
-        PIECED=len(keys) > 1,
-        CAPPED=softcap is not None,
-        WINDOW=window is not None,
+        SCALES=_SCALES,
+        PIECED=pieced,
+        CAPPED=capped,
+        WINDOW=windowed,
         num_warps=_WARPS,
         num_stages=_STAGES,
         enable_fp_fusion=False,
     )
-    out = query.new_empty((count, heads * head_dim))
-    _join[(count, heads)](
-        *(sums, scales, query if sinks is None else sinks, places.rows, out, count),
+
+
+@cache
+def _join_launcher(heads: int, head_dim: int, wide: int, sinks: bool) -> Launcher:
+    return Launcher(
+        _join,
         HEADS=heads,
         DIM=head_dim,
         WIDE=wide,
         LENGTH=_SECTION,
-        SINKS=sinks is not None,
+        SCALES=_SCALES,
+        SINKS=sinks,
         num_warps=1,
         enable_fp_fusion=False,
     )
-    return out
 
 
 def _addresses(keys: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -184,7 +226,6 @@ def _sections(
     shared,
     rows,
     sums_out,
-    scales_out,
     count,
     query_stride,
     key_stride,
@@ -202,6 +243,7 @@ def _sections(
     WIDE: tl.constexpr,
     BLOCK: tl.constexpr,
     SECTION: tl.constexpr,
+    SCALES: tl.constexpr,
     PIECED: tl.constexpr,
     CAPPED: tl.constexpr,
     WINDOW: tl.constexpr,
@@ -256,15 +298,15 @@ def _sections(
                 *(DIM, WIDE, PIECED, CAPPED),
             )
     at = (tl.program_id(2).to(tl.int64) * count + row) * HEADS + own_head
-    tl.store(sums_out + at[:, None] * WIDE + dim[None, :], sums, mask=real[:, None])
-    tl.store(scales_out + at * 2, most, mask=real)
-    tl.store(scales_out + at * 2 + 1, total, mask=real)
+    begin_at = sums_out + at * (WIDE + SCALES)
+    tl.store(begin_at[:, None] + dim[None, :], sums, mask=real[:, None])
+    tl.store(begin_at + WIDE, most, mask=real)
+    tl.store(begin_at + WIDE + 1, total, mask=real)
 
 
 @triton.jit(do_not_specialize=["count"])
 def _join(
     sums,
-    scales,
     sinks,
     rows,
     out,
@@ -273,6 +315,7 @@ def _join(
     DIM: tl.constexpr,
     WIDE: tl.constexpr,
     LENGTH: tl.constexpr,
+    SCALES: tl.constexpr,
     SINKS: tl.constexpr,
 ):
     """All sections of one row and one head."""
@@ -287,13 +330,13 @@ def _join(
         most = tl.load(sinks + head).to(tl.float32)
         total = total + 1.0
     for section in range(ends):
-        at = (section * count + row) * HEADS + head
-        part = tl.load(scales + at * 2)
+        part_at = sums + ((section * count + row) * HEADS + head) * (WIDE + SCALES)
+        part = tl.load(part_at + WIDE)
         greatest = tl.maximum(most, part)
         base = tl.where(greatest == float("-inf"), 0.0, greatest)
         before, now = tl.exp(most - base), tl.exp(part - base)
-        total = tl.fma(total, before, tl.load(scales + at * 2 + 1) * now)
-        whole = whole * before + tl.load(sums + at * WIDE + dim) * now
+        total = tl.fma(total, before, tl.load(part_at + WIDE + 1) * now)
+        whole = whole * before + tl.load(part_at + dim) * now
         most = greatest
     at = out + (row * HEADS + head) * DIM + dim
     tl.store(at, (whole / total).to(out.dtype.element_ty), mask=dim < DIM)

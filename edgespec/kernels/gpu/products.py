@@ -14,12 +14,14 @@ group, also in float32, so that nothing is rounded but the result.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 
+from edgespec.kernels.gpu.launch import Launcher
 from edgespec.kernels.gpu.whole import cdiv
 
 TILE = 64
@@ -92,20 +94,19 @@ def words_of(codes: torch.Tensor, chunk: int) -> torch.Tensor:
     return words.to(torch.int16).contiguous()
 
 
-def codes_product(
-    rows: torch.Tensor, matrix: Codes, bias: torch.Tensor | None = None
-) -> torch.Tensor:
-    """x Wᵀ + bias, [R, out], of rows [R, in] and a bias [out] in float16, bfloat16 or float32."""
-    rows = rows.contiguous()
-    count, columns = rows.shape
-    planes, tiles, steps, chunk, _ = matrix.words.shape
-    out = rows.new_empty(count, matrix.out)
-    if count:
-        _codes_product[(cdiv(count, _BLOCK), tiles)](
-            *(rows, matrix.words, matrix.scales, _or(matrix.zeros, rows)),
-            *(_or(matrix.blocks, rows), _or(matrix.zero_blocks, rows), _or(matrix.levels, rows)),
-            *(_or(bias, rows), out, count, matrix.out),
-            COLUMNS=columns,
+class CodesProduct:
+    """x Wᵀ + bias of rows in the dtype of the bias [out]: float16, bfloat16 or float32."""
+
+    def __init__(self, matrix: Codes, bias: torch.Tensor | None = None) -> None:
+        planes, self._tiles, steps, chunk, _ = matrix.words.shape
+        self._out = matrix.out
+        self._held = (
+            *(matrix.words, matrix.scales, matrix.zeros, matrix.blocks),
+            *(matrix.zero_blocks, matrix.levels, bias),
+        )
+        self._launcher = Launcher(
+            _codes_product,
+            COLUMNS=matrix.columns,
             STEPS=steps,
             GROUP=matrix.group,
             CHUNK=chunk,
@@ -121,7 +122,20 @@ def codes_product(
             num_stages=_STAGES,
             enable_fp_fusion=False,
         )
-    return out
+
+    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+        """Rows [R, in] to [R, out]."""
+        rows = rows.contiguous()
+        count = rows.shape[0]
+        out = rows.new_empty(count, self._out)
+        if count:
+            self._launcher.launch(
+                (cdiv(count, _BLOCK), self._tiles, 1),
+                rows.get_device(),
+                (rows, *self._held, out),
+                (count, self._out),
+            )
+        return out
 
 
 def plain_product(
@@ -133,23 +147,28 @@ def plain_product(
     out_features = weight.shape[0]
     out = rows.new_empty(count, out_features)
     if count:
-        _plain_product[(cdiv(count, _BLOCK), cdiv(out_features, _PLAIN_TILE))](
-            *(rows, weight, _or(bias, rows), out, count, out_features, weight.stride(0)),
-            COLUMNS=columns,
-            DEPTH=_PLAIN_DEPTH * 2 // rows.element_size(),
-            BIASED=bias is not None,
-            TILE=_PLAIN_TILE,
-            BLOCK=_BLOCK,
-            num_warps=_WARPS,
-            num_stages=_STAGES,
-            enable_fp_fusion=False,
+        _plain_launcher(columns, rows.element_size(), bias is not None).launch(
+            (cdiv(count, _BLOCK), cdiv(out_features, _PLAIN_TILE), 1),
+            rows.get_device(),
+            (rows, weight, bias, out),
+            (count, out_features, weight.stride(0)),
         )
     return out
 
 
-def _or(tensor: torch.Tensor | None, other: torch.Tensor) -> torch.Tensor:
-    """What stands for a tensor that is not there: the kernel does not read it."""
-    return other if tensor is None else tensor
+@cache
+def _plain_launcher(columns: int, element_bytes: int, biased: bool) -> Launcher:
+    return Launcher(
+        _plain_product,
+        COLUMNS=columns,
+        DEPTH=_PLAIN_DEPTH * 2 // element_bytes,
+        BIASED=biased,
+        TILE=_PLAIN_TILE,
+        BLOCK=_BLOCK,
+        num_warps=_WARPS,
+        num_stages=_STAGES,
+        enable_fp_fusion=False,
+    )
 
 
 @triton.jit

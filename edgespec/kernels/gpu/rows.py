@@ -6,10 +6,13 @@ is reckoned in float32 and rounded once. Rows are float16, bfloat16 or float32, 
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 import triton
 import triton.language as tl
 
+from edgespec.kernels.gpu.launch import Launcher
 from edgespec.kernels.gpu.whole import cdiv, next_power_of_2
 
 _PART = 1024
@@ -54,16 +57,24 @@ def _launch_norm(
     count, width = rows.shape
     if not count:
         return
+    _norm_launcher(width, more is not None, more_gain is not None, gain is not None).launch(
+        (count, 1, 1),
+        rows.get_device(),
+        (rows, more, more_gain, gain, out, normed),
+        (share, eps),
+    )
+
+
+@cache
+def _norm_launcher(width: int, added: bool, added_normed: bool, normed: bool) -> Launcher:
     wide = next_power_of_2(width)
-    _norm[(count,)](
-        rows,
-        *(rows if one is None else one for one in (more, more_gain, gain, out)),
-        *(normed, share, eps),
+    return Launcher(
+        _norm,
         WIDTH=width,
         WIDE=wide,
-        ADDED=more is not None,
-        ADDED_NORMED=more_gain is not None,
-        NORMED=gain is not None,
+        ADDED=added,
+        ADDED_NORMED=added_normed,
+        NORMED=normed,
         num_warps=max(1, min(8, wide // 512)),
         enable_fp_fusion=False,
     )
@@ -85,17 +96,24 @@ def turn(
     turned = dim if angles is None else angles[0].shape[-1]
     if not count:
         return
-    _turn[(count, heads + kv_heads)](
-        qkv,
-        *(angles or (qkv, qkv)),
-        *(gains or (qkv, qkv)),
-        *(heads, qkv.stride(0), eps),
+    _turn_launcher(turned, dim - turned, angles is not None, gains is not None).launch(
+        (count, heads + kv_heads, 1),
+        qkv.get_device(),
+        (qkv, *(angles or (None, None)), *(gains or (None, None))),
+        (heads, qkv.stride(0), eps),
+    )
+
+
+@cache
+def _turn_launcher(turned: int, rest: int, with_angles: bool, normed: bool) -> Launcher:
+    return Launcher(
+        _turn,
         HALF=turned // 2,
         WIDE=next_power_of_2(turned // 2),
-        REST=dim - turned,
-        WIDE_REST=next_power_of_2(max(1, dim - turned)),
-        TURNED=angles is not None,
-        NORMED=gains is not None,
+        REST=rest,
+        WIDE_REST=next_power_of_2(max(1, rest)),
+        TURNED=with_angles,
+        NORMED=normed,
         num_warps=1,
         enable_fp_fusion=False,
     )
@@ -109,14 +127,15 @@ def gated(gate_up: torch.Tensor, activation: str) -> torch.Tensor:
     width = both // 2
     out = gate_up.new_empty((count, width))
     if count:
-        _gated[(count, cdiv(width, _PART))](
-            *(gate_up, out, width),
-            ACTIVATION=activation,
-            PART=_PART,
-            num_warps=4,
-            enable_fp_fusion=False,
+        _gated_launcher(activation).launch(
+            (count, cdiv(width, _PART), 1), gate_up.get_device(), (gate_up, out), (width,)
         )
     return out
+
+
+@cache
+def _gated_launcher(activation: str) -> Launcher:
+    return Launcher(_gated, ACTIVATION=activation, PART=_PART, num_warps=4, enable_fp_fusion=False)
 
 
 @triton.jit

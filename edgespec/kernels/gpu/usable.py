@@ -56,7 +56,7 @@ def trial(device: torch.device) -> str:
     """
     from edgespec.kernels.gpu.attention import attention
     from edgespec.kernels.gpu.places import places_of
-    from edgespec.kernels.gpu.products import Codes, codes_product, plain_product, words_of
+    from edgespec.kernels.gpu.products import Codes, CodesProduct, plain_product, words_of
     from edgespec.kernels.gpu.rows import norm
 
     generator = torch.Generator().manual_seed(0)
@@ -91,7 +91,7 @@ def trial(device: torch.device) -> str:
         attended = (scores.softmax(-1) @ values).transpose(0, 1).reshape(19, 256)
         normed = exact / (exact.square().mean(1, keepdim=True) + 1e-5).sqrt() * gain.double()
         for name, work, expected in (
-            ("product by codes", lambda x: codes_product(x, matrix), exact @ weight.T),
+            ("product by codes", CodesProduct(matrix), exact @ weight.T),
             (
                 "plain product",
                 partial(plain_product, weight=plain.to(device)),

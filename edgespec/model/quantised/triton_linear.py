@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from edgespec.config import Quantisation
-from edgespec.kernels.gpu.products import TILE, Codes, chunk_of, codes_product, words_of
+from edgespec.kernels.gpu.products import TILE, Codes, CodesProduct, chunk_of, words_of
 from edgespec.model.quantised import int4_kernels, nf4
 from edgespec.model.quantised.rounding import Packed
 
@@ -49,21 +49,23 @@ class TritonLinear(nn.Module):
             self.register_buffer(name, part.to(device), persistent=False)
         zero = form.zeros if "zeros" in parts else ""
         held = dict(self.named_buffers(recurse=False))
-        self._matrix = Codes(
+        matrix = Codes(
             out=shape[0],
             columns=shape[1],
             group=form.group or shape[1],
             zero=zero,
             **{name: held[name] for name in parts},
         )
+        # Held by names of its own: a module takes about as long to find a buffer as a launch takes.
+        self._product, self._order = CodesProduct(matrix, self.bias), self.order
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x [..., in] in its dtype to [..., out]."""
-        rows = x.reshape(-1, self.in_features)
-        if self.order is not None:
-            rows = rows.index_select(1, self.order)
-        result = codes_product(rows, self._matrix, self.bias)
-        return result.reshape(*x.shape[:-1], self.out_features)
+        rows = x if x.dim() == 2 else x.reshape(-1, self.in_features)
+        if self._order is not None:
+            rows = rows.index_select(1, self._order)
+        result = self._product(rows)
+        return result if x.dim() == 2 else result.reshape(*x.shape[:-1], self.out_features)
 
 
 def _scales(packed: Packed, form: Quantisation, shape: torch.Size, dtype: torch.dtype) -> Packed:

@@ -9,7 +9,7 @@ import torch
 from edgespec.kernels.gpu import rows as rows_kernels
 from edgespec.kernels.gpu.attention import attention
 from edgespec.kernels.gpu.places import Places
-from edgespec.kernels.gpu.products import Codes, chunk_of, codes_product, plain_product
+from edgespec.kernels.gpu.products import Codes, CodesProduct, chunk_of, plain_product
 
 HALF, BRAIN, FLOAT = torch.float16, torch.bfloat16, torch.float32
 PRODUCTS = (
@@ -42,7 +42,7 @@ def check_products(compiled: list[Any]) -> None:
         blocks = torch.zeros(2, 192, dtype=HALF) if double else None
         table = torch.zeros(16, dtype=dtype) if levels else None
         codes = Codes(words, 190, 512, group, *numbers, zero, blocks, blocks, table)
-        codes_product(torch.zeros(5, 512, dtype=dtype), codes, torch.zeros(190, dtype=dtype))
+        CodesProduct(codes, torch.zeros(190, dtype=dtype))(torch.zeros(5, 512, dtype=dtype))
     plain_product(torch.zeros(5, 512, dtype=BRAIN), torch.zeros(190, 512, dtype=BRAIN))
     assert len(compiled) == len(PRODUCTS) + 1
     for one in compiled:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from edgespec.kernels.gpu.products import Codes, chunk_of, codes_product, plain_product, words_of
+from edgespec.kernels.gpu.products import Codes, CodesProduct, chunk_of, plain_product, words_of
 from edgespec.model.quantised.kernels import relative_error
 
 ROUNDING = {torch.float32: 3e-7, torch.float16: 4e-4, torch.bfloat16: 3e-3}
@@ -70,7 +70,7 @@ def check_codes(form: tuple[int, int, int, str, int]) -> None:
     matrix, weight = made(*form)
     for dtype, limit in ROUNDING.items():
         rows, bias = by_chance(19, form[1]).to(dtype), by_chance(form[0]).to(dtype)
-        result = invariant(lambda some, bias=bias: codes_product(some, matrix, bias), rows)
+        result = invariant(CodesProduct(matrix, bias), rows)
         assert relative_error(result, rows.double() @ weight.T + bias.double()) < limit, dtype
 
 
@@ -84,7 +84,7 @@ def check_two_levels_of_scales() -> None:
     wide = fine.double() * blocks.double().repeat_interleave(256 // group, 1)
     scale, zero = wide.repeat_interleave(group, 1).transpose(1, 2)
     rows = by_chance(19, columns).to(torch.float16)
-    result = invariant(lambda some: codes_product(some, matrix), rows)
+    result = invariant(CodesProduct(matrix), rows)
     weight = codes_of(matrix, group) * scale - zero
     assert relative_error(result, rows.double() @ weight.T) < ROUNDING[torch.float16]
 
@@ -96,7 +96,7 @@ def check_levels() -> None:
     scale = matrix.scales.double().repeat_interleave(64, 0).T
     weight = levels.double()[codes_of(matrix, 64).long()] * scale
     rows = by_chance(19, 256).to(torch.float16)
-    result = invariant(lambda some: codes_product(some, matrix), rows)
+    result = invariant(CodesProduct(matrix), rows)
     assert relative_error(result, rows.double() @ weight.T) < ROUNDING[torch.float16]
 
 
