@@ -74,8 +74,9 @@ def init(
     context: int = options.CONTEXT,
     dtype: str = typer.Option(
         AUTO,
-        help="float32, bfloat16, float64 or (CUDA) float16. auto: float32 for --quant none, "
-        "else 16 bit, as a plan (--devices) always has it.",
+        help="float32, bfloat16, float64 or (CUDA) float16. auto: 16 bit for packed "
+        "blocks on a GPU or a processor that is faster by it, else float32; with "
+        "a plan (--devices) always 16 bit.",
     ),
     head: options.Head = AUTO,
     host: str = typer.Option(EVERY_ADDRESS, help="Address to listen on."),

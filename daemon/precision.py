@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 from edgespec.config import FILE, QUANTISATIONS, Quantisation
+from edgespec.daemon.device import ROOT, system_text
 from edgespec.daemon.model_names import known_name
 from edgespec.drafting.choice import DraftChoice
 from edgespec.errors import ConfigError
@@ -125,19 +126,37 @@ def _layer_like(model: str) -> Quantisation:
         return QUANTISATIONS["int8"]
 
 
-def dtype_for(quantisation: Quantisation, dtype: str = AUTO) -> str:
-    """What is asked for; "auto": float32, or for packed blocks 16 bit, as the kernels want it."""
+def dtype_for(quantisation: Quantisation, dtype: str = AUTO, root: Path = ROOT) -> str:
+    """What is asked for; "auto": float32, or for packed blocks 16 bit where this machine is faster
+    by it: with a GPU, or a processor whose kernels multiply rows in bfloat16.
+
+    A ring has one, so for stages on other devices the coordinator's decides.
+    """
     if dtype != AUTO:
         return dtype
-    return "float32" if quantisation.kind == "none" else sixteen_bit_dtype()
+    wide = quantisation.kind == "none" or not (_has_gpu() or multiplies_bfloat16(root))
+    return "float32" if wide else sixteen_bit_dtype()
+
+
+def multiplies_bfloat16(root: Path = ROOT) -> bool:
+    """Whether products.c multiplies rows in bfloat16 by codes as they are: on processors with
+    AVX-512 BF16 and VBMI that are not Intel's (see docs/arithmetic.md)."""
+    told = system_text(root / "proc/cpuinfo").partition("\n\n")[0]
+    return "GenuineIntel" not in told and {"avx512_bf16", "avx512vbmi"} <= set(told.split())
+
+
+def _has_gpu() -> bool:
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    return True
 
 
 def sixteen_bit_dtype() -> str:
     """bfloat16, but float16 where this machine's GPU is too old for it."""
-    try:
-        ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return "bfloat16"  # no GPU: torch, which takes seconds to import, need not be asked
+    if not _has_gpu():
+        return "bfloat16"  # torch, which takes seconds to import, need not be asked
     from edgespec.daemon.kernels import sixteen_bit_type
     from edgespec.model.device import best_device
 
@@ -151,10 +170,7 @@ def precision_text(quantisation: Quantisation, head: Quantisation, dtype: str) -
     text = f"{_HELD[quantisation.kind]} ({quantisation.name}), the output head as {head.name}"
     text += f", computed in {dtype}"
     if quantisation.kind in ("int4", "file") and dtype == "float32":
-        return (
-            f"{text}: slower than in bfloat16, on a GPU several times, as 4-bit kernels there are "
-            "made for that; leave --dtype out"
-        )
+        return f"{text}; for stages with a GPU --dtype bfloat16 is several times as fast"
     return f"{text}; --quant, --head-quant and --dtype choose others"
 
 

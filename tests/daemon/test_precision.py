@@ -12,6 +12,7 @@ from support.checkpoints import write_checkpoint
 from support.ggufs import all_as, write_gguf
 
 from edgespec.config import FILE, NAMED, QUANTISATIONS
+from edgespec.daemon import precision
 from edgespec.daemon.bundled_models import bundled
 from edgespec.daemon.precision import (
     draft_quantisation_for,
@@ -78,20 +79,41 @@ def test_what_is_packed_stays_as_its_files_have_it(tmp_path: Path) -> None:
     assert precision_text(FILE, FILE, "bfloat16").startswith(
         "blocks as the model's files pack them (file), the output head as file, computed in "
     )
-    assert "slower than in bfloat16, on a GPU" in precision_text(FILE, FILE, "float32")
+    assert "for stages with a GPU --dtype bfloat16 is" in precision_text(FILE, FILE, "float32")
 
 
-def test_packed_blocks_are_computed_in_16_bit_and_a_slow_choice_is_said() -> None:
+def test_packed_blocks_are_computed_in_16_bit_where_that_is_faster(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    four = QUANTISATIONS["int4-g32"]
+    monkeypatch.setattr(precision, "_has_gpu", lambda: False)
+    (tmp_path / "proc").mkdir()
+    every = "avx512f avx512vbmi avx512_bf16"
+    for vendor, flags, expected in (
+        ("AuthenticAMD", every, "bfloat16"),
+        ("AuthenticAMD", "avx2 avx512vbmi", "float32"),
+        ("GenuineIntel", every, "float32"),  # there one column at a time is as fast
+        ("", "fp asimd bf16", "float32"),
+    ):
+        processor = f"processor\t: 0\nvendor_id\t: {vendor}\nflags\t\t: {flags}\n\n"
+        (tmp_path / "proc/cpuinfo").write_text(2 * processor)
+        with case(vendor, flags):
+            assert dtype_for(four, AUTO, tmp_path) == expected
+            assert dtype_for(QUANTISATIONS["none"], AUTO, tmp_path) == "float32"
+            assert dtype_for(four, "bfloat16", tmp_path) == "bfloat16"
+    monkeypatch.setattr(precision, "_has_gpu", lambda: True)
+    assert dtype_for(four, AUTO, tmp_path) in ("bfloat16", "float16")
+    assert dtype_for(QUANTISATIONS["none"], AUTO, tmp_path) == "float32"
+
+
+def test_what_is_chosen_is_said() -> None:
     none, four = QUANTISATIONS["none"], QUANTISATIONS["int4-g32"]
-    assert (dtype_for(none, AUTO), dtype_for(none, "bfloat16")) == ("float32", "bfloat16")
-    assert dtype_for(four, AUTO) in ("bfloat16", "float16")
-    assert dtype_for(four, "float32") == "float32"
     assert precision_text(none, none, "float32") == ""
     assert precision_text(four, HEAD, "bfloat16") == (
         "4-bit blocks (int4-g32), the output head as int8, computed in bfloat16; --quant, "
         "--head-quant and --dtype choose others"
     )
-    assert "slower than in bfloat16, on a GPU" in precision_text(four, HEAD, "float32")
+    assert "for stages with a GPU --dtype bfloat16 is" in precision_text(four, HEAD, "float32")
     assert "8-bit blocks (int8)" in precision_text(HEAD, HEAD, "float32")
 
 
