@@ -4,14 +4,14 @@
         [--profile jetson-orin-nano-8gb] [--max-new-tokens 64] [--json FILE]
 
 `edgespec serve` and its stages as processes on this machine, each held to the time of the
-profile's device. One user streams an answer while another one's clients send requests with a schema
-or grammar without a pause, none of them twice, and leave those that are not answered within a
-second: harmless ones, or hostile ones of a kind. Each round has all kinds, in an order of its own,
-so that whatever else the machine does meets all of them. Requests that are compiled wait while one
-answer at a time is given; a grammar whose every mask is costly is answered beside (`--live 2`),
-with as many tokens as a harmless one. Prints the medians of the user's tokens a second and time to
-first token, and how they differ from those beside harmless requests; ends with status 1 if an
-answer was more than 10 % slower in the median.
+profile's device. One user streams an answer while another one's clients each send a request with a
+schema or grammar a second, none of them twice, and leave if it is not answered by then: harmless
+ones, or hostile ones of a kind. Each round has all kinds, in an order of its own, so that whatever
+else the machine does meets all of them. Requests that are compiled wait while one answer at a time
+is given; a grammar whose every mask is costly is answered beside (`--live 2`), with as many tokens
+as a harmless one. Prints the medians of the user's tokens a second and time to first token, and how
+they differ from those beside harmless requests; ends with status 1 if an answer was more than 10 %
+slower in the median.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from support.served import Served, bearer, choices, events, served
 
 LIMIT = 0.10
 LEAVES_S = 1.0
+"""How long an attacker waits for an answer, and how often it asks."""
 PROMPT = "Question: A baker has 3 trays of 24 rolls and sells 50. How many are left?\nAnswer:"
 Body = dict[str, Any]
 Kind = Callable[[int], Body]
@@ -95,7 +96,7 @@ def costly(number: int) -> Body:
 
 
 class Attacker(threading.Thread):
-    """Sends requests of a kind until it is told to stop."""
+    """Sends a request of a kind each second until it is told to stop."""
 
     def __init__(self, ring: Served, body: Kind, numbers: Iterator[int], tokens: int) -> None:
         super().__init__(daemon=True)
@@ -109,11 +110,13 @@ class Attacker(threading.Thread):
         ) as client:
             while not self.over.is_set():
                 body = {**self._body(next(self._numbers)), "max_tokens": self._tokens}
+                began = time.monotonic()
                 try:
                     told = client.post("/v1/chat/completions", json=body)
                     self.ends[str(told.status_code)] += 1
                 except httpx.TimeoutException:
                     self.ends["left"] += 1
+                self.over.wait(began + LEAVES_S - time.monotonic())
 
 
 @contextmanager

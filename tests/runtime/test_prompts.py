@@ -11,7 +11,7 @@ import pytest
 from support.nodes import PATIENCE_S, NodeRing
 from support.rings import assert_one_end, submit
 
-from edgespec.errors import RequestFailed
+from edgespec.errors import ConfigError, RequestFailed
 from edgespec.model.template_process import TemplateProcess
 from edgespec.wire.client_messages import Finished
 from edgespec.wire.messages import Message
@@ -64,6 +64,35 @@ def test_an_answer_runs_to_its_end_while_another_prompt_is_encoded() -> None:
         assert isinstance(late, Finished)
         ring.assert_right(LONG, late)
         assert sorted(ring.loaded) == [1, 2], "no stage was lost"
+        ring.assert_free()
+
+
+def test_a_prompt_is_answered_while_another_one_s_grammar_is_compiled() -> None:
+    with NodeRing(2) as ring, ring.client() as one, ring.client() as other:
+        ring.await_up()
+        entered, may = threading.Event(), threading.Event()
+        failed: list[RequestFailed] = []
+
+        def grammar(text: str) -> None:
+            entered.set()
+            assert may.wait(PATIENCE_S)
+            raise ConfigError("given up")
+
+        def ask_held() -> None:
+            with pytest.raises(RequestFailed, match="given up") as caught:
+                list(other.ask(replace(LONG, grammar="explodes")))
+            failed.append(caught.value)
+
+        ring.codec.grammar = grammar  # type: ignore[assignment, method-assign]
+        asking = threading.Thread(target=ask_held)
+        asking.start()
+        assert entered.wait(PATIENCE_S)
+        end = assert_one_end(list(one.ask(ASK)), ASK.tag)
+        assert isinstance(end, Finished)
+        ring.assert_right(ASK, end)
+        may.set()
+        asking.join(PATIENCE_S)
+        assert failed
         ring.assert_free()
 
 
