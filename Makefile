@@ -11,7 +11,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help demo stage test test-all lint docs docs-site hooks clean
+.PHONY: help demo stage test test-all test-arm64 lint docs docs-site hooks clean
 
 PYTHON ?=
 TORCH ?= auto
@@ -36,6 +36,7 @@ help:
 	@echo "make stage     set up what a device needs that only computes; then .venv/bin/edgespec join"
 	@echo "make test      set up, then run the quick tests: every promise, in three to four minutes"
 	@echo "make test-all  set up, then run all tests but the slow ones"
+	@echo "make test-arm64  as root: set up, then compare an emulated ARM core with this machine"
 	@echo "make lint      set up, then check style and types"
 	@echo "make hooks     let git check commit messages by the rules of CONTRIBUTING.md"
 	@echo "make docs      set up, then write the generated parts of docs/commands.md"
@@ -67,6 +68,11 @@ test: $(STAMP)
 
 test-all: $(STAMP)
 	@$(PYTEST)
+
+# A Debian for arm64 under QEMU; ARM64 is the folder that it stays in.
+ARM64 ?= build/arm64
+test-arm64: $(STAMP)
+	@$(BIN)/python tools/arm64.py --folder $(ARM64)
 
 # mypy has to see daemon/ and cli/ where they install, inside edgespec: a folder of links does it.
 lint: $(STAMP)
