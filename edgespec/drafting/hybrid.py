@@ -228,11 +228,13 @@ class HybridGuesser(Guesser):
         return self._agreed[sampling, asked, guessed.sources[token]]
 
     def _ranked(self, guessed: _PathGuesses, sampling: Sampling) -> list[tuple[int, float, int]]:
-        """Tokens with their scores and the bits of their sources, the best first."""
+        """Tokens with their scores and the bits of their sources, the best first; of a member that
+        was asked alone, as it said: its scores compare without that."""
+        is_alone = len(guessed.members) == 1
         found = [
             (
                 token,
-                self._calibration(guessed, token, sampling).score(score),
+                score if is_alone else self._calibration(guessed, token, sampling).score(score),
                 guessed.sources[token],
             )
             for token, score in guessed.merged.items()

@@ -281,6 +281,18 @@ def test_of_two_that_cost_the_same_the_better_one_is_asked() -> None:
     assert cheap.asked == 2 * AGAIN + rivals.LEAST
 
 
+def test_what_a_member_says_that_is_asked_alone_stays_as_it_is() -> None:
+    """So that a hybrid is no worse than the member that goes on, which has scores that compare."""
+    good, bad = (
+        Scripted(name, always((token, -0.2), (other, -1.8)), rows=20)
+        for name, token, other in (("good", 3, 4), ("bad", 4, 3))
+    )
+    made = hybrid(bad, good)
+    follow(made, lambda step: 3, 3 * rivals.LEAST)
+    assert made.guess(1, [()], 2).tokens.tolist() == [3, 4]
+    assert made.guess(1, [()], 2).scores.tolist() == [-0.2, -1.8]
+
+
 @pytest.mark.parametrize("better", [0, 1, 2])
 def test_rivals_are_compared_on_the_same_tokens(better: int) -> None:
     """How hard a text is changes far more than which of three members guesses it best."""
