@@ -8,7 +8,7 @@ import sys
 import termios
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Annotated
 
 import typer
@@ -19,10 +19,11 @@ from edgespec.config import MAX_TEMPERATURE
 from edgespec.errors import ConfigError, ProtocolError
 from edgespec.policy.registry import POLICIES, policy_named
 from edgespec.runtime.client import Client
+from edgespec.types.record import MOST_CHARS, as_dict
 from edgespec.verify.sampling import Sampling
 from edgespec.verify.stops import StopScanner
 from edgespec.wire.client_messages import Finished, Progress, Submit, Tokens
-from edgespec.wire.codec import DEFAULT_LIMITS, decode, encode
+from edgespec.wire.codec import encode
 
 TAG = 1
 """A command sends one request per connection."""
@@ -124,7 +125,7 @@ class RequestSettings(SamplingOptions, _PolicyOption):  # the last base's field 
             messages,
         )
         try:
-            decode(encode(submit))  # a message that is too large would be dropped without a word
+            encode(submit)  # what no peer would take would be dropped without a word
         except ProtocolError as problem:
             raise ConfigError(f"the request cannot be sent: {problem}") from None
         return submit
@@ -153,7 +154,7 @@ def _check_text(what: str, text: str) -> None:
         text.encode("utf-8")
     except UnicodeEncodeError:
         raise ConfigError(f"the {what} is not valid UTF-8 text") from None
-    limit = DEFAULT_LIMITS.text_chars
+    limit = MOST_CHARS
     if len(text) > limit:
         raise ConfigError(f"the {what} has {len(text)} characters; at most {limit} can be sent")
 
@@ -246,7 +247,7 @@ def tokens_per_second(finished: Finished) -> float:
 
 def figures(finished: Finished) -> dict[str, object]:
     """The JSON object of `demo --json` and `prompt --json` (docs/commands.md)."""
-    result = asdict(finished)
+    result = as_dict(finished)
     del result["tag"]
     trips = finished.trips
     result["tokens_per_second"] = tokens_per_second(finished)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+from msgspec.structs import replace
 
 from edgespec.cli.answer_view import AnswerView
 from edgespec.cli.answering import described, figures, json_text, tokens_per_second

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from edgespec.errors import ConfigError
-from edgespec.wire.codec import DEFAULT_LIMITS
+from edgespec.types.record import MOST_CHARS
 
 try:
     import readline
@@ -22,7 +22,7 @@ FENCE = '"""'
 MOST_LINES = 1000
 """Lines of history that are loaded at most."""
 
-_MOST_BYTES = 4 * DEFAULT_LIMITS.text_chars + 4
+_MOST_BYTES = 4 * MOST_CHARS + 4
 """A bound for a line without an end; a request refuses so long a text anyway."""
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import typer
+from msgspec.structs import replace
 
 from edgespec.cli import options
 from edgespec.cli.answering import USUAL, RequestSettings, cancelling, show
@@ -17,10 +17,10 @@ from edgespec.daemon.process import EXIT_CANCELLED
 from edgespec.errors import ConfigError
 from edgespec.runtime.client import Client
 from edgespec.types.grammar_spec import json_spec
+from edgespec.types.record import MOST_CHARS
 from edgespec.wire.client_messages import Submit
-from edgespec.wire.codec import DEFAULT_LIMITS
 
-_MOST_BYTES = 4 * DEFAULT_LIMITS.text_chars
+_MOST_BYTES = 4 * MOST_CHARS
 """The longest text that can be sent, in UTF-8; a bound for endless input."""
 
 
@@ -134,9 +134,7 @@ def _read_file(name: str) -> str:
 
 def _decoded(raw: bytes, where: str) -> str:
     if len(raw) > _MOST_BYTES:
-        raise ConfigError(
-            f"{where} is too long: at most {DEFAULT_LIMITS.text_chars} characters can be sent"
-        )
+        raise ConfigError(f"{where} is too long: at most {MOST_CHARS} characters can be sent")
     try:
         return raw.decode("utf-8")
     except UnicodeDecodeError as problem:

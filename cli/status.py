@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import asdict
 
 import typer
 
@@ -15,6 +14,7 @@ from edgespec.cli.tables import show_table
 from edgespec.daemon.process import EXIT_FAILED
 from edgespec.planning.memory import GIB
 from edgespec.runtime.client import Client
+from edgespec.types.record import as_dict
 from edgespec.wire.client_messages import NodeStatus, Status
 
 UNKNOWN = "-"
@@ -140,7 +140,7 @@ def _as_json(state: Status) -> dict[str, object]:
         "up_for_seconds": state.up_for,
         "requests_running": state.running,
         "requests_waiting": state.waiting,
-        "requests": [asdict(one) for one in state.live],
+        "requests": [as_dict(one) for one in state.live],
         "rows_live": state.rows_live,
         "rows_kept": state.rows_kept,
         "rows_room": state.rows_room or None,

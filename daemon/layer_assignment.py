@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from edgespec.config import CoordinatorConfig
 from edgespec.daemon.planning import stored_model

@@ -25,7 +25,7 @@ from edgespec.decoding.events import HeadDone
 from edgespec.drafting.grower import DraftSource
 from edgespec.machines.effects import Effect, RunBlock
 from edgespec.machines.events import NO_JOB, Event
-from edgespec.planning.costs import NodeCosts, RingCosts, frame_bytes
+from edgespec.planning.costs import NodeCosts, RingCosts
 from edgespec.policy.base import Deepen
 from edgespec.types.draft_pass import DraftPass, DraftWork, RankedRows
 from edgespec.verify.noise import KEPT_ROWS
@@ -64,10 +64,10 @@ def segment_bytes(costs: RingCosts, segment: Segment) -> int:
     ran = 0 if hidden is None else max(len(segment.cost), 1)
     total = costs.segment_bytes(rows, ran, tokens, requests=len(segment.parts))
     if segment.ppd_tokens is not None:
-        total += frame_bytes(segment.ppd_tokens.shape[0] * costs.row_bytes)
+        total += segment.ppd_tokens.shape[0] * costs.row_bytes
     if aux_hidden is not None and hidden is not None:
         layers = round(aux_hidden.shape[1] / (hidden.shape[1] + _SCALE_BYTES))
-        total += frame_bytes(rows * layers * (costs.row_bytes // 2 + _SCALE_BYTES))
+        total += rows * layers * (costs.row_bytes // 2 + _SCALE_BYTES)
     return total
 
 

@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
+from msgspec import structs
+
 from edgespec.bench.load import Course, Load
 from edgespec.bench.report import ALONE, REFERENCE, Played, Run, run_of
 from edgespec.bench.timeline import Activity
@@ -33,7 +35,7 @@ class BenchSettings:
     def submit(self, tag: int, text: str, policy: str) -> Submit:
         """Each policy asks as a user of its own, so that none finds a prompt that another read."""
         submit = submit_of(tag, text, self.max_new_tokens, self.sampling, policy)
-        return replace(submit, scope=policy)
+        return structs.replace(submit, scope=policy)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +86,7 @@ def play(
     assert REFERENCE in settings.policies, "there is nothing to compare with"
     asked = 1
     first = settings.submit(asked, prompts[0].text, REFERENCE)
-    _ask(client, replace(first, max_new_tokens=WARM_UP_TOKENS, scope=""))
+    _ask(client, structs.replace(first, max_new_tokens=WARM_UP_TOKENS, scope=""))
     answers: list[BenchAnswer] = []
     for number, prompt in enumerate(prompts, 1):
         text = ""
@@ -143,7 +145,8 @@ def _answers_at_once(
             asked.append(time.monotonic())
             # Each is a user of its own: the ring's turns are the only order.
             scope = f"{policy} at once {number}"
-            yield replace(settings.submit(request + number, prompt.text, policy), scope=scope)
+            submit = settings.submit(request + number, prompt.text, policy)
+            yield structs.replace(submit, scope=scope)
 
     tokens: list[list[float]] = [[] for _ in prompts]
     answers: dict[int, BenchAnswer] = {}

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from edgespec.bench.simulated import Setup, load_base, one_thread, world_of
 from edgespec.bench.workloads import Prompt
@@ -128,9 +128,13 @@ def replay_recording(setup: Setup, recording: list[Recorded], policy: str = "") 
     with one_thread():
         world = world_of(setup, load_base(setup.model, setup.dtype, setup.stages))
         for tag, recorded in enumerate(recording):
-            submit = replace(recorded.submit, tag=tag, policy=policy or recorded.submit.policy)
+            submit = structs.replace(
+                recorded.submit, tag=tag, policy=policy or recorded.submit.policy
+            )
             if recorded.was_cut:
-                submit = replace(submit, max_new_tokens=max(len(recorded.token_ids or ()), 1))
+                submit = structs.replace(
+                    submit, max_new_tokens=max(len(recorded.token_ids or ()), 1)
+                )
             world.submit(submit, recorded.after)
         world.run()
     messages = (reply.message for reply in world.replies)

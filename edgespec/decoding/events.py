@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from edgespec.machines.events import Event
 from edgespec.tree.drafted import Children, DraftedTree
-from edgespec.types.tensor import IntArray
+from edgespec.types.record import IntArray
 from edgespec.verify.rules import Grammar
 from edgespec.verify.sampling import Choice
 from edgespec.verify.top_logprobs import TopLogprobs

@@ -99,7 +99,7 @@ class HeldRows:
         shared = self._stems.rows(base)
         if len(part.fork_ids) < shared:
             raise RemoteProtocolError(f"request {base} cannot end within rows that are shared")
-        held.ledger, order = ledger.fork(part.fork_ids)
+        held.ledger, order = ledger.fork(part.fork_ids.tolist())
         del self._held[base]
         self._ended.append(base)
         self._stems.move(request, base)
@@ -110,7 +110,7 @@ class HeldRows:
         """The base goes on: of its first rows, which are committed, some are shared from now on."""
         request, base, rows = part.request, part.fork_of, len(part.fork_ids)
         committed = ledger.committed
-        order = ledger.commit_path(part.fork_ids)
+        order = ledger.commit_path(part.fork_ids.tolist())
         effects: list[Effect] = []
         if order is not None:
             effects.append(GatherRows(base, committed, order))

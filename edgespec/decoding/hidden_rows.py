@@ -10,7 +10,8 @@ import numpy as np
 
 from edgespec.decoding.flights import Landed
 from edgespec.types.features import NO_FEATURES, DraftNeeds, Features, concatenated
-from edgespec.types.tensor import IntArray, Tensor
+from edgespec.types.record import IntArray
+from edgespec.types.tensor import Tensor
 
 
 class HiddenRows:

@@ -18,7 +18,8 @@ from edgespec.machines.effects import Effect, SendStages
 from edgespec.policy.estimates import LONGEST_S
 from edgespec.policy.hint_mix import HintMix
 from edgespec.tree.draft_tree import Advance, DraftTree, TreeNode
-from edgespec.types.tensor import NO_LAYERS, IntArray, Layers
+from edgespec.types.record import IntArray
+from edgespec.types.tensor import NO_LAYERS, Layers
 from edgespec.verify.noise import gumbel
 from edgespec.wire.hints import Hint, Lenses
 from edgespec.wire.segment import MOST_LAYERS

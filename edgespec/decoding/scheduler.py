@@ -27,7 +27,7 @@ from edgespec.machines.events import Event
 from edgespec.policy.base import Expand, Send
 from edgespec.types.tensor import NO_LAYERS
 from edgespec.wire.client_messages import LiveRequest
-from edgespec.wire.segment import MOST_PARTS, Header, Part, Segment
+from edgespec.wire.segment import MOST_PARTS, NO_IDS, Header, Part, Segment
 
 MOST_QUEUED = 2
 """Segments that the first stage may have: the one that it is at, and one that waits."""
@@ -328,6 +328,8 @@ class Scheduler:
         reused = request.prefix.reused if leaving.reserve else None
         want = min(leaving.want, len(rows))
         shared = self._rows.opens(request.number) if leaving.reserve else 0
+        none = 0, NO_IDS, False
+        begins = (reused.request, np.array(reused.ids, np.int64), reused.ends) if reused else none
         return Part(
             request.number,
             request.retains.epoch,
@@ -338,7 +340,7 @@ class Scheduler:
             rows.parents,
             rows.positions,
             rows.tokens,
-            *((reused.request, reused.ids, reused.ends) if reused else (0, (), False)),
+            *begins,
             shared,
             request.choosing if leaving.committed and want else None,
         )

@@ -9,9 +9,11 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from heapq import nlargest
 from operator import attrgetter
+
+from msgspec.structs import replace
 
 from edgespec.decoding.answer import TextCodec
 from edgespec.decoding.flights import Flights

@@ -9,9 +9,9 @@ chooses the target tokens along the walk before a segment leaves (target_walk.py
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import replace
 
 import numpy as np
+from msgspec.structs import replace
 
 from edgespec.decoding.effects import AbortBlock, GatherRows, RunHead, SendRing, TakeLenses
 from edgespec.decoding.events import HeadDone, LensDone, SegmentArrived

@@ -14,7 +14,8 @@ import numpy as np
 from edgespec.decoding.effects import RunLens
 from edgespec.decoding.events import LensDone
 from edgespec.machines.effects import Effect, SendCoordinator
-from edgespec.types.tensor import IntArray, Tensor
+from edgespec.types.record import IntArray
+from edgespec.types.tensor import Tensor
 from edgespec.wire.hints import Hint
 from edgespec.wire.segment import Segment
 

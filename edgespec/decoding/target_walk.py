@@ -8,9 +8,9 @@ guess that was right or the new root after a miss. No other row's target token i
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
+from msgspec.structs import replace
 
 from edgespec.decoding.effects import RunHead
 from edgespec.decoding.events import HeadDone

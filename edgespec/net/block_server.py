@@ -26,7 +26,7 @@ from edgespec.config import MOST_STAGES, Address
 from edgespec.errors import ConfigError, EdgespecError, ModelError, RemoteProtocolError
 from edgespec.net.access import Admits, Gate
 from edgespec.net.keys import KeyPair, short
-from edgespec.net.sockets import Dropped, Poller, bind, proved
+from edgespec.net.sockets import Dropped, Poller, bind, only, proved
 from edgespec.types.tensor import Tensor
 from edgespec.wire.block_messages import (
     HASH_BYTES,
@@ -196,13 +196,13 @@ class BlockServer:
     def _step(self) -> None:
         self._carry_out(self._sender.set_busy(self._busy(), time.monotonic()))
         for key, frames in proved(self._router):
-            peer, reason = frames.pop(0), self._admits(key)
+            peer, reason = bytes(frames.pop(0)), self._admits(key)
             if reason:  # the key was removed since it connected
                 self._dropped.note(f"the key {short(key)} asks for a block: {reason}")
                 self._send(peer, BlockRefused("this device is no part of the cluster any more"))
                 continue
             try:
-                self._on_message(peer, decode(frames))
+                self._on_message(peer, decode(only(frames)))
             except RemoteProtocolError as problem:
                 self._dropped.note(str(problem))
         while self._preparer.news:
@@ -220,7 +220,7 @@ class BlockServer:
     def _send(self, peer: bytes, message: Message) -> bool:
         """Returns whether it was sent; a receiver that is gone or does not read will ask again."""
         try:
-            frames = [peer, *encode(message)]
+            frames = [peer, encode(message)]
             self._router.send_multipart(frames, flags=zmq.NOBLOCK, copy=False)
         except zmq.Again:
             return False
@@ -385,5 +385,5 @@ def _offer_of(block: ServedBlock, file: int, tell: Callable[[str], None]) -> Blo
     table = Tensor("uint8", (len(hashes) // HASH_BYTES, HASH_BYTES), bytes(hashes))
     texts = block.manifest_text, block.config_text
     offer = BlockOffer(*texts, size, block.sha256, CHUNK_BYTES, table)
-    decode(encode(offer))  # offer nothing that a receiver would refuse
+    encode(offer)  # offer nothing that a receiver would refuse
     return offer

@@ -39,12 +39,9 @@ from edgespec.net.access import prove
 from edgespec.net.block_server import BULK, LOST_MS, QUEUED
 from edgespec.net.control import ping
 from edgespec.net.keys import Identity
-from edgespec.net.sockets import Poller, connect, waiting
-from edgespec.wire.block_messages import LARGEST_CHUNK, BlockOffer
-from edgespec.wire.codec import Limits, decode, encode
-
-LIMITS = Limits(header_bytes=LARGEST_CHUNK, frame_bytes=LARGEST_CHUNK)
-"""For messages of a sender, of which an offer's texts and hashes are the largest."""
+from edgespec.net.sockets import Poller, connect, only, waiting
+from edgespec.wire.block_messages import BlockOffer
+from edgespec.wire.codec import MOST_BYTES, decode, encode
 
 LOOK_S = 0.2
 """The longest wait for messages, so that `stop` is called often."""
@@ -109,7 +106,7 @@ class _Fetch:
         self._context.linger = 0
         dealer = self._dealer = self._context.socket(zmq.DEALER)
         prove(dealer, identity.own, identity.coordinator)
-        dealer.setsockopt(zmq.MAXMSGSIZE, LARGEST_CHUNK)
+        dealer.setsockopt(zmq.MAXMSGSIZE, MOST_BYTES)
         dealer.setsockopt(zmq.RCVHWM, QUEUED)
         dealer.setsockopt(zmq.TOS, BULK)
         ping(dealer, LOST_MS)
@@ -156,7 +153,7 @@ class _Fetch:
             self._carry_out(self._machine.link(is_up, time.monotonic()))
         for frames in waiting(self._dealer):
             try:
-                message = decode(frames, LIMITS)
+                message = decode(only(frames))
             except RemoteProtocolError as problem:
                 raise RemoteProtocolError(f"{self._source} sent a {problem}") from None
             self._carry_out(self._machine.hear(message, time.monotonic()))
@@ -169,7 +166,7 @@ class _Fetch:
                 case AskSender(message):
                     # A full queue means a dead connection: the next one repeats the request.
                     with contextlib.suppress(zmq.Again):
-                        self._dealer.send_multipart(encode(message), zmq.NOBLOCK)
+                        self._dealer.send(encode(message), zmq.NOBLOCK)
                 case TransferProgress():
                     self._progress(effect)
                 case GiveUp(error):

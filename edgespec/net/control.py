@@ -12,13 +12,14 @@ from edgespec.errors import AccessRefused, AddressUnavailable
 from edgespec.net.access import prove
 from edgespec.net.keys import Identity
 from edgespec.net.sockets import connect
+from edgespec.wire.codec import MOST_BYTES
 
 CONTROL_HWM = 10_000
 """Control messages are small and their rate is bounded by tokens; messages to a peer that is this
 far behind are refused."""
 
 CONTROL_BYTES = 4 << 20
-"""The longest frame on the control channel: the longest header."""
+"""The longest message that a coordinator takes on the control channel."""
 
 HEARTBEAT_MS = 1_000
 """ZMTP pings find half-open connections (a pulled cable) and make ZeroMQ reconnect. The machines'
@@ -51,7 +52,7 @@ def set_up(opened: zmq.Socket[bytes], identity: Identity) -> None:
     """Before a DEALER connects to a coordinator."""
     opened.setsockopt(zmq.SNDHWM, CONTROL_HWM)
     opened.setsockopt(zmq.RCVHWM, CONTROL_HWM)
-    opened.setsockopt(zmq.MAXMSGSIZE, CONTROL_BYTES)
+    opened.setsockopt(zmq.MAXMSGSIZE, MOST_BYTES)
     opened.setsockopt(zmq.RECONNECT_IVL, 100)
     opened.setsockopt(zmq.RECONNECT_IVL_MAX, 1_000)
     ping(opened)

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import zmq
 
 from edgespec.net.keys import Identity
+from edgespec.net.sockets import Content
 from edgespec.net.zmq_transport import Incoming, ZmqTransport
 from edgespec.planning.costs import LinkCosts
 from edgespec.wire.codec import encode
@@ -105,7 +106,7 @@ class PacedTransport(ZmqTransport):
         elif self.on_sent is None:
             return 0
         else:
-            nbytes = sum(len(frame) for frame in encode(message))
+            nbytes = len(encode(message))
         if self.on_sent is not None:
             self.on_sent(message, nbytes)
         return nbytes
@@ -152,7 +153,7 @@ class PacedTransport(ZmqTransport):
             else:
                 yield Stamped(one.on_ring, one.peer, one.message, one.key, at, self.ring_key)
 
-    def _read(self, frames: list[bytes]) -> Message | None:
+    def _read(self, frames: list[Content]) -> Message | None:
         self._stamp = None
         if frames and len(frames[-1]) == _STAMP.size:
             mark, at = _STAMP.unpack(frames[-1])

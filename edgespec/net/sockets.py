@@ -6,13 +6,13 @@ import logging
 import select
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import zmq
 
 from edgespec.config import Address
-from edgespec.errors import AddressUnavailable
+from edgespec.errors import AddressUnavailable, RemoteProtocolError
 from edgespec.net.zones import is_link_local
 
 log = logging.getLogger(__name__)
@@ -22,6 +22,9 @@ NOTE_S = 1.0
 
 BATCH = 64
 """Messages read from one socket before the others are read."""
+
+
+Content = bytes | memoryview
 
 
 class Poller:
@@ -71,16 +74,25 @@ def waiting(source: zmq.Socket[bytes]) -> Iterator[list[bytes]]:
             return
 
 
-def proved(source: zmq.Socket[bytes]) -> Iterator[tuple[str, list[bytes]]]:
+def proved(source: zmq.Socket[bytes]) -> Iterator[tuple[str, list[Content]]]:
     """The same of a socket that listens, each with the public key that its sender proved."""
     for _ in range(BATCH):
         try:
             frames = source.recv_multipart(zmq.NOBLOCK, copy=False)
         except zmq.Again:
             return
-        yield _key_of(frames[-1]), [frame.bytes for frame in frames]
+        # What may be long is not copied.
+        contents: list[Content] = [frame.bytes for frame in frames[:-1]]
+        yield _key_of(frames[-1]), [*contents, frames[-1].buffer]
         if not has_more(source):
             return
+
+
+def only(frames: Sequence[Content]) -> Content:
+    """The one frame of a message. Raises RemoteProtocolError if there is another number of them."""
+    if len(frames) != 1:
+        raise RemoteProtocolError("malformed message: wrong number of frames")
+    return frames[0]
 
 
 def has_more(source: zmq.Socket[bytes]) -> bool:

@@ -24,8 +24,8 @@ from edgespec.errors import ConfigError, PeerLost, RemoteProtocolError
 from edgespec.net.access import Admits, Gate, prove
 from edgespec.net.control import CONTROL_BYTES, CONTROL_HWM, Handshakes, ping, set_up
 from edgespec.net.keys import Identity, KeyPair
-from edgespec.net.sockets import Dropped, Poller, bind, connect, proved, waiting
-from edgespec.wire.codec import DEFAULT_LIMITS, decode, encode
+from edgespec.net.sockets import Content, Dropped, Poller, bind, connect, only, proved, waiting
+from edgespec.wire.codec import MOST_BYTES, decode, encode
 from edgespec.wire.messages import Message
 from edgespec.wire.segment import Segment
 
@@ -70,7 +70,7 @@ class ZmqTransport:
         self._context = zmq.Context()
         # For all sockets: none may keep the program alive.
         self._context.linger = LINGER_MS
-        self._context.setsockopt(zmq.MAXMSGSIZE, DEFAULT_LIMITS.frame_bytes)
+        self._context.setsockopt(zmq.MAXMSGSIZE, MOST_BYTES)
         self._gate: Gate | None = None
         self._handshakes: Handshakes | None = None
         self._control_monitor: zmq.Socket[bytes] | None = None
@@ -232,7 +232,7 @@ class ZmqTransport:
         if self._push is None:  # a segment may overtake the control message that connects
             self._early.append(segment)
             return
-        frames = [*encode(segment), *stamp]
+        frames = [encode(segment), *stamp]
         try:
             self._push.send_multipart(frames, flags=zmq.NOBLOCK)
         except zmq.Again:
@@ -241,7 +241,7 @@ class ZmqTransport:
     def send_control(self, peer: bytes, message: Message, *stamp: bytes) -> None:
         """Send to `peer` (a node with one peer ignores it). Raises PeerLost if it is gone."""
         assert self._control is not None
-        frames = [*encode(message), *stamp]
+        frames = [encode(message), *stamp]
         if self._handshakes is None:  # a coordinator, with many peers
             frames = [peer, *frames]
         try:
@@ -299,9 +299,9 @@ class ZmqTransport:
 
     def _take_control(self, control: zmq.Socket[bytes]) -> Iterator[Incoming]:
         if self._handshakes is None:
-            received = ((key, frames.pop(0), frames) for key, frames in proved(control))
+            received = ((key, bytes(frames.pop(0)), frames) for key, frames in proved(control))
         else:
-            received = (("", b"", frames) for frames in waiting(control))
+            received = (("", b"", [*frames]) for frames in waiting(control))
         for key, peer, frames in received:
             message = self._read(frames)
             if isinstance(message, Segment):
@@ -320,9 +320,9 @@ class ZmqTransport:
             elif message is not None:
                 self._dropped.note(f"it is a {type(message).__name__} on the data ring")
 
-    def _read(self, frames: list[bytes]) -> Message | None:
+    def _read(self, frames: list[Content]) -> Message | None:
         try:
-            return decode(frames)
+            return decode(only(frames))
         except RemoteProtocolError as problem:
             self._dropped.note(str(problem))
             return None

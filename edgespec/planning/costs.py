@@ -15,13 +15,13 @@ from edgespec.planning.profile import Profile
 from edgespec.types.draft_pass import DraftPass, DraftWork, Way
 from edgespec.types.static_shapes import groups, row_bucket, slot_bucket
 
-_HEADER_BYTES = 41  # of a segment of one request, the first frame, without what its rows take
-_PART_BYTES = 18  # of every further request in the same frame
+_HEADER_BYTES = 22  # of a segment, without what its requests and their rows take
+_PART_BYTES = 15  # of every request in it
 _HIDDEN_HEADER_BYTES = 13  # type and shape of the hidden rows
 _RAN_BYTES = 11  # rows and seconds of a stage that has computed it
-_ROW_BYTES = 3 * 8  # id, parent and position travel all the way
-_TOKEN_BYTES = 8  # only as far as the first stage, unless the last one chooses
-_CHOSEN_BYTES = 3 * 8  # id, target token and margin of a row that the last stage looked at
+_COLUMNS = 3  # id, parent and position of a row travel all the way; its token only as far as the
+# first stage, unless the last one chooses
+_CHOSEN_COLUMNS = 3  # id, target token and margin of a row that the last stage looked at
 
 _PART_LAUNCHES = 0.4
 """What the host launches for every further request of a pass, as a share of a usual layer with one:
@@ -293,27 +293,36 @@ class RingCosts:
         From D0 (0) it holds tokens, then hidden states, and the tokens still if the last stage
         chooses (`tokens`).
         """
-        header = _HEADER_BYTES + _PART_BYTES * (requests - 1) + rows * _ROW_BYTES
-        if not ran:
-            return frame_bytes(header + rows * _TOKEN_BYTES)
-        header += _HIDDEN_HEADER_BYTES + ran * _RAN_BYTES + tokens * rows * _TOKEN_BYTES
-        return frame_bytes(header) + frame_bytes(rows * self.row_bytes)
+        total = _header_bytes(rows, ran, tokens or not ran, requests)
+        if ran:
+            total += _HIDDEN_HEADER_BYTES + _field_bytes(rows * self.row_bytes)
+        return frame_bytes(total)
 
     def verdict_bytes(
         self, rows: int, ran: int, chosen: int, numbers: int = 0, requests: int = 1
     ) -> int:
         """The same of one whose last stage has `chosen` tokens: these in the place of hidden
         states, and `numbers` more of 8 bytes for log-probabilities."""
-        further = requests - 1  # each has a tensor of its own
-        header = _HEADER_BYTES + _PART_BYTES * further + rows * (_ROW_BYTES + _TOKEN_BYTES)
-        header += _HIDDEN_HEADER_BYTES * requests + ran * _RAN_BYTES
-        own = chosen * _CHOSEN_BYTES + numbers * 8
-        return sum(map(frame_bytes, (header, own, *[0] * further)))
+        own = _CHOSEN_COLUMNS * _field_bytes(8 * chosen // requests)
+        own += _HIDDEN_HEADER_BYTES + _field_bytes(8 * numbers // requests)
+        return frame_bytes(_header_bytes(rows, ran, True, requests) + requests * own)
 
     @property
     def row_bytes(self) -> int:
         """Bytes of one row's hidden state on the wire."""
         return self.coordinator.model.activation_bytes
+
+
+def _header_bytes(rows: int, ran: int, tokens: bool, requests: int) -> int:
+    """Of a segment, without hidden rows; each request has about as many rows."""
+    column = _field_bytes(8 * rows // requests)
+    columns = (_COLUMNS + 1) * column if tokens else _COLUMNS * column + _field_bytes(0)
+    return _HEADER_BYTES + requests * (_PART_BYTES + columns) + ran * _RAN_BYTES
+
+
+def _field_bytes(content: int) -> int:
+    """Bytes of a field that holds bytes, in MessagePack."""
+    return content + (2 if content < 1 << 8 else 3 if content < 1 << 16 else 5)
 
 
 def frame_bytes(content: int) -> int:

@@ -6,9 +6,10 @@ Assign → Ready from every stage → Connect to each → Connected from each �
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from ipaddress import ip_address
 from itertools import pairwise
+
+from msgspec.structs import replace
 
 from edgespec.machines.effects import Effect, Forward, SendPeer
 from edgespec.machines.events import RingDown, RingUp

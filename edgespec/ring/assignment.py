@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+from msgspec.structs import replace
 
 from edgespec.config import Address, Timing
+from edgespec.types.record import MOST_RECORDS
 from edgespec.wire.client_messages import NodeStatus
-from edgespec.wire.codec import DEFAULT_LIMITS
 from edgespec.wire.messages import NO_RING, Assign, Join
 
-MOST_SHOWN = DEFAULT_LIMITS.items
+MOST_SHOWN = MOST_RECORDS
 """Stages and spares that a status can hold."""
 
 SPARE = 0

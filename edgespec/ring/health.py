@@ -7,8 +7,10 @@ What lasts only for seconds is not reported.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from statistics import median
+
+from msgspec.structs import replace
 
 from edgespec.machines.effects import Effect
 from edgespec.ring.assignment import Member

@@ -8,9 +8,10 @@ ring is assembled in `assembly.py`; `repartition.py` moves layers when the devic
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import replace
 from ipaddress import ip_address
 from pathlib import PurePath
+
+from msgspec.structs import replace
 
 from edgespec.config import Timing
 from edgespec.errors import LocalProtocolError

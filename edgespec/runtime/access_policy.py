@@ -25,7 +25,17 @@ from edgespec.wire.snapshots import StageActivity, Subscribe
 OWNER, STAGE, CLIENT, TOKEN = "owner", "stage", "client", "token"
 
 _ASK: frozenset[type[Message]] = frozenset({Submit, Cancel, StatusRequest, Subscribe, Heartbeat})
-_SERVE = _ASK | {Join, Loading, Ready, Connected, Fault, Credit, Hint, Health, StageActivity}
+_SERVE: frozenset[type[Message]] = _ASK | {
+    Join,
+    Loading,
+    Ready,
+    Connected,
+    Fault,
+    Credit,
+    Hint,
+    Health,
+    StageActivity,
+}
 _SERVE |= {Goodbye}
 
 MAY_SEND: dict[str, frozenset[type[Message]]] = {

@@ -6,11 +6,11 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncGenerator, Callable, Coroutine
-from dataclasses import replace
 from typing import Any, TypeVar, cast
 
 import zmq
 import zmq.asyncio
+from msgspec.structs import replace
 
 from edgespec.config import Address, Timing
 from edgespec.errors import (
@@ -22,7 +22,7 @@ from edgespec.errors import (
 )
 from edgespec.net.control import Handshakes, set_up
 from edgespec.net.keys import Identity
-from edgespec.net.sockets import Dropped, connect
+from edgespec.net.sockets import Dropped, connect, only
 from edgespec.net.zmq_transport import LINGER_MS
 from edgespec.runtime.client import Answer, answer_of, check_refusal, silent_for
 from edgespec.wire.client_messages import (
@@ -202,7 +202,7 @@ class AsyncClient:
         while True:
             frames: list[bytes] = await opened.recv_multipart()
             try:
-                self._take(decode(frames))
+                self._take(decode(only(frames)))
             except RemoteProtocolError as problem:
                 self._dropped.note(str(problem))
 
@@ -244,9 +244,7 @@ class AsyncClient:
         """Raises PeerLost if there is no connection, or it takes no more."""
         if self._socket is None:
             raise _again(self._problem)
-        sent = asyncio.ensure_future(
-            self._socket.send_multipart(encode(message), flags=zmq.NOBLOCK)
-        )
+        sent = asyncio.ensure_future(self._socket.send(encode(message), flags=zmq.NOBLOCK))
         if sent.exception() is not None:  # it is done at once, for good or not
             raise PeerLost(f"the coordinator at {self._coordinator} takes no messages")
 
@@ -356,7 +354,7 @@ def _as_plain(opened: _Socket) -> zmq.Socket[bytes]:
 def _check(submit: Submit) -> None:
     """Raises RequestFailed for a message that the coordinator would drop, as it is too large."""
     try:
-        decode(encode(submit))
+        encode(submit)
     except ProtocolError as problem:
         raise RequestFailed(f"the request cannot be sent: {problem}", "invalid") from None
 

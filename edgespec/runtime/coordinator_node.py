@@ -7,7 +7,8 @@ import hashlib
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from edgespec.backends.compute import CoordinatorCompute
 from edgespec.decoding.coordinator import CoordinatorMachine

@@ -9,9 +9,9 @@ from __future__ import annotations
 import json
 import os
 import time
-from dataclasses import asdict
 
 from edgespec.errors import ConfigError
+from edgespec.types.record import as_dict
 from edgespec.wire.client_messages import Failed, Finished, Submit
 
 FORMAT = 1
@@ -47,7 +47,7 @@ class RequestLog:
 
     def answered(self, peer: bytes, end: Finished | Failed) -> None:
         if isinstance(end, Finished):
-            figures = asdict(end)
+            figures = as_dict(end)
             del figures["tag"], figures["policy"]
             self._write(peer, end.tag, end.finish_reason, policy=end.policy, **figures)
         else:
@@ -68,7 +68,7 @@ class RequestLog:
         if known is None:
             return
         after, submit = known
-        request = asdict(submit)
+        request = as_dict(submit)
         del request["tag"]
         line = {"what": KIND, "format": FORMAT, "after": round(after, 6), "outcome": outcome}
         self._file.write(json.dumps({**line, "request": request, "end": more}) + "\n")

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from statistics import median
+
+from msgspec.structs import replace
 
 from edgespec.machines.effects import Effect, RunBlock
 from edgespec.machines.events import BlockDone, ComputeFailed, Event

@@ -11,7 +11,6 @@ import hashlib
 import json
 import time
 from collections.abc import AsyncGenerator, Callable, Iterable
-from dataclasses import asdict
 from importlib.resources import files
 from typing import Any, Protocol
 
@@ -22,6 +21,7 @@ from starlette.types import Receive, Scope, Send
 
 from edgespec.errors import EdgespecError
 from edgespec.serving.problems import ApiProblem
+from edgespec.types.record import as_dict
 from edgespec.wire.client_messages import Status
 from edgespec.wire.snapshots import MOST_CHOSEN, Snapshot
 
@@ -157,7 +157,7 @@ class Theatre:
             while True:
                 started = time.monotonic()
                 try:
-                    status = asdict(await self._client.status())
+                    status = as_dict(await self._client.status())
                     self._tell("status", {**status, "reachable": True, "lines": None})
                     if started >= renew or asked != self._chosen:
                         asked = self._chosen

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import replace
 from reprlib import Repr
 from typing import Any, TypeVar
 
 from msgspec import ValidationError, convert
+from msgspec.structs import replace
 
 from edgespec.errors import ConfigError
 from edgespec.serving.problems import ApiProblem, not_supported, refused

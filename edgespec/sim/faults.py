@@ -6,7 +6,8 @@ import math
 import random
 import re
 from collections.abc import Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from edgespec.schema import FileStruct
 from edgespec.wire.hints import Hint

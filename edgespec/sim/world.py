@@ -186,13 +186,13 @@ class World:
         self._note(0, message_words(message))
         self._handle(0, MessageArrived(CLIENT, message))
 
-    def _arrived(self, ring: int, node: int, frames: list[bytes], control: int | None) -> None:
+    def _arrived(self, ring: int, node: int, frame: bytes, control: int | None) -> None:
         """A message comes out of a link; `control`: its request, on the control channel."""
         if control is not None:
             self.control[control] -= 1
         if ring != self._rings and (node or control is None):
             return  # that ring is gone; what its stages said on the control channel still comes
-        message = decode(frames)
+        message = decode(frame)
         if node in self._gone:
             self._note(node, f"gone: {message_words(message)}")
             self._look(node)
@@ -373,15 +373,15 @@ class World:
                 self.lost[node, message.request] = message.keep.epoch
             return
         message = self._dice.bent(message)
-        frames = [bytes(frame) for frame in encode(message)]
+        frame = encode(message)
         control = None if isinstance(message, Segment) else int(getattr(message, "request", -1))
-        size = self._durations.message_bytes(message, sum(map(len, frames)))
+        size = self._durations.message_bytes(message, len(frame))
         late = self._dice.lateness(message)
         at = link.send(self.now, size, self._dice.delay()) + late
         for when in (at, *(at + after for after in self._dice.repeats(message))):
             if control is not None:
                 self.control[control] += 1
-            self._clock.book(when, self._arrived, self._rings, node, frames, control)
+            self._clock.book(when, self._arrived, self._rings, node, frame, control)
 
     def _note(self, node: int, what: str) -> None:
         if self._log is not None:

@@ -13,14 +13,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Meta
 
 from edgespec.errors import RemoteProtocolError
+from edgespec.types.record import Int64, Numbers, Record
 
 BoolArray = npt.NDArray[np.bool_]
 IntArray = npt.NDArray[np.int64]
+
+MOST_RETAINED = 1 << 16
+"""Rows of a draft tree."""
 
 NO_PARENT = -1
 """Parent id of the first row of a request."""
@@ -60,8 +66,7 @@ class Rows:
         return Rows(self.ids[index], self.parents[index], self.tokens[index], self.positions[index])
 
 
-@dataclass(frozen=True, slots=True)
-class RetainSet:
+class RetainSet(Record, frozen=True):
     """What to keep (FlowSpec §3.3, I_retain = I_acc ∪ I_pr).
 
     `accepted`: ids of the committed path, in order; rows named here become committed.
@@ -72,8 +77,8 @@ class RetainSet:
 
     epoch: int
     watermark: int
-    accepted: tuple[int, ...]
-    retained: frozenset[int]
+    accepted: Numbers
+    retained: Annotated[frozenset[Int64], Meta(max_length=MOST_RETAINED)]
 
     def keeps(self, ids: IntArray) -> BoolArray:
         """Which of `ids` (int64 [R]) are not dropped; bool [R]."""

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import prod
-from typing import NewType
+from typing import Annotated, NewType
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Meta
 
-IntArray = npt.NDArray[np.int64]
+from edgespec.types.record import Buffer, Record
+
+MOST_AXES = 4
 
 Layers = NewType("Layers", tuple[int, ...])
 """Numbers of some of the model's layers, few and ascending: they travel in the header."""
@@ -28,8 +30,7 @@ ITEM_SIZES = {
 """Bytes of one element of every dtype that may cross the wire."""
 
 
-@dataclass(frozen=True, slots=True)
-class Tensor:
+class Tensor(Record, frozen=True):
     """A C-contiguous little-endian array: dtype name, shape, raw bytes.
 
     Rows are the first axis. Raises ValueError for an unknown dtype, a negative extent, or a
@@ -37,8 +38,8 @@ class Tensor:
     """
 
     dtype: str
-    shape: tuple[int, ...]
-    data: bytes | memoryview
+    shape: Annotated[tuple[int, ...], Meta(max_length=MOST_AXES)]
+    data: Buffer
 
     def __post_init__(self) -> None:
         if self.dtype not in ITEM_SIZES:
@@ -50,6 +51,9 @@ class Tensor:
             raise ValueError(
                 f"{self.dtype}{list(self.shape)} takes {expected} bytes, not {len(self.data)}"
             )
+
+    def __deepcopy__(self, memo: object) -> Tensor:
+        return self  # it does not change, and views cannot be copied
 
     def take(self, index: npt.NDArray[np.int64]) -> Tensor:
         """The rows at `index` (int64 [n]) of a tensor with at least one axis, in that order."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated
 
 from msgspec import Meta
 
+from edgespec.types.record import Text, Whole
 from edgespec.types.tensor import Tensor
-from edgespec.wire.messages import Message, Sha256, Whole, require
+from edgespec.wire.messages import Message, Sha256, require
 
 SMALLEST_CHUNK, LARGEST_CHUNK = 64 << 10, 4 << 20
 """Bytes of a chunk of a block file, whose bounds are multiples of CHUNK_STEP."""
@@ -27,8 +27,7 @@ HEAD_NUMBER = 0
 # --- block transfer: receiver → sender ------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class BlockRequest(Message):
+class BlockRequest(Message, tag=60, frozen=True):
     """Asks for a block file; answered by BlockPreparing, BlockOffer, BlockRefused.
 
     `number`: as the Assign of the stage has it, counted from 1; or HEAD_NUMBER.
@@ -37,8 +36,7 @@ class BlockRequest(Message):
     number: int
 
 
-@dataclass(frozen=True, slots=True)
-class PieceRequest(Message):
+class PieceRequest(Message, tag=61, frozen=True):
     """Asks for `length` bytes of the file with this hash (hex), from `offset` on.
 
     `have`: how many bytes of the file, from its start, the receiver holds by now, so that the
@@ -54,15 +52,13 @@ class PieceRequest(Message):
 # --- block transfer: sender → receiver ------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class BlockPreparing(Message):
+class BlockPreparing(Message, tag=62, frozen=True):
     """The block is not ready yet; the text says how far it is, fit for a user."""
 
-    text: str
+    text: Text
 
 
-@dataclass(frozen=True, slots=True)
-class BlockOffer(Message):
+class BlockOffer(Message, tag=63, frozen=True):
     """The block file is ready to be fetched.
 
     `manifest` and `config`: the texts of manifest.json and config.json of its folder. `size` in
@@ -70,8 +66,8 @@ class BlockOffer(Message):
     last may be shorter) too: `chunk_hashes` uint8 [chunks, 32] are their SHA-256.
     """
 
-    manifest: str
-    config: str
+    manifest: Text
+    config: Text
     size: Annotated[int, Meta(gt=0)]
     sha256: Sha256
     chunk_bytes: Annotated[int, Meta(ge=SMALLEST_CHUNK, le=LARGEST_CHUNK, multiple_of=CHUNK_STEP)]
@@ -84,15 +80,13 @@ class BlockOffer(Message):
         require(fits, "the hashes are not those of a file of that size")
 
 
-@dataclass(frozen=True, slots=True)
-class BlockRefused(Message):
+class BlockRefused(Message, tag=64, frozen=True):
     """There is no such block to be had; the reason is fit for a user."""
 
-    reason: str
+    reason: Text
 
 
-@dataclass(frozen=True, slots=True)
-class Piece(Message):
+class Piece(Message, tag=65, frozen=True):
     """Bytes of the file with this hash (hex), from `offset` on: `data` uint8 [length]."""
 
     sha256: Sha256

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from edgespec.types.record import Finite, Numbers, Record, Some, Text
 from edgespec.wire.messages import Message
 
 
-@dataclass(frozen=True, slots=True)
-class TokenBias:
+class TokenBias(Record, frozen=True):
     """What is added to a token's logit; a part of Submit."""
 
     token: int
-    bias: float
+    bias: Finite
 
 
-@dataclass(frozen=True, slots=True)
-class Submit(Message):
+class Submit(Message, tag=40, frozen=True):
     """A client's prompt. `tag` is the client's own name for it; answers carry it back.
 
     An empty `policy` leaves the choice to the coordinator. `messages`: a conversation as a JSON
@@ -31,41 +28,38 @@ class Submit(Message):
     """
 
     tag: int
-    prompt: str
+    prompt: Text
     max_new_tokens: int
-    temperature: float
+    temperature: Finite
     top_k: int
-    top_p: float
-    min_p: float
+    top_p: Finite
+    min_p: Finite
     seed: int
-    stop: tuple[str, ...]
-    policy: str
-    messages: str = ""
+    stop: Some[Text]
+    policy: Text
+    messages: Text = ""
     top: int = -1
-    scope: str = ""
-    grammar: str = ""
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    logit_bias: tuple[TokenBias, ...] = ()
+    scope: Text = ""
+    grammar: Text = ""
+    presence_penalty: Finite = 0.0
+    frequency_penalty: Finite = 0.0
+    logit_bias: Some[TokenBias] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Cancel(Message):
+class Cancel(Message, tag=41, frozen=True):
     """The client does not want the rest."""
 
     tag: int
 
 
-@dataclass(frozen=True, slots=True)
-class Progress(Message):
+class Progress(Message, tag=42, frozen=True):
     """What a waiting client should be told (stages missing, place in the queue)."""
 
     tag: int
-    text: str
+    text: Text
 
 
-@dataclass(frozen=True, slots=True)
-class Tokens(Message):
+class Tokens(Message, tag=43, frozen=True):
     """Newly committed tokens and the text that they finished; never taken back or repeated.
 
     `log_probs`: if they were asked for, a JSON list with an object a token: "id", "token" (its
@@ -74,52 +68,49 @@ class Tokens(Message):
     """
 
     tag: int
-    token_ids: tuple[int, ...]
-    text: str
-    log_probs: str = ""
+    token_ids: Numbers
+    text: Text
+    log_probs: Text = ""
 
 
-@dataclass(frozen=True, slots=True)
-class SourceFigures:
+class SourceFigures(Record, frozen=True):
     """What one member of the draft source brought to an answer; a part of Finished.
 
     `accepted`: tokens that it had guessed; `alone`: those of them that no other member had.
     """
 
-    name: str
+    name: Text
     accepted: int
     alone: int
 
 
-@dataclass(frozen=True, slots=True)
-class Finished(Message):
+class Finished(Message, tag=44, frozen=True):
     """The one good end of a request: all of it again, with its figures (see docs/commands.md)."""
 
     tag: int
-    text: str
-    token_ids: tuple[int, ...]
-    finish_reason: str
-    policy: str
-    draft: str
+    text: Text
+    token_ids: Numbers
+    finish_reason: Text
+    policy: Text
+    draft: Text
     stages: int
     prompt_tokens: int
     new_tokens: int
-    seconds: float
-    first_token_seconds: float
-    trips: float
-    accepted_histogram: tuple[int, ...]
+    seconds: Finite
+    first_token_seconds: Finite
+    trips: Finite
+    accepted_histogram: Numbers
     rows_sent: int
     rows_wasted: int
     misses: int
-    smallest_margin: float
+    smallest_margin: Finite
     recoveries: int = 0
     cached_tokens: int = 0
-    sources: tuple[SourceFigures, ...] = ()
+    sources: Some[SourceFigures] = ()
     prompt_rows: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Failed(Message):
+class Failed(Message, tag=45, frozen=True):
     """The one bad end of a request.
 
     `kind`: "invalid" (it cannot be served as it is), "context" (it is too long), "queue" (too many
@@ -127,17 +118,15 @@ class Failed(Message):
     """
 
     tag: int
-    reason: str
-    kind: str = ""
+    reason: Text
+    kind: Text = ""
 
 
-@dataclass(frozen=True, slots=True)
-class StatusRequest(Message):
+class StatusRequest(Message, tag=46, frozen=True):
     """Asks for a Status."""
 
 
-@dataclass(frozen=True, slots=True)
-class NodeStatus:
+class NodeStatus(Record, frozen=True):
     """A stage's place, or a spare (`stage` 0), as the coordinator sees it; a part of Status.
 
     `state`: missing, loading, waiting, ready or standing by; `words`: the same in more words.
@@ -151,27 +140,26 @@ class NodeStatus:
     stage: int
     first: int
     end: int
-    name: str = ""
-    address: str = ""
-    state: str = "missing"
-    words: str = "missing"
-    heard: float = 0.0
-    temperature: float = 0.0
-    limit: float = 0.0
+    name: Text = ""
+    address: Text = ""
+    state: Text = "missing"
+    words: Text = "missing"
+    heard: Finite = 0.0
+    temperature: Finite = 0.0
+    limit: Finite = 0.0
     memory: int = 0
     free: int = 0
-    busy: float = 0.0
+    busy: Finite = 0.0
     throttled: bool = False
-    warning: str = ""
-    trip: float = 0.0
+    warning: Text = ""
+    trip: Finite = 0.0
     losses: int = 0
-    last_loss: str = ""
-    lost_ago: float = 0.0
+    last_loss: Text = ""
+    lost_ago: Finite = 0.0
     with_coordinator: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class LiveRequest:
+class LiveRequest(Record, frozen=True):
     """A request that is being answered; a part of Status.
 
     `number`: the coordinator's, which a lost ring changes. `tokens`: of the answer so far;
@@ -179,14 +167,13 @@ class LiveRequest:
     """
 
     number: int
-    policy: str
+    policy: Text
     prompt_tokens: int
     tokens: int
-    tokens_per_second: float
+    tokens_per_second: Finite
 
 
-@dataclass(frozen=True, slots=True)
-class Status(Message):
+class Status(Message, tag=47, frozen=True):
     """The ring as the coordinator sees it: whether all stages are ready, one line of text each.
 
     `nodes`: the same in figures, places first. `ring`: its number, one more for each that was
@@ -203,19 +190,19 @@ class Status(Message):
     """
 
     ready: bool
-    lines: tuple[str, ...]
-    nodes: tuple[NodeStatus, ...] = ()
+    lines: Some[Text]
+    nodes: Some[NodeStatus] = ()
     stages: int = 0
     ring: int = 0
-    up_for: float = 0.0
+    up_for: Finite = 0.0
     running: int = 0
     waiting: int = 0
-    model: str = ""
+    model: Text = ""
     context_length: int = 0
-    live: tuple[LiveRequest, ...] = ()
+    live: Some[LiveRequest] = ()
     rows_live: int = 0
     rows_kept: int = 0
     rows_room: int = 0
     home: NodeStatus = NodeStatus(0, 0, 0)
-    plain: float = 0.0
-    tools: str = ""
+    plain: Finite = 0.0
+    tools: Text = ""

@@ -3,15 +3,15 @@ with."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Annotated
 
 import numpy as np
 from msgspec import Meta
 
-from edgespec.types.tensor import IntArray, Layers, Tensor
-from edgespec.wire.messages import Message, Seconds, Whole, require
+from edgespec.types.record import IntArray, Seconds, Whole, take_arrays
+from edgespec.types.tensor import Layers, Tensor
+from edgespec.wire.messages import Message, require
 
 MOST_HINTED = 64
 """Tokens that a stage may name behind one row."""
@@ -20,8 +20,7 @@ MOST_LENSES = 128
 """Of one base."""
 
 
-@dataclass(frozen=True, slots=True)
-class Lenses(Message):
+class Lenses(Message, tag=10, frozen=True):
     """To every stage when a ring is up: how a stage whose block ends at one of `layers` reads its
     rows (see drafting.lens), `downs` [L, K, H] one by one, `up` [V, K] and `bias` [V], float16."""
 
@@ -41,8 +40,7 @@ class Lenses(Message):
         require(kinds == {"float16"}, "matrices of another dtype")
 
 
-@dataclass(frozen=True, slots=True)
-class Hint(Message):
+class Hint(Message, tag=29, frozen=True):
     """What stage number `stage` expects behind rows of a request: behind row `ids[i]` the tokens
     `tokens[i * M]` to `tokens[i * M + M - 1]`, the likeliest first, with natural-log probabilities
     `log_probs[i]`, float32 [R, M]. It took that stage `seconds`. It may be wrong: it only changes
@@ -54,6 +52,9 @@ class Hint(Message):
     ids: IntArray
     tokens: IntArray
     log_probs: Tensor
+
+    def __post_init__(self) -> None:
+        take_arrays(self, "ids", "tokens")
 
     def check(self) -> None:
         rows, scores = len(self.ids), self.log_probs

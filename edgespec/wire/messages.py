@@ -1,4 +1,4 @@
-"""Messages: what nodes say to each other, as frozen dataclasses with bounded types.
+"""Messages: what nodes say to each other, as records with bounded types.
 
 On the data ring only `Segment` travels. Block files have a channel of their own, between a node
 that holds one and a node that wants it. All others use the control channel, between the
@@ -8,19 +8,13 @@ several requests may be interleaved without changing the protocol.
 
 from __future__ import annotations
 
-import sys
-from dataclasses import dataclass
 from typing import Annotated
 
 from msgspec import Meta
 
 from edgespec.tree.ledger import RetainSet
+from edgespec.types.record import Finite, Record, Text, Whole
 
-LARGEST = sys.float_info.max
-
-Whole = Annotated[int, Meta(ge=0)]
-Finite = Annotated[float, Meta(ge=-LARGEST, le=LARGEST)]
-Seconds = Annotated[float, Meta(ge=0.0, le=LARGEST)]
 Sha256 = Annotated[str, Meta(pattern="^[0-9a-f]*$", min_length=64, max_length=64)]
 Celsius = Annotated[float, Meta(gt=-1000.0, lt=1000.0)]
 
@@ -37,31 +31,27 @@ def require(condition: bool, problem: str) -> None:
         raise ValueError(problem)
 
 
-@dataclass(frozen=True, slots=True)
-class Message:
-    """The base of all messages."""
+class Message(Record, frozen=True):
+    """The base of all messages; each has a tag, by which it travels."""
 
 
 # --- coordinator → stages -----------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Retain(Message):
+class Retain(Message, tag=2, frozen=True):
     """Which rows of a request to keep; it overtakes data, being on the control channel."""
 
     request: int
     keep: RetainSet
 
 
-@dataclass(frozen=True, slots=True)
-class CloseRequest(Message):
+class CloseRequest(Message, tag=3, frozen=True):
     """The request is over (finished, cancelled or failed): free all that it holds."""
 
     request: int
 
 
-@dataclass(frozen=True, slots=True)
-class Assign(Message):
+class Assign(Message, tag=4, frozen=True):
     """Answer to Join: what this stage runs, layers `first` to `end` - 1 of the model.
 
     `model` is the folder's path on the coordinator; `fingerprint` tells whether a folder on the
@@ -82,16 +72,16 @@ class Assign(Message):
     stages: int
     first: int
     end: int
-    model: str
-    fingerprint: str
-    dtype: str
-    quantisation: str
+    model: Text
+    fingerprint: Text
+    dtype: Text
+    quantisation: Text
     context_length: int
     blocks_port: int
-    ring_key: str
+    ring_key: Text
     ring: int = 1
     block_number: int = 0
-    head: str = ""
+    head: Text = ""
     rows: int = 0
 
     @property
@@ -100,48 +90,43 @@ class Assign(Message):
         return self.fingerprint, self.first, self.end, self.quantisation, self.dtype, self.head
 
 
-@dataclass(frozen=True, slots=True)
-class StandBy(Message):
+class StandBy(Message, tag=8, frozen=True):
     """All places are taken: the stage is a spare, which gets the place of a lost one.
 
     The text says why, fit for a user.
     """
 
-    text: str
+    text: Text
 
 
-@dataclass(frozen=True, slots=True)
-class Connect(Message):
+class Connect(Message, tag=5, frozen=True):
     """Every stage is ready: push what you compute to this TCP address.
 
     An empty host means the coordinator, by the name that the stage knows it by. `key`: the public
     key that the node there has to prove.
     """
 
-    host: str
+    host: Text
     port: int
-    key: str
+    key: Text
 
 
-@dataclass(frozen=True, slots=True)
-class Refuse(Message):
+class Refuse(Message, tag=6, frozen=True):
     """The peer may not do what it asked for; the reason is fit for its user."""
 
-    reason: str
+    reason: Text
 
 
-@dataclass(frozen=True, slots=True)
-class Goodbye(Message):
+class Goodbye(Message, tag=7, frozen=True):
     """The sender is leaving in good order; the reason is fit for a user."""
 
-    reason: str
+    reason: Text
 
 
 # --- stage → coordinator ------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Join(Message):
+class Join(Message, tag=20, frozen=True):
     """A stage asks for its place; `host` and `port` are the TCP address of its data socket.
 
     `stage` 0: any place that is free, or else that of a spare. `key`: its public key, which its
@@ -149,16 +134,15 @@ class Join(Message):
     """
 
     stage: int
-    name: str
+    name: Text
     pid: int
-    host: str
+    host: Text
     port: int
-    key: str
+    key: Text
     memory: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Health(Message):
+class Health(Message, tag=26, frozen=True):
     """How a device is. `temperature`: of its hottest part in °C, and `limit`, at which it slows
     down; 0: unknown. `memory` and `free`: bytes that it has, and that are not used. `busy`: the
     share of the time since the last Health in which its stage computed. `throttled`: whether it
@@ -175,10 +159,10 @@ class Health(Message):
     free: Whole
     busy: Annotated[float, Meta(ge=0.0, le=1.0)]
     throttled: bool
-    text: str
-    slowdown: float = 0.0
-    one_row: float = 0.0
-    few_rows: float = 0.0
+    text: Text
+    slowdown: Finite = 0.0
+    one_row: Finite = 0.0
+    few_rows: Finite = 0.0
 
     def check(self) -> None:
         require(self.free <= self.memory, "more memory is free than there is")
@@ -187,15 +171,13 @@ class Health(Message):
         require(fits, "a time that cannot be")
 
 
-@dataclass(frozen=True, slots=True)
-class Loading(Message):
+class Loading(Message, tag=21, frozen=True):
     """How far a stage's block is, in words for a person: "loading 3 of 10 layers"."""
 
-    text: str
+    text: Text
 
 
-@dataclass(frozen=True, slots=True)
-class Ready(Message):
+class Ready(Message, tag=22, frozen=True):
     """The stage has its block in memory, and holds nothing of a ring before number `ring`; for
     NO_RING, it is prepared."""
 
@@ -203,30 +185,26 @@ class Ready(Message):
     ring: int = 1
 
 
-@dataclass(frozen=True, slots=True)
-class Connected(Message):
+class Connected(Message, tag=28, frozen=True):
     """The stage's connection to the next node of ring number `ring` stands."""
 
     ring: int
 
 
-@dataclass(frozen=True, slots=True)
-class Fault(Message):
+class Fault(Message, tag=23, frozen=True):
     """A stage cannot go on with a request (or, request -1, at all)."""
 
     request: int
-    reason: str
+    reason: Text
 
 
-@dataclass(frozen=True, slots=True)
-class Credit(Message):
+class Credit(Message, tag=25, frozen=True):
     """The first stage has handed on the segment of that `seq`: it is free for the next one."""
 
     seq: int
 
 
-@dataclass(frozen=True, slots=True)
-class Heartbeat(Message):
+class Heartbeat(Message, tag=24, frozen=True):
     """Still alive; both ways. One with a `number` above 0 is sent back at once, so that the
     coordinator learns how long a message takes to a stage and back."""
 
@@ -236,28 +214,24 @@ class Heartbeat(Message):
 # --- holders of a token, and devices that leave → coordinator -------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Enrol(Message):
+class Enrol(Message, tag=30, frozen=True):
     """Sent over a connection that showed a token: admit `key` to the cluster as `name`."""
 
-    key: str
-    name: str
+    key: Text
+    name: Text
 
 
-@dataclass(frozen=True, slots=True)
-class Enrolled(Message):
+class Enrolled(Message, tag=31, frozen=True):
     """Answer to Enrol: the key is admitted. `name`: what the cluster calls its holder."""
 
-    name: str
+    name: Text
 
 
-@dataclass(frozen=True, slots=True)
-class Leave(Message):
+class Leave(Message, tag=32, frozen=True):
     """A device asks that its own key be forgotten; answered by Goodbye."""
 
 
-@dataclass(frozen=True, slots=True)
-class Removed(Message):
+class Removed(Message, tag=33, frozen=True):
     """Answer to a key that is no longer admitted; the reason is fit for a user."""
 
-    reason: str
+    reason: Text

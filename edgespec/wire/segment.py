@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Annotated
 
@@ -10,18 +9,21 @@ import numpy as np
 from msgspec import Meta
 
 from edgespec.tree.ledger import Rows
-from edgespec.types.tensor import NO_LAYERS, IntArray, Layers, Tensor
-from edgespec.wire.messages import Message, Seconds, Whole, require
+from edgespec.types.record import Finite, IntArray, Record, Seconds, Some, Whole, take_arrays
+from edgespec.types.tensor import NO_LAYERS, Layers, Tensor
+from edgespec.wire.messages import Message, require
 
 MOST_PARTS = 64
 """Requests whose rows one segment holds at most."""
+
+NO_IDS: IntArray = np.zeros(0, np.int64)
+NO_IDS.flags.writeable = False
 
 MOST_LAYERS = 16
 """Layers that a draft source may tap."""
 
 
-@dataclass(frozen=True, slots=True)
-class StageTime:
+class StageTime(Record, frozen=True):
     """How many rows of a segment a stage computed, and in how many seconds; rows that it left out
     on the way are counted."""
 
@@ -29,8 +31,7 @@ class StageTime:
     seconds: Seconds
 
 
-@dataclass(frozen=True, slots=True)
-class Header:
+class Header(Record, frozen=True):
     """What every stage hands on as it came.
 
     `seq` numbers the segments of a ring in sending order. `aux_layers`: layers of which a draft
@@ -47,24 +48,22 @@ class Header:
         require(all(a < b for a, b in pairwise(layers)), "aux_layers are not ascending")
 
 
-@dataclass(frozen=True, slots=True)
-class Choosing:
+class Choosing(Record, frozen=True):
     """How the last stage chooses a request's tokens, if it holds the output head.
 
     The settings of verify.sampling.Sampling; `top`: how many of the likeliest tokens are wanted
     beside each token, with log-probabilities; -1: neither.
     """
 
-    temperature: float
+    temperature: Finite
     top_k: Whole
-    top_p: float
-    min_p: float
+    top_p: Finite
+    min_p: Finite
     seed: Whole
     top: Annotated[int, Meta(ge=-1)]
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(Record, frozen=True):
     """What the last stage chose: the target `tokens` after rows `ids`, which are a path down.
 
     `figures` float64 [R, 1]: the margin of each token (see verify.sampling.Choice); with
@@ -77,6 +76,9 @@ class Verdict:
     top: IntArray
     figures: Tensor
 
+    def __post_init__(self) -> None:
+        take_arrays(self, "ids", "tokens", "top")
+
     def check(self) -> None:
         rows, figures = len(self.ids), self.figures
         require(len(self.tokens) == rows, "tokens and ids differ in length")
@@ -86,8 +88,7 @@ class Verdict:
         require(len(self.top) == rows * max(figures.shape[1] - 2, 0), "top and figures differ")
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(Record, frozen=True):
     """The rows of one request in a segment (FlowSpec §3.2, a draft segment).
 
     `epoch` starts as the coordinator's newest retained set; every stage lowers it to the newest one
@@ -118,21 +119,25 @@ class Part:
     positions: IntArray
     tokens: IntArray
     fork_of: Whole = 0
-    fork_ids: tuple[int, ...] = ()
+    fork_ids: IntArray = NO_IDS
     fork_ends: bool = False
     fork_shared: Whole = 0
     choosing: Choosing | None = None
     verdict: Verdict | None = None
+
+    def __post_init__(self) -> None:
+        take_arrays(self, "ids", "parents", "positions", "tokens", "fork_ids")
 
     def check(self) -> None:
         rows = len(self.ids)
         require(len(self.parents) == rows, "parents and ids differ in length")
         require(len(self.positions) == rows, "positions and ids differ in length")
         require(len(self.tokens) in (0, rows), "tokens and ids differ in length")
-        require(min(self.fork_ids, default=0) >= 0, "a negative id")
         require(self.fork_shared <= len(self.fork_ids), "more rows shared than there are")
-        for numbers in (self.ids, self.positions):
-            require(not rows or int(numbers.min()) >= 0, "a negative id or position")
+        for numbers in (self.ids, self.positions, self.fork_ids):
+            require(int(numbers.min(initial=0)) >= 0, "a negative id or position")
+        if self.verdict is not None:
+            self.verdict.check()
 
     def rows(self) -> Rows:
         """The part's rows; tokens that did not travel are 0."""
@@ -140,8 +145,7 @@ class Part:
         return Rows(self.ids, self.parents, tokens, self.positions)
 
 
-@dataclass(frozen=True, slots=True)
-class Segment(Message):
+class Segment(Message, tag=1, frozen=True):
     """Rows that go round the ring together: `parts` has at most one part of a request.
 
     Stacked over all parts: `hidden` [R, H], None until the first stage ran, and `aux_hidden` uint8
@@ -154,8 +158,8 @@ class Segment(Message):
     """
 
     header: Header
-    parts: tuple[Part, ...]
-    cost: tuple[StageTime, ...] = ()
+    parts: Some[Part]
+    cost: Some[StageTime] = ()
     hidden: Tensor | None = None
     aux_hidden: Tensor | None = None
     ppd_tokens: Tensor | None = None
@@ -171,9 +175,12 @@ class Segment(Message):
         return sum(len(part.ids) for part in self.parts)
 
     def check(self) -> None:
+        self.header.check()
         parts, rows, hidden = self.parts, self.rows, self.hidden
         require(0 < len(parts) <= MOST_PARTS, "wrong number of parts")
         require(len({part.request for part in parts}) == len(parts), "a request has two parts")
+        for part in parts:
+            part.check()
         if hidden is None:
             complete = all(len(part.tokens) == len(part.ids) for part in parts)
             require(complete, "tokens and ids differ in length")

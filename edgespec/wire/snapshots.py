@@ -7,9 +7,8 @@ that no two machines need the same clock.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from edgespec.wire.messages import Message, Seconds, Whole, require
+from edgespec.types.record import Finite, Numbers, Record, Seconds, Some, Text, Whole
+from edgespec.wire.messages import Message, require
 
 MOST_NODES = 120
 """Nodes of a tree that a Snapshot holds at most."""
@@ -24,27 +23,24 @@ MOST_SEGMENTS = 64
 """Segments that a Snapshot holds at most."""
 
 
-@dataclass(frozen=True, slots=True)
-class Subscribe(Message):
+class Subscribe(Message, tag=48, frozen=True):
     """A client wants Snapshots for so many seconds from now on, 0: no longer; of the oldest running
     request, and of those with these numbers."""
 
     seconds: Seconds
-    requests: tuple[int, ...] = ()
+    requests: Numbers = ()
 
     def check(self) -> None:
         require(len(self.requests) <= MOST_CHOSEN, "too many requests")
 
 
-@dataclass(frozen=True, slots=True)
-class SubscribeActivity(Message):
+class SubscribeActivity(Message, tag=9, frozen=True):
     """The coordinator wants the stages' runs for so many seconds; answered by StageActivity."""
 
     seconds: Seconds
 
 
-@dataclass(frozen=True, slots=True)
-class StageRun:
+class StageRun(Record, frozen=True):
     """A segment that a stage computed: `rows` in `seconds`, which ended `ago` seconds ago.
 
     `wasted`: how many of the rows were pruned by the time that it ended. `stage` is 0 in a stage's
@@ -63,18 +59,18 @@ class StageRun:
         require(self.wasted <= self.rows, "more rows are wasted than there are")
 
 
-@dataclass(frozen=True, slots=True)
-class StageActivity(Message):
+class StageActivity(Message, tag=27, frozen=True):
     """The runs of a stage since its last StageActivity, oldest first."""
 
-    runs: tuple[StageRun, ...]
+    runs: Some[StageRun]
 
     def check(self) -> None:
         require(len(self.runs) <= MOST_RUNS, "too many runs")
+        for run in self.runs:
+            run.check()
 
 
-@dataclass(frozen=True, slots=True)
-class SnapshotNode:
+class SnapshotNode(Record, frozen=True):
     """A token of the draft tree.
 
     `state`: "waiting" (to be sent), "sent" (on the ring), "accepted" (committed) or "pruned"
@@ -87,15 +83,14 @@ class SnapshotNode:
 
     id: int
     parent: int
-    text: str
-    state: str
-    probability: float
-    source: str
+    text: Text
+    state: Text
+    probability: Finite
+    source: Text
     sent: bool
 
 
-@dataclass(frozen=True, slots=True)
-class SnapshotSegment:
+class SnapshotSegment(Record, frozen=True):
     """A segment on the ring: its rows, and how many of them are pruned already."""
 
     seq: int
@@ -103,8 +98,7 @@ class SnapshotSegment:
     dead: int
 
 
-@dataclass(frozen=True, slots=True)
-class Snapshot(Message):
+class Snapshot(Message, tag=49, frozen=True):
     """What a running request looks like now; sent to each client that subscribed.
 
     `state`: "idle", "reading" (the prompt), "answering" or "paused" (the ring is lost). `request`:
@@ -114,16 +108,18 @@ class Snapshot(Message):
     Snapshot, oldest first. `place`: how many older requests are open.
     """
 
-    state: str
+    state: Text
     request: int
-    policy: str
+    policy: Text
     tokens: int
-    trips: float
+    trips: Finite
     root: int
-    nodes: tuple[SnapshotNode, ...]
-    segments: tuple[SnapshotSegment, ...]
-    runs: tuple[StageRun, ...]
+    nodes: Some[SnapshotNode]
+    segments: Some[SnapshotSegment]
+    runs: Some[StageRun]
     place: int = 0
 
     def check(self) -> None:
         require(len(self.runs) <= MOST_RUNS, "too many runs")
+        for run in self.runs:
+            run.check()

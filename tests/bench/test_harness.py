@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 from support.nodes import NodeRing
 
 from edgespec.bench.harness import (
@@ -53,7 +54,7 @@ SETTINGS = BenchSettings(("autoregressive", "flowspec"), 6, Sampling())
 
 def answer(policy: str, number: int = 1, turn: int = 1, **changes: Any) -> BenchAnswer:
     """One answer."""
-    finished = replace(FINISHED, policy=policy, **changes)
+    finished = structs.replace(FINISHED, policy=policy, **changes)
     return BenchAnswer(number, f"p{number}", "math", turn, 10 * number + turn, finished)
 
 
@@ -114,7 +115,12 @@ def test_under_load_every_prompt_is_answered_alone_first_and_then_by_every_polic
 
 def test_a_prompt_that_fails_under_load_is_named() -> None:
     prompts = [Prompt("a", "", ("abc",)), Prompt("b", "", ("abcd",))]
-    coming = [FINISHED, replace(FINISHED, tag=2), Failed(4, "too long"), replace(FINISHED, tag=3)]
+    coming = [
+        FINISHED,
+        structs.replace(FINISHED, tag=2),
+        Failed(4, "too long"),
+        structs.replace(FINISHED, tag=3),
+    ]
 
     class Told:
         """A client that is told this."""

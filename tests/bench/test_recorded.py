@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 from support.nodes import NodeRing
 from support.rings import submit
 
@@ -156,7 +157,7 @@ def test_a_client_that_leaves_is_written(tmp_path: Path) -> None:
 
 def test_who_asked_is_written_so_that_a_replay_tells_askers_apart(tmp_path: Path) -> None:
     with closing(RequestLog(str(tmp_path / "requests.jsonl"))) as log:
-        log.asked(b"one", replace(submit(), scope="anna"))
+        log.asked(b"one", structs.replace(submit(), scope="anna"))
         log.left(b"one")
     [only] = read_recording(tmp_path / "requests.jsonl")
     assert only.submit.scope == "anna"

@@ -160,7 +160,7 @@ def prepared(nodes: int) -> tuple[CoordinatorMachine, list[bytes], list[Segment]
         Drafted(growing.job, growing.request, drafted(nodes - 1, 10, rng)), 0.0
     )
     flying = [e.segment for e in effects if isinstance(e, SendRing)]
-    return machine, [bytes(frame) for frame in encode(back(flying[0]))], flying
+    return machine, encode(back(flying[0])), flying
 
 
 def the(effects: list[Effect], kind: type[Effect]) -> object:

@@ -7,6 +7,7 @@ A message goes to another process and comes back; a hop is half of that. Of hidd
 
 raw        a message of as many bytes, from PUSH to PULL
 curve      the same, encrypted as all of edgespec's sockets are
+loop       the least that a node of Python does: receive, decode, encode, send over such sockets
 transport  a Segment over edgespec's sockets: encode, send, poll, receive, decode
 stage      the other process is a stage, whose layers cost nothing: its loop, machine, worker and
            tensors; with each segment comes the Retain of the token before
@@ -43,6 +44,7 @@ from edgespec.net.control import ping
 from edgespec.net.keys import KeyPair
 from edgespec.net.zmq_transport import ZmqTransport
 from edgespec.types.tensor import Tensor
+from edgespec.wire.codec import decode, encode
 from edgespec.wire.messages import Assign, Connect, Heartbeat, Join, Message, Ready
 from edgespec.wire.segment import Segment
 
@@ -83,6 +85,7 @@ def measure(blocks: int) -> dict[str, dict[str, dict[str, float]]]:
     ends: dict[str, End] = {
         "raw": Bare("raw", curve=False),
         "curve": Bare("curve", curve=True),
+        "loop": Loop("loop", curve=True),
         "transport": Transport("transport"),
         "stage": Stage("stage"),
     }
@@ -103,7 +106,7 @@ def measure(blocks: int) -> dict[str, dict[str, dict[str, float]]]:
                     other[kind].append(theirs / TRIPS)
             found[size] = {kind: _figures(taken[kind], spent[kind]) for kind in ends}
             found[size]["stage"]["stage_cpu_ms"] = 1e3 * min(other["stage"])
-            for kind in ("transport", "stage"):
+            for kind in ("loop", "transport", "stage"):
                 for bare in ("raw", "curve"):
                     ratio = found[size][kind]["min_us"] / found[size][bare]["min_us"]
                     found[size][kind][f"times_{bare}"] = ratio
@@ -208,6 +211,26 @@ def other_bare(port: int, curve: bool) -> None:
         push.send(pull.recv())
 
 
+class Loop(Bare):
+    """The same with a Segment, which both ends read and write."""
+
+    def trip(self, rows: int) -> Callable[[], object]:
+        segment = segment_of(rows, 1)
+
+        def go() -> None:
+            self._push.send(encode(segment))
+            decode(self._pull.recv(copy=False).buffer)
+
+        return go
+
+
+def other_loop(port: int) -> None:
+    pull, push = pull_socket(True), push_socket(port, True)
+    print(port_of(pull), flush=True)
+    while True:
+        push.send(encode(decode(pull.recv(copy=False).buffer)))
+
+
 class Transport(End):
     """The sockets of a coordinator, and those of a stage in the child."""
 
@@ -235,7 +258,8 @@ class Transport(End):
                     return incoming.message
 
     def trip(self, rows: int) -> Callable[[], object]:
-        segment = self.segment(rows)
+        self._seq += 1
+        segment = segment_of(rows, self._seq)
 
         def go() -> None:
             self._sockets.send_ring(segment)
@@ -243,29 +267,29 @@ class Transport(End):
 
         return go
 
-    def segment(self, rows: int) -> Segment:
-        """A chain of rows behind the one before."""
-        self._seq += 1
-        first = 100 * self._seq
-        ids = np.arange(first, first + rows)
-        data = os.urandom(2 * HIDDEN * rows)
-        return one_part(
-            REQUEST,
-            self._seq,
-            self._seq,
-            False,
-            int(self._seq == 1),
-            rows,
-            ids,
-            np.concatenate(([first - 100 if self._seq > 1 else -1], ids[:-1])),
-            np.arange(self._seq - 1, self._seq - 1 + rows),
-            np.zeros(0, np.int64),
-            Tensor("bfloat16", (rows, HIDDEN), data),
-        )
-
     def close(self) -> None:
         super().close()
         self._sockets.close()
+
+
+def segment_of(rows: int, seq: int) -> Segment:
+    """A chain of rows behind the one before."""
+    first = 100 * seq
+    ids = np.arange(first, first + rows)
+    data = os.urandom(2 * HIDDEN * rows)
+    return one_part(
+        REQUEST,
+        seq,
+        seq,
+        False,
+        int(seq == 1),
+        rows,
+        ids,
+        np.concatenate(([first - 100 if seq > 1 else -1], ids[:-1])),
+        np.arange(seq - 1, seq - 1 + rows),
+        np.zeros(0, np.int64),
+        Tensor("bfloat16", (rows, HIDDEN), data),
+    )
 
 
 def other_transport(port: int) -> None:
@@ -336,6 +360,7 @@ def other_stage(port: int) -> None:
 OTHERS: dict[str, Callable[[int], None]] = {
     "raw": lambda port: other_bare(port, False),
     "curve": lambda port: other_bare(port, True),
+    "loop": other_loop,
     "transport": other_transport,
     "stage": other_stage,
 }

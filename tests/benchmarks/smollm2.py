@@ -15,9 +15,10 @@ import argparse
 import json
 import sys
 from collections import defaultdict
-from dataclasses import replace
 from importlib import resources
 from pathlib import Path
+
+from msgspec.structs import replace
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 from support.smollm2 import smollm2_ring

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from support.transfers import CHUNK, Receiver, block, fetch, offer_of, opened, piece_of
 
 from edgespec.blocks.receiver import ASK_S, TRIES

@@ -10,10 +10,10 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
+from msgspec.structs import fields
 from support.commands import COMMAND, PATIENCE_S, Command, Done, run, run_here, to_prompt
 from support.nodes import NodeRing, until
 from support.rings import submit
@@ -21,8 +21,8 @@ from support.rings import submit
 from edgespec.daemon.process import EXIT_NO_READER
 from edgespec.errors import ConfigError
 from edgespec.sim.toy import text_of
+from edgespec.types.record import MOST_CHARS
 from edgespec.wire.client_messages import Finished
-from edgespec.wire.codec import DEFAULT_LIMITS
 
 Here = Callable[..., Done]
 
@@ -305,7 +305,7 @@ WRONG: dict[str, tuple[list[str], str]] = {
     "policy": (["x", "--policy", "magic"], "unknown policy 'magic'; choose one of: adaptive"),
     "empty stop": (["x", "--stop", ""], "stop[0] is empty"),
     "too many stops": (["x", *["--stop", "y"] * 300], "cannot be sent"),
-    "too long": (["x" * (DEFAULT_LIMITS.text_chars + 1)], "characters; at most"),
+    "too long": (["x" * (MOST_CHARS + 1)], "characters; at most"),
     "invalid UTF-8": (["x\udcff"], "the prompt is not valid UTF-8"),
     "stop of invalid UTF-8": (["x", "--stop", "\udcff"], "stop string is not valid UTF-8"),
     "policy of invalid UTF-8": (["x", "--policy", "\udcff"], "unknown policy '\\udcff'"),

@@ -12,9 +12,9 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
-import msgpack
 import numpy as np
 import pytest
+from msgspec import msgpack
 from support import commands
 from support.capture import Capture, capturing
 from support.commands import COMMAND, Command
@@ -102,7 +102,7 @@ def of_texts(texts: Iterable[str]) -> Iterator[bytes]:
     for text in texts:
         for piece in windows(text):
             yield from (piece.encode(), piece.encode("utf-16-le"), piece.encode("utf-16-be"))
-        yield bytes(msgpack.packb(text))
+        yield bytes(msgpack.encode(text))
 
 
 def of_tokens(text: str) -> Iterator[bytes]:
@@ -110,7 +110,7 @@ def of_tokens(text: str) -> Iterator[bytes]:
     ids = np.array(tokenizer().encode(text), "<i8")
     for at in range(len(ids) - 2):
         yield ids[at : at + 3].tobytes()
-        yield b"".join(bytes(msgpack.packb(int(one))) for one in ids[at : at + 3]) * 2
+        yield b"".join(bytes(msgpack.encode(int(one))) for one in ids[at : at + 3]) * 2
 
 
 def of_block(block: bytes) -> Iterator[bytes]:
@@ -186,7 +186,7 @@ def assert_search_works(
     """The same search finds all of it in a connection that is not encrypted."""
     plain = folder / "plain"
     forms = [text.encode(form) for text in texts for form in ("utf-8", "utf-16-le", "utf-16-be")]
-    forms += [bytes(msgpack.packb(text)) for text in texts]
+    forms += [bytes(msgpack.encode(text)) for text in texts]
     forms += [*of_tokens(PROMPT), *blocks]
     plain.write_bytes(b"\n".join(forms))
     with (
@@ -226,7 +226,7 @@ def assert_kept_out(
             for name, token in tokens.items()
         }
         started["removed"] = stack.enter_context(cluster.on(user, "prompt", *at, "x"))
-        question = b"".join(bytes(frame) for frame in encode(StatusRequest()))
+        question = encode(StatusRequest())
         words = (sys.executable, "-c", NO_KEY, f"tcp://{d0.address}:7430", question.hex())
         keyless = stack.enter_context(thief.program(*words))
         ended = {name: running.done() for name, running in started.items()}

@@ -6,10 +6,10 @@ import json
 import logging
 import socket
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from support.commands import Done, run_here
 from support.nodes import NodeRing, until
 from support.rings import submit

@@ -10,13 +10,13 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import redirect_stdout
-from dataclasses import asdict, fields, replace
 from functools import partial
 from typing import Any, get_type_hints
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import fields, replace
 from rich.console import Console
 from support.commands import run_here
 from support.nodes import QUICK, NodeRing, until
@@ -27,6 +27,7 @@ from edgespec.cli import top as module
 from edgespec.cli.status import print_status
 from edgespec.cli.top_view import HISTORY, BusyHistory, TopView, bar, screen
 from edgespec.serving.metrics import Metrics
+from edgespec.types.record import as_dict
 from edgespec.wire.client_messages import LiveRequest, NodeStatus, Status
 
 GIB = 1 << 30
@@ -306,5 +307,5 @@ def test_no_number_of_a_coordinator_breaks_what_shows_it(state: Status) -> None:
     with redirect_stdout(io.StringIO()) as shown:
         print_status(state)
     assert shown.getvalue()
-    json.dumps(asdict(state), allow_nan=False)
+    json.dumps(as_dict(state), allow_nan=False)
     assert Metrics().text(state)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from msgspec import structs
 from support.checkpoints import write_checkpoint
 from support.keys import OWN, everybody, identity
 
@@ -40,7 +41,7 @@ class Coordinator:
     said: list[str] = field(default_factory=list)
 
     def wanted(self, stage: int = 1, **changes: object) -> Wanted:
-        place = replace(self.places[stage - 1], **changes)  # type: ignore[arg-type]
+        place = structs.replace(self.places[stage - 1], **changes)  # type: ignore[arg-type]
         return Wanted(place, Address(LOOPBACK, 1), DEVICE, self.said.append, lambda: False)
 
 

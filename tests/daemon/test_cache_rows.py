@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from edgespec.config import HEADS, Address, CoordinatorConfig
 from edgespec.daemon.bundled_models import bundled
@@ -41,7 +42,7 @@ def test_half_of_the_memory_beyond_the_plan_is_for_further_rows() -> None:
     room = 2 * 9 * row * 100  # twice, for 800 rows and the eighth that a cache spares
 
     def rows(memory: int, **changes: object) -> int:
-        return stage_rows(plan, 8, None, replace(ASSIGN, **changes), device(memory))
+        return stage_rows(plan, 8, None, structs.replace(ASSIGN, **changes), device(memory))
 
     assert [rows(memory) for memory in (0, planned // 2, planned)] == [ONE] * 3
     assert rows(planned + room) == ONE + 800
@@ -59,7 +60,9 @@ def test_a_plan_has_the_rows_that_its_devices_will_be_given(boards: int, quantis
     found = Needs(asked.model, 1024, 1, made.problem.head_last)
     own = found.coordinator().total
     assigns = [
-        replace(ASSIGN, stage=node.stage, stages=len(made.split), first=node.first, end=node.end)
+        structs.replace(
+            ASSIGN, stage=node.stage, stages=len(made.split), first=node.first, end=node.end
+        )
         for node in made.nodes[1:]
     ]
     given = [

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from msgspec import structs
+
 from edgespec.config import Address, CoordinatorConfig
 from edgespec.daemon.bundled_models import bundled
 from edgespec.daemon.layer_assignment import LayerAssignment, needs_of
@@ -49,14 +51,14 @@ def test_anew_over_two_and_a_block_that_was_planned_keeps_its_number() -> None:
 
 def test_the_output_head_is_with_the_last_stage_whatever_that_is() -> None:
     blocks: list[Assign] = []
-    assignment = LayerAssignment(LAYERS, replace(LIKE, head="none"), (4, 1, 3), blocks)
+    assignment = LayerAssignment(LAYERS, structs.replace(LIKE, head="none"), (4, 1, 3), blocks)
     assert [place.head for place in assignment.assigned] == ["", "", "none"]
     need = replace(needs(), head_last=True)
     places = assignment.repartition(need, devices(8 * GIB, 8 * GIB))
     assert places is not None
     assert [place.head for place in places] == ["", "none"]
     # A stage that has the layers already, but not the head, has to load.
-    assert replace(places[1], head="").block != places[1].block
+    assert structs.replace(places[1], head="").block != places[1].block
     # Where it needs memory: one layer is too much beside it.
     little = need.stage(2, first=False).total
     assert need.stage(2, first=False, last=True).total > little

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from copy import deepcopy
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 from support.cases import case
 from support.local_ring import CLIENT
 from support.rings import FakeRing, assert_one_end, submit

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from msgspec import structs
 from support import rings
 from support.rings import Chaos, FakeRing, Faults, assert_one_end, submit
 from support.segments import changed
@@ -166,7 +167,7 @@ def several(count: int) -> tuple[Stage, list[RunHead]]:
     stage = Stage(is_last=True)
     one = [changed(opening(request=REQUEST + n), choosing=GREEDY) for n in range(count)]
     rows = hidden(*(float(n) for n in range(2 * count)))
-    stage.segment(replace(one[0], parts=tuple(s.parts[0] for s in one), hidden=rows))
+    stage.segment(structs.replace(one[0], parts=tuple(s.parts[0] for s in one), hidden=rows))
     return stage, [effect for effect in stage.done() if isinstance(effect, RunHead)]
 
 
@@ -190,7 +191,7 @@ def test_of_several_heads_one_fails_alone() -> None:
     out = sent(stage.tell(HeadDone(jobs[2].job, jobs[2].request, CHOICE)))
     assert [len(part.ids) for part in out.parts] == [1, 0, 1]
     assert [part.verdict is not None for part in out.parts] == [True, False, True]
-    assert isinstance(decode([bytes(frame) for frame in encode(out)]), Segment)
+    assert isinstance(decode(encode(out)), Segment)
     assert set(stage.machine.ledgers()) == {REQUEST, REQUEST + 2}
 
 
@@ -224,7 +225,7 @@ def test_one_product_serves_all_parts_of_a_segment(
 
 def test_settings_that_sample_nothing_end_the_request() -> None:
     stage = Stage(is_last=True)
-    bad = replace(GREEDY, top_p=7.0)
+    bad = structs.replace(GREEDY, top_p=7.0)
     (reason,) = faults(stage.segment(changed(opening(), choosing=bad)))
     assert "top_p is 7.0" in reason
 
@@ -247,7 +248,7 @@ def test_a_verdict_crosses_the_ring_as_it_is() -> None:
     others = TopLogprobs(np.array([-0.25]), *some)
     choice = Choice(np.array([0]), np.array([9]), np.array([np.inf]))
     segment = sent(stage.tell(HeadDone(head.job, REQUEST, choice, others)))
-    back = decode([bytes(frame) for frame in encode(segment)])
+    back = decode(encode(segment))
     assert isinstance(back, Segment)
     verdict = back.parts[0].verdict
     assert verdict is not None

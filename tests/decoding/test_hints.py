@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 import pytest
+from msgspec import structs
 from support.rings import FakeRing, submit
 from support.stages import REQUEST, Stage, draft, hidden, opened
 from support.wires import Wire
@@ -20,7 +20,8 @@ from edgespec.machines.events import ComputeFailed, MessageArrived
 from edgespec.sim.toy import VOCABULARY
 from edgespec.sim.toy_model import FakeBlock, toy_hidden, toy_lenses
 from edgespec.tree.draft_tree import DraftTree
-from edgespec.types.tensor import IntArray, Layers, Tensor
+from edgespec.types.record import IntArray
+from edgespec.types.tensor import Layers, Tensor
 from edgespec.wire.hints import Hint
 from edgespec.wire.segment import Segment, StageTime
 
@@ -30,8 +31,8 @@ from edgespec.wire.segment import Segment, StageTime
 def asked(seq: int, *triples: tuple[int, int, int], by: tuple[int, ...] = (2,)) -> Segment:
     """Guesses that the stage before computed, and of which these stages shall say something."""
     segment = draft(seq, *triples)
-    header = replace(segment.header, hints=Layers(by))
-    return replace(segment, header=header, cost=(StageTime(1, 0.1),))
+    header = structs.replace(segment.header, hints=Layers(by))
+    return structs.replace(segment, header=header, cost=(StageTime(1, 0.1),))
 
 
 def lens_of(effects: list[Effect]) -> RunLens:
@@ -171,7 +172,7 @@ def hint(**changes: object) -> Hint:
     scores = np.full((1, 2), -1.0, "<f4")
     told = Tensor("float32", (1, 2), scores.tobytes())
     usual = Hint(1, 1, 0.1, np.array([5]), np.array([3, 4]), told)
-    return replace(usual, **changes)  # type: ignore[arg-type]
+    return structs.replace(usual, **changes)  # type: ignore[arg-type]
 
 
 class Flying:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from support import rings
 from support.rings import Chaos, FakeRing, Faults, assert_one_end, submit
 from support.tiers import tiered

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 from support.local_ring import Step
 from support.rings import Chaos, FakeRing, Faults, assert_one_end, submit
 from support.tiers import thorough, tiered

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 from support.cases import case
 from support.rings import assert_one_end, submit
 
@@ -114,7 +115,7 @@ def test_a_prompt_is_encoded_outside_and_starts_when_it_is() -> None:
 def test_one_prompt_is_encoded_at_a_time_and_they_start_in_order() -> None:
     desk = Desk()
     for tag in (1, 2, 3):
-        desk.submit(replace(ASK, tag=tag, prompt=f"prompt {tag}"))
+        desk.submit(structs.replace(ASK, tag=tag, prompt=f"prompt {tag}"))
     said = []
     while desk.asked:
         said.append(desk.encode().prompt)
@@ -128,7 +129,7 @@ def test_one_prompt_is_encoded_at_a_time_and_they_start_in_order() -> None:
 def test_who_comes_behind_a_prompt_that_is_encoded_is_told_so_and_waits_for_it() -> None:
     desk = Desk()
     desk.submit(ASK)
-    desk.submit(replace(ASK, tag=2), OTHER)
+    desk.submit(structs.replace(ASK, tag=2), OTHER)
     (told,) = desk.replies[OTHER]
     assert isinstance(told, Progress)
     assert "waiting behind 1 other" in told.text
@@ -138,7 +139,7 @@ def test_who_comes_behind_a_prompt_that_is_encoded_is_told_so_and_waits_for_it()
 def test_prompts_that_are_encoded_count_in_the_queue(limit: int) -> None:
     desk = Desk(queue_limit=limit)
     for tag in range(limit + 3):
-        desk.submit(replace(ASK, tag=tag, scope=str(tag)))  # each for somebody else
+        desk.submit(structs.replace(ASK, tag=tag, scope=str(tag)))  # each for somebody else
     refused = [
         tag for tag in range(limit + 3) if any(_is_end(m, tag) for m in desk.replies[CLIENT])
     ]
@@ -153,7 +154,7 @@ def _is_end(message: Message, tag: int) -> bool:
 def test_what_is_cancelled_meanwhile_ends_once_and_its_tokens_are_nobodys() -> None:
     desk = Desk()
     desk.submit(ASK)
-    desk.submit(replace(ASK, tag=2))
+    desk.submit(structs.replace(ASK, tag=2))
     desk.tell(MessageArrived(CLIENT, Cancel(1)))
     end = desk.end(1)
     assert isinstance(end, Finished)
@@ -169,7 +170,7 @@ def test_what_is_cancelled_meanwhile_ends_once_and_its_tokens_are_nobodys() -> N
 def test_what_is_cancelled_before_its_turn_is_never_encoded() -> None:
     desk = Desk()
     for tag in (1, 2, 3):
-        desk.submit(replace(ASK, tag=tag, prompt=f"prompt {tag}"))
+        desk.submit(structs.replace(ASK, tag=tag, prompt=f"prompt {tag}"))
     desk.tell(MessageArrived(CLIENT, Cancel(2)))
     said = []
     while desk.asked:
@@ -224,15 +225,15 @@ def test_a_ring_that_does_not_come_back_meanwhile(event: Event) -> None:
 
 def test_a_prompt_that_the_tokenizer_refuses_or_that_leaves_no_room_fails_alone() -> None:
     desk = Desk()
-    desk.submit(replace(ASK, messages="[]", prompt=""))
-    desk.submit(replace(ASK, tag=2, prompt="  "))
-    desk.submit(replace(ASK, tag=3))
+    desk.submit(structs.replace(ASK, messages="[]", prompt=""))
+    desk.submit(structs.replace(ASK, tag=2, prompt="  "))
+    desk.submit(structs.replace(ASK, tag=3))
     for _ in range(3):
         desk.encode()
     kinds = [(end.kind, end.tag) for end in (desk.end(1), desk.end(2)) if isinstance(end, Failed)]
     assert kinds == [("invalid", 1), ("invalid", 2)]
     assert desk.started == [3]
-    desk.submit(replace(ASK, tag=4, prompt="x" * 99))
+    desk.submit(structs.replace(ASK, tag=4, prompt="x" * 99))
     desk.tell(PromptEncoded(desk.asked[-1].request, (1,) * 100))
     end = desk.end(4)
     assert isinstance(end, Failed)
@@ -242,7 +243,7 @@ def test_a_prompt_that_the_tokenizer_refuses_or_that_leaves_no_room_fails_alone(
 def test_an_encoder_that_fails_ends_its_request_alone() -> None:
     desk = Desk()
     desk.submit(ASK)
-    desk.submit(replace(ASK, tag=2))
+    desk.submit(structs.replace(ASK, tag=2))
     desk.tell(ComputeFailed(-1, desk.asked.pop().request, "KeyError: 1"))
     end = desk.end(1)
     assert isinstance(end, Failed)
@@ -253,12 +254,12 @@ def test_an_encoder_that_fails_ends_its_request_alone() -> None:
 
 def test_a_grammar_that_is_compiled_holds_up_no_other_prompt() -> None:
     desk = Desk()
-    desk.submit(replace(ASK, grammar="long"))
-    desk.submit(replace(ASK, tag=2))
+    desk.submit(structs.replace(ASK, grammar="long"))
+    desk.submit(structs.replace(ASK, tag=2))
     held, free = desk.asked
     desk.tell(PromptEncoded(free.request, (1, 2)))
     assert desk.started == [free.request], "it begins before the one that came first"
-    desk.submit(replace(ASK, tag=3))
+    desk.submit(structs.replace(ASK, tag=3))
     desk.tell(PromptEncoded(held.request, (1, 2)))
     desk.tell(MessageArrived(CLIENT, Cancel(2)))
     assert desk.started == [free.request, held.request], "once it is compiled it has its turn"
@@ -269,21 +270,21 @@ def test_who_asks_without_end_keeps_no_other_from_being_encoded(grammar: str) ->
     """Also if none of its requests ever begins."""
     desk = Desk()
     for tag in (1, 2):
-        desk.submit(replace(ASK, tag=tag, scope="many", grammar=grammar))
+        desk.submit(structs.replace(ASK, tag=tag, scope="many", grammar=grammar))
     for tag, name in enumerate(("one", "other")):
-        desk.submit(replace(ASK, tag=tag, scope=name, grammar=grammar), peer=OTHER)
+        desk.submit(structs.replace(ASK, tag=tag, scope=name, grammar=grammar), peer=OTHER)
     taken = []
     for tag in range(3, 7):
         effect = desk.asked.pop()
         taken.append(effect.request)
-        desk.submit(replace(ASK, tag=tag, scope="many", grammar=grammar))
+        desk.submit(structs.replace(ASK, tag=tag, scope="many", grammar=grammar))
         desk.tell(ComputeFailed(-1, effect.request, "no"))
     assert {3, 4} <= {*taken[:3]}
 
 
 def test_what_cannot_fit_is_refused_by_its_characters_at_once() -> None:
     desk = Desk()
-    desk.submit(replace(ASK, prompt="9" * (1 << 20)))
+    desk.submit(structs.replace(ASK, prompt="9" * (1 << 20)))
     end = desk.end()
     assert isinstance(end, Failed)
     assert (end.kind, desk.asked) == ("context", [])
@@ -309,7 +310,7 @@ def test_an_assistant_that_said_nothing_has_an_empty_content() -> None:
 
     desk = Desk()
     desk.machine._codec = Hearing()
-    desk.submit(replace(ASK, prompt="", messages=json.dumps(talk)))
+    desk.submit(structs.replace(ASK, prompt="", messages=json.dumps(talk)))
     desk.encode()
     assert heard == [[talk[0], {"role": "assistant", "content": ""}]]
     assert desk.sent
@@ -326,7 +327,7 @@ def test_an_assistant_that_said_nothing_has_an_empty_content() -> None:
 )
 def test_others_must_say_something_and_in_whole_characters(talk: object) -> None:
     desk = Desk()
-    desk.submit(replace(ASK, prompt="", messages=json.dumps(talk)))
+    desk.submit(structs.replace(ASK, prompt="", messages=json.dumps(talk)))
     desk.encode()
     end = desk.end()
     assert isinstance(end, Failed)
@@ -348,7 +349,7 @@ def play_at_random(rng: random.Random) -> None:
         match rng.randrange(8):
             case 0 | 1 | 2:
                 tags += 1
-                desk.submit(replace(ASK, tag=tags, prompt=rng.choice(("hello", " ", ""))))
+                desk.submit(structs.replace(ASK, tag=tags, prompt=rng.choice(("hello", " ", ""))))
             case 3 | 4 if desk.asked:
                 desk.encode()
             case 5 if tags:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import jsonschema_rs
@@ -15,6 +14,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from llguidance import LLMatcher, LLTokenizer
+from msgspec.structs import replace
 from support.local_ring import LocalRing
 from support.schemas import schema_of
 from support.smollm2 import smollm2_ring

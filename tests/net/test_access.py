@@ -236,14 +236,14 @@ def test_a_ring_is_shut_to_who_knows_the_secret_of_an_earlier_one(
 ) -> None:
     with closing(listening()) as coordinator, closing(staged(coordinator)) as stage:
         early = bare.connect(zmq.PUSH, stage.data_port, MEMBER, DEVICE.own.public)
-        early.send_multipart(encode(segment(1)))
+        early.send(encode(segment(1)))
         assert next_of(stage).on_ring
         for node in coordinator, stage:
             node.open_ring("the secret of the next ring")
         late = bare.connect(zmq.PUSH, stage.data_port, MEMBER, DEVICE.own.public)
         for old in (early, late):  # one is still connected, the other may not connect
             with suppress(zmq.Again):  # it may have been refused by now
-                old.send_multipart(encode(segment(2)), zmq.NOBLOCK)
+                old.send(encode(segment(2)), zmq.NOBLOCK)
         assert nothing_of(stage, 0.3)
         for note in ("came on the data ring from outside of it", "wants to use the data ring"):
             polled_until(stage, lambda note=note: note in caplog.text)
@@ -267,7 +267,7 @@ def test_a_right_key_of_the_cluster_opens_no_ring(bare: BareSockets) -> None:
         for pair in (DEVICE.own, OWN):
             member = bare.connect(zmq.PUSH, coordinator.data_port, pair)
             with suppress(zmq.Again):  # it may have been refused by now
-                member.send_multipart(encode(segment()), zmq.NOBLOCK)
+                member.send(encode(segment()), zmq.NOBLOCK)
         assert nothing_of(coordinator, 0.3)
 
 

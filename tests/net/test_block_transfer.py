@@ -239,7 +239,7 @@ def test_who_is_not_admitted_gets_nothing_and_is_told(
 def test_who_has_no_key_gets_nothing(site: Site, caplog: pytest.LogCaptureFixture) -> None:
     with BareSockets() as bare:
         stranger = bare.connect(zmq.DEALER, site.server.port)
-        stranger.send_multipart(encode(BlockRequest(1)))
+        stranger.send(encode(BlockRequest(1)))
         assert not stranger.poll(300)
     assert "has no key, takes this for" in caplog.text
     assert site.prepared == []
@@ -275,8 +275,8 @@ RUBBISH: list[list[bytes]] = [
     [b"\xff" * 100],
     [b"x"] * 50,
     [b"GET / HTTP/1.1\r\n\r\n"],
-    [bytes(frame) for frame in encode(Heartbeat())],
-    [bytes(frame) for frame in encode(PieceRequest("0" * 64, 0, 100, 0))],
+    [encode(Heartbeat())],
+    [encode(PieceRequest("0" * 64, 0, 100, 0))],
     [b"x" * 100_000],
 ]
 
@@ -297,8 +297,8 @@ def test_a_piece_beyond_the_file_is_not_served(
     with member(site.server.port) as sender:
         for offset, length in ((len(DATA), 1), (len(DATA) - 5, 6), (2**62, 9), (0, CHUNK_BYTES)):
             request = PieceRequest(site.sha256, offset, length, 0)
-            sender.send_multipart(encode(request))
-        sender.send_multipart(encode(BlockRequest(1)))
+            sender.send(encode(request))
+        sender.send(encode(BlockRequest(1)))
         sender.recv_multipart()  # the offer: all before it was read
     assert site.server.sent_bytes == sent
     assert "not in the block" in caplog.text
@@ -310,7 +310,7 @@ def test_a_receiver_that_never_reads_holds_up_nobody(site: Site) -> None:
     with member(site.server.port, takes=1) as greedy:
         for _ in range(300):
             request = PieceRequest(site.sha256, 0, CHUNK_BYTES // 4, 0)
-            greedy.send_multipart(encode(request))
+            greedy.send(encode(request))
         site.fetch()
     assert site.goal.read_bytes() == DATA
 
@@ -318,13 +318,13 @@ def test_a_receiver_that_never_reads_holds_up_nobody(site: Site) -> None:
 @pytest.mark.parametrize(
     ("answer", "problem"),
     [
-        ([b"\x00"], r"127\.0\.0\.1:\d+ sent a malformed message"),
-        ([b""], "malformed"),
-        ([bytes(frame) for frame in encode(Heartbeat())], "sent a Heartbeat instead"),
+        (b"\x00", r"127\.0\.0\.1:\d+ sent a malformed message"),
+        (b"", "malformed"),
+        (encode(Heartbeat()), "sent a Heartbeat instead"),
     ],
 )
 def test_a_sender_that_breaks_the_protocol_is_named(
-    site: Site, answer: list[bytes], problem: str
+    site: Site, answer: bytes, problem: str
 ) -> None:
     with BareSockets() as bare:
         evil = bare.open(zmq.ROUTER)
@@ -334,7 +334,7 @@ def test_a_sender_that_breaks_the_protocol_is_named(
 
         def reply() -> None:
             peer = evil.recv_multipart()[0]
-            evil.send_multipart([peer, *answer])
+            evil.send_multipart([peer, answer])
 
         thread = threading.Thread(target=reply)
         thread.start()
@@ -368,7 +368,7 @@ def test_stopping_ends_a_long_preparation(tmp_path: Path) -> None:
     server = BlockServer(Address(HOST, 0), OWN, everybody, prepare, lambda: False)
     server.start()
     with member(server.port) as asking:
-        asking.send_multipart(encode(BlockRequest(1)))
+        asking.send(encode(BlockRequest(1)))
         assert began.wait(PATIENCE_S)
         server.stop()
     assert not [t for t in threading.enumerate() if t.name == "edgespec-prepare"]

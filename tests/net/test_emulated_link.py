@@ -147,7 +147,7 @@ def test_a_stamp_that_is_not_of_this_machine_counts_for_nothing(
     near.pace = PACE
     with BareSockets() as bare:
         member = bare.connect(zmq.DEALER, near.control_port, DEVICE.own)
-        member.send_multipart([*encode(CloseRequest(1)), struct.pack(">8sd", b"due at: ", due)])
+        member.send_multipart([encode(CloseRequest(1)), struct.pack(">8sd", b"due at: ", due)])
         ((_, incoming),) = taken(near, 1)
     assert type(incoming) is Incoming
     assert incoming.message == CloseRequest(1)
@@ -165,6 +165,6 @@ def test_what_belongs_to_requests_is_counted(near: PacedTransport, far: PacedTra
     far.send_control(b"", CloseRequest(1))
     near.pace = PACE
     near.send_ring(segment(2, 3))
-    real = sum(len(frame) for frame in encode(segment(1, 3)))
-    end = sum(len(frame) for frame in encode(CloseRequest(1)))
+    real = len(encode(segment(1, 3)))
+    end = len(encode(CloseRequest(1)))
     assert sent == [("Segment", real), ("CloseRequest", end), ("Segment", 60)]

@@ -417,8 +417,8 @@ def test_a_segment_is_charged_what_is_sent(rows: int, ran: int) -> None:
     parts = (column, column, column, tokens, what, (time,) * ran)
     charged = nano_ring(8).segment_bytes(rows, ran)
     for seq, epoch in ((9, 9), (3000, 300)):
-        frames = encode(one_part(1, seq, epoch, False, 0, rows, *parts))
-        sent = sum(map(on_the_wire, frames))
+        frame = encode(one_part(1, seq, epoch, False, 0, rows, *parts))
+        sent = on_the_wire(frame)
         assert abs(charged - sent) <= 4
 
 
@@ -432,8 +432,8 @@ def test_a_verdict_is_charged_what_is_sent(rows: int, likeliest: int) -> None:
     times = (StageTime(max(rows, 1), 0.5),) * 4
     segment = one_part(1, 9, 9, False, 0, rows, column, column, column, column, None, times)
     verdict = Verdict(column[:chosen], column[:chosen], top, figures)
-    frames = encode(changed(segment, verdict=verdict))
-    sent = sum(map(on_the_wire, frames))
+    frame = encode(changed(segment, verdict=verdict))
+    sent = on_the_wire(frame)
     charged = nano_ring(4).verdict_bytes(rows, 4, chosen, chosen * (columns - 1) + len(top))
     assert abs(charged - sent) <= 16  # a frame of integers is longer than 255 bytes, or not
 
@@ -459,7 +459,7 @@ def test_a_segment_of_several_requests_is_charged_what_is_sent(requests: int, ra
         for number in range(300, 300 + requests)
     )
     segment = Segment(Header(3000), parts, (time,) * ran, hidden if ran else None)
-    sent = sum(map(on_the_wire, encode(segment)))
+    sent = on_the_wire(encode(segment))
     assert abs(nano_ring(8).segment_bytes(rows, ran, requests=requests) - sent) <= 4 + requests
 
 
@@ -472,6 +472,6 @@ def test_verdicts_of_several_requests_are_charged_what_is_sent(requests: int) ->
         for number in range(300, 300 + requests)
     )
     segment = Segment(Header(3000), parts, (StageTime(rows, 0.5),) * 4)
-    sent = sum(map(on_the_wire, encode(segment)))
+    sent = on_the_wire(encode(segment))
     charged = nano_ring(4).verdict_bytes(rows, 4, 2 * requests, requests=requests)
     assert abs(charged - sent) <= 16 + 3 * requests

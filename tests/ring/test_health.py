@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 from support.memberships import HOME, TIMING, Membership, address, asks, to
 
 from edgespec.ring.assignment import MOST_SHOWN

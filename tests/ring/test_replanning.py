@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 from support.memberships import HOME, Membership, address, asks, goes_up, to, why_down
 
 from edgespec.config import Timing
@@ -34,7 +35,9 @@ class Shrinking(Membership):
         used = joins[:2]  # two are always enough, or one
         share = 6 // len(used)
         return [
-            replace(self.places[0], stage=n, stages=len(used), first=(n - 1) * share, end=n * share)
+            structs.replace(
+                self.places[0], stage=n, stages=len(used), first=(n - 1) * share, end=n * share
+            )
             for n in range(1, len(used) + 1)
         ]
 

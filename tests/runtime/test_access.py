@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
+from msgspec import structs
 from support.cases import case
 from support.keys import OWN, OWNER_IDENTITY, ListedKeys
 from support.nodes import HOST, QUICK, NodeRing, NodeThread, until
@@ -192,9 +193,9 @@ def assert_allowed_or_refused(door: Door, role: str, message: Message) -> None:
     """What becomes of a message that a new peer of that role sends."""
     who = who_has(door, role)
     if isinstance(message, Join):
-        message = replace(message, key=who.own.public)
+        message = structs.replace(message, key=who.own.public)
     if isinstance(message, Enrol):
-        message = replace(message, key=KeyPair.new().public)
+        message = structs.replace(message, key=KeyPair.new().public)
     with closing(door.connect(who)) as client:
         client.send_control(b"", message)
         if isinstance(message, Segment):  # the socket itself takes none

@@ -8,6 +8,7 @@ from contextlib import closing
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 from support.keys import OWNER_IDENTITY, everybody
 from support.rings import submit
 
@@ -101,8 +102,8 @@ def test_several_are_asked_at_once_and_the_next_one_as_soon_as_one_ends(
         coordinator.say(END)
         assert next(answers) == END
         coordinator.await_heard(submit(tag=3))
-        coordinator.say(Tokens(1, (3,), "behind the end"), replace(END, tag=3))
-        assert list(answers) == [replace(END, tag=3)]
+        coordinator.say(Tokens(1, (3,), "behind the end"), structs.replace(END, tag=3))
+        assert list(answers) == [structs.replace(END, tag=3)]
     assert not any(isinstance(message, Cancel) for message in coordinator.heard)
 
 

@@ -11,12 +11,13 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
 import pytest
 import zmq
+from msgspec.structs import replace
 from support.attackers import Target, sent, start
 from support.block_site import Site
 from support.capture import Tap
@@ -36,7 +37,7 @@ from edgespec.net.zmq_transport import CONTROL_WAITING, ZmqTransport
 from edgespec.runtime.access_policy import CLIENT
 from edgespec.wire.block_messages import BlockOffer, BlockRequest
 from edgespec.wire.client_messages import Finished, Status, StatusRequest, Submit
-from edgespec.wire.codec import DEFAULT_LIMITS, decode, encode
+from edgespec.wire.codec import MOST_BYTES, decode, encode
 from edgespec.wire.messages import Credit, Fault, Goodbye, Join, Message, StandBy
 
 SEED = int(os.environ.get("EDGESPEC_FUZZ_SEED", "0")) or random.randrange(1, 2**32)
@@ -46,7 +47,7 @@ CALM = Timing(beat=1.0, silence=20.0, answer_silence=20.0, client_silence=20.0, 
 FLOODS = 2
 """Connections of insiders over which frames come that are as long as they may be."""
 
-MOST_MEMORY = FLOODS * CONTROL_WAITING * CONTROL_BYTES + 8 * DEFAULT_LIMITS.frame_bytes
+MOST_MEMORY = FLOODS * CONTROL_WAITING * CONTROL_BYTES + 8 * MOST_BYTES
 """What the coordinator's control socket may keep of each insider, and what eight strangers can send
 at the same time before their handshakes fail. All nodes of the ring are in this process."""
 
@@ -150,8 +151,7 @@ def _record(made: Snapshot) -> None:
     def record(incoming: object) -> bool:
         message: Message = incoming.message  # type: ignore[attr-defined]
         if not isinstance(message, Submit):
-            frames = (base64.b64encode(frame).decode() for frame in encode(message))
-            made.recorded.append(tuple(frames))
+            made.recorded.append((base64.b64encode(encode(message)).decode(),))
         return admit(incoming)  # type: ignore[arg-type]
 
     node.admit = record  # type: ignore[method-assign]
@@ -245,8 +245,8 @@ def assert_served(made: Snapshot) -> None:
     """The block server still serves."""
     with BareSockets() as bare:
         asking = bare.connect(zmq.DEALER, made.site.server.port, DEVICE.own)
-        asking.send_multipart(encode(BlockRequest(1)))
-        while not isinstance(decode(asking.recv_multipart()), BlockOffer):
+        asking.send(encode(BlockRequest(1)))
+        while not isinstance(decode(asking.recv()), BlockOffer):
             pass
 
 
@@ -305,11 +305,11 @@ def test_a_stage_without_a_place_ends_no_request_and_takes_no_others_address() -
             answer = client.ask(ask)
             next(answer)
             spare = bare.connect(zmq.DEALER, ring.address.port, who.own)
-            spare.send_multipart(encode(replace(join, stage=0, key=who.own.public)))
-            assert isinstance(decode(spare.recv_multipart()), StandBy)
+            spare.send(encode(replace(join, stage=0, key=who.own.public)))
+            assert isinstance(decode(spare.recv()), StandBy)
             for number in range(20):
-                spare.send_multipart(encode(Fault(number, "forged")))
-                spare.send_multipart(encode(Credit(number)))
+                spare.send(encode(Fault(number, "forged")))
+                spare.send(encode(Credit(number)))
             *_, end = answer
         assert isinstance(end, Finished)
         ring.assert_right(ask, end)
@@ -337,9 +337,9 @@ def test_who_comes_and_goes_all_day_does_not_fill_the_log(lines: Lines) -> None:
         spare = bare.connect(zmq.DEALER, ring.address.port, who.own)
         started = time.monotonic()
         for _ in range(300):
-            spare.send_multipart(encode(Join(0, "x", 1, HOST, 9, who.own.public)))
-            assert isinstance(decode(spare.recv_multipart()), StandBy)
-            spare.send_multipart(encode(Goodbye("x")))
+            spare.send(encode(Join(0, "x", 1, HOST, 9, who.own.public)))
+            assert isinstance(decode(spare.recv()), StandBy)
+            spare.send(encode(Goodbye("x")))
         assert_quiet(lines, time.monotonic() - started)
         assert any("stands by" in record.getMessage() for record in lines.records)
 

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 from support.nodes import HOST, QUICK, NodeRing, NodeThread, until
 from support.rings import submit
 
@@ -27,7 +28,8 @@ from edgespec.runtime.client import Client
 from edgespec.runtime.stage_node import StageNode
 from edgespec.sim.toy_model import FakeBlock
 from edgespec.tree.stems import Fork
-from edgespec.types.tensor import IntArray, Tensor
+from edgespec.types.record import IntArray
+from edgespec.types.tensor import Tensor
 from edgespec.wire.client_messages import Finished, Progress, Submit, Tokens
 from edgespec.wire.messages import Assign, Join
 
@@ -95,7 +97,7 @@ class SharedRing(NodeRing):
 
         def shared(joins: Sequence[Join]) -> list[Assign]:
             return [
-                replace(places[0], stage=s, stages=len(joins), first=first, end=end)
+                structs.replace(places[0], stage=s, stages=len(joins), first=first, end=end)
                 for s, (first, end) in enumerate(split_layers(STAGES, len(joins)), start=1)
             ]
 
@@ -210,7 +212,7 @@ def test_answers_go_on_while_it_comes_back_and_none_is_broken_off(
     assert loading.wait(60.0), "it prepares"
     ring.assert_answers()
     assert ring.membership.status().stages == STAGES - 1, "the ring of two answers meanwhile"
-    asks = [replace(LONG, tag=tag, seed=tag) for tag in range(1, 9)]
+    asks = [structs.replace(LONG, tag=tag, seed=tag) for tag in range(1, 9)]
     with asking(ring, *asks) as got:
         ring.obstacle = lambda assign: None
         go_on.set()

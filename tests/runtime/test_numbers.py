@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import replace
 from typing import Any, get_args, get_origin, get_type_hints
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, event, given
 from hypothesis import strategies as st
+from msgspec import structs
+from msgspec.structs import fields
 from support.fuzz import Fuzzer
 from support.memory_rings import CLIENT_PEER, MemoryRing
 from support.rings import submit
@@ -34,9 +36,10 @@ from edgespec.ring.events import RingBroke
 from edgespec.runtime.access_policy import CLIENT, MAY_SEND, STAGE
 from edgespec.runtime.node import BUG, RENEW_S
 from edgespec.tree.ledger import RetainSet
-from edgespec.types.tensor import IntArray, Tensor
+from edgespec.types.record import Record
+from edgespec.types.tensor import Tensor
 from edgespec.wire.client_messages import Cancel, Failed, Finished, Submit, Tokens
-from edgespec.wire.codec import decode, encode
+from edgespec.wire.codec import decode, packed
 from edgespec.wire.messages import (
     Assign,
     CloseRequest,
@@ -64,13 +67,17 @@ MINE, NEXT = 10_001, 10_002
 """Tags that no fuzzer uses."""
 
 
+def is_record(hint: Any) -> bool:
+    return isinstance(hint, type) and issubclass(hint, Record)
+
+
 def numeric(hint: Any) -> bool:
     """Whether a field of that type holds numbers."""
-    if get_origin(hint) is tuple and is_dataclass(get_args(hint)[0]):
+    if get_origin(hint) is tuple and is_record(get_args(hint)[0]):
         return True
     if hint is Tensor:
         return False  # one whose shape and bytes differ cannot be made: the codec's tests send them
-    return is_dataclass(hint) or hint in (int, float, tuple[int, ...], frozenset[int], IntArray)
+    return is_record(hint) or hint in (int, float, tuple[int, ...], frozenset[int], memoryview)
 
 
 def numbers_of(kind: type[Message]) -> list[str]:
@@ -93,7 +100,9 @@ def altered(draw: Any, message: Any) -> Any:
     hints = get_type_hints(type(message))
     names = [n for n in (f.name for f in fields(message)) if numeric(hints[n])]
     for name in draw(st.lists(st.sampled_from(names), min_size=1, max_size=3, unique=True)):
-        message = replace(message, **{name: _other(draw, hints[name], getattr(message, name))})
+        message = structs.replace(
+            message, **{name: _other(draw, hints[name], getattr(message, name))}
+        )
     return message
 
 
@@ -102,14 +111,14 @@ def _other(draw: Any, hint: Any, value: Any) -> Any:
         return draw(INTS)
     if hint is float:
         return draw(FLOATS)
-    if hint == IntArray:
+    if hint is memoryview:
         size = len(value)
         return np.array(draw(st.lists(INT64, min_size=size, max_size=size)), np.int64)
     if hint == tuple[int, ...]:
         return tuple(draw(st.lists(INT64, max_size=4)))
     if hint == frozenset[int]:
         return frozenset(draw(st.lists(INT64, max_size=4)))
-    if is_dataclass(hint):
+    if is_record(hint):
         return altered(draw, value)
     return tuple(altered(draw, one) for one in value)
 
@@ -117,7 +126,7 @@ def _other(draw: Any, hint: Any, value: Any) -> Any:
 def admitted(message: Message) -> bool:
     """Whether the codec lets it through."""
     try:
-        decode(encode(message))
+        decode(packed(message))
     except RemoteProtocolError:
         return False
     return True

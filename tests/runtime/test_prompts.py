@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 from support.nodes import PATIENCE_S, NodeRing
 from support.rings import assert_one_end, submit
 

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 from support.nodes import HOST, PATIENCE_S, QUICK, NodeRing, age, until
 from support.rings import assert_one_end, submit
 from support.tiers import tiered
@@ -139,7 +140,7 @@ def test_a_stage_that_stalls_and_goes_on_comes_back_with_its_block() -> None:
 
 @pytest.mark.thorough
 def test_losses_one_after_the_other() -> None:
-    with answering(ask=replace(LONG, max_new_tokens=300)) as (ring, asking):
+    with answering(ask=structs.replace(LONG, max_new_tokens=300)) as (ring, asking):
         for number, lost in enumerate((3, 1, 2, 1), 1):
             before = asking.tokens
             ring.threads[lost].leave()
@@ -264,7 +265,7 @@ def test_a_spare_takes_the_place_of_a_lost_stage_which_then_is_the_spare() -> No
         assert asking.right().recoveries == 1
         ring.threads[2].thaw()
         until(lambda: "spare: toybox standing by" in ring.membership.status().lines)
-        again = Asking(ring, replace(LONG, max_new_tokens=300))
+        again = Asking(ring, structs.replace(LONG, max_new_tokens=300))
         until(lambda: again.tokens > 5)
         ring.threads[4].leave()
         assert again.right().recoveries == 1

@@ -104,13 +104,13 @@ class Annoyer:
 
     def _say_all(self, control: zmq.Socket[bytes], data: list[zmq.Socket[bytes]]) -> None:
         for message in STRANGE:
-            _put(control, encode(message))
+            _put(control, [encode(message)])
             for opened in data:
-                _put(opened, encode(message))
-                _put(opened, [b"guess", *encode(message)])
+                _put(opened, [encode(message)])
+                _put(opened, [b"guess", encode(message)])
         for seq in range(60):  # numbers that are in flight right now, too
             for opened in data:
-                _put(opened, [b"", *encode(forged(seq))])
+                _put(opened, [b"", encode(forged(seq))])
         _put(control, [b"\xc1" * 50])
 
 

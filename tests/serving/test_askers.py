@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from dataclasses import replace
 
 import httpx
 import pytest
+from msgspec.structs import replace
 from support.apis import api
 from support.nodes import NodeRing
 from support.rings import submit

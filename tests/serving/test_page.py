@@ -7,7 +7,6 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from support.rings import submit
 from edgespec.config import Timing
 from edgespec.errors import ConfigError
 from edgespec.runtime.access_policy import CLIENT
+from edgespec.types.record import as_dict
 from edgespec.wire.client_messages import LiveRequest, NodeStatus, Status
 
 STAGES = 3
@@ -706,7 +706,7 @@ def test_several_answers_are_listed_with_their_speeds(watched: Watched) -> None:
     def play(route: Route) -> None:
         nodes = (NodeStatus(1, 0, 4),)
         status = Status(True, (), nodes, 1, 1, 9.0, len(live), 0, "m", 99, tuple(live))
-        body = json.dumps({**asdict(status), "reachable": True, "lines": None})
+        body = json.dumps({**as_dict(status), "reachable": True, "lines": None})
         headers = {"content-type": "text/event-stream"}
         route.fulfill(status=200, headers=headers, body=f"event: status\ndata: {body}\n\n")
 
@@ -733,7 +733,7 @@ def test_a_user_chooses_which_answer_the_tree_shows(watched: Watched) -> None:
         asked.append(route.request.url.partition("/events")[2])
         nodes = (NodeStatus(1, 0, 4),)
         status = Status(True, (), nodes, 1, 1, 9.0, len(live), 0, "m", 99, tuple(live))
-        told = [("status", {**asdict(status), "reachable": True, "lines": None})]
+        told = [("status", {**as_dict(status), "reachable": True, "lines": None})]
         for place, one in enumerate(live):
             root = [5, 4, f"root{one.number}", "accepted", 1.0, "model", True]
             scene = {"state": "answering", "request": one.number, "place": place, "root": 5}

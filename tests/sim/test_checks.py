@@ -117,7 +117,7 @@ class KeepsDeadRows(Stage):
         if sum(i in rows for i in retain.keep.accepted) != 1:
             return retain
         kept = retain.keep.retained.union(rows).difference(retain.keep.accepted)
-        return replace(retain, keep=replace(retain.keep, retained=kept))
+        return structs.replace(retain, keep=structs.replace(retain.keep, retained=kept))
 
 
 class SkipsSets(Stage):
@@ -137,8 +137,8 @@ class SharesNothing(StageMachine):
 
     def handle(self, event: Event, now: float) -> list[Effect]:
         if isinstance(event, SegmentArrived) and self._is_last:
-            parts = tuple(replace(part, fork_shared=0) for part in event.segment.parts)
-            event = SegmentArrived(replace(event.segment, parts=parts))
+            parts = tuple(structs.replace(part, fork_shared=0) for part in event.segment.parts)
+            event = SegmentArrived(structs.replace(event.segment, parts=parts))
         return super().handle(event, now)
 
 
@@ -196,7 +196,7 @@ class NeverForgets(Oracle):
 
 
 def cut(message: Finished) -> list[Finished]:
-    return [replace(message, text=message.text[1:])]
+    return [structs.replace(message, text=message.text[1:])]
 
 
 BUGS: dict[str, tuple[str, Parts]] = {
@@ -206,15 +206,19 @@ BUGS: dict[str, tuple[str, Parts]] = {
     ),
     "a token is another one": (
         "plain answer",
-        Parts(coordinator=of(Tokens, lambda m: [replace(m, token_ids=(39,) * len(m.token_ids))])),
+        Parts(
+            coordinator=of(
+                Tokens, lambda m: [structs.replace(m, token_ids=(39,) * len(m.token_ids))]
+            )
+        ),
     ),
     "text is another one": (
         "plain answer",
-        Parts(coordinator=of(Tokens, lambda m: [replace(m, text=m.text + "?")])),
+        Parts(coordinator=of(Tokens, lambda m: [structs.replace(m, text=m.text + "?")])),
     ),
     "news of nothing": (
         "plain answer",
-        Parts(coordinator=of(Tokens, lambda m: [replace(m, token_ids=()), m])),
+        Parts(coordinator=of(Tokens, lambda m: [structs.replace(m, token_ids=()), m])),
     ),
     "an end comes twice": ("one end", Parts(coordinator=of(Finished, lambda m: [m, m]))),
     "an end never comes": ("one end", Parts(coordinator=of(Finished, lambda m: []))),
@@ -224,16 +228,16 @@ BUGS: dict[str, tuple[str, Parts]] = {
     ),
     "an end of nobody": (
         "one end",
-        Parts(coordinator=of(Finished, lambda m: [replace(m, tag=5)])),
+        Parts(coordinator=of(Finished, lambda m: [structs.replace(m, tag=5)])),
     ),
     "the end is another one": ("the end repeats the stream", Parts(coordinator=of(Finished, cut))),
     "the end comes too early": (
         "plain answer",
-        Parts(coordinator=of(Finished, lambda m: [replace(m, finish_reason="stop")])),
+        Parts(coordinator=of(Finished, lambda m: [structs.replace(m, finish_reason="stop")])),
     ),
     "it was not cancelled": (
         "plain answer",
-        Parts(coordinator=of(Finished, lambda m: [replace(m, finish_reason="cancelled")])),
+        Parts(coordinator=of(Finished, lambda m: [structs.replace(m, finish_reason="cancelled")])),
     ),
     "it fails without a reason": (
         "plain answer",
@@ -241,7 +245,9 @@ BUGS: dict[str, tuple[str, Parts]] = {
     ),
     "figures do not add up": (
         "figures add up",
-        Parts(coordinator=of(Finished, lambda m: [replace(m, rows_wasted=m.rows_wasted + 1)])),
+        Parts(
+            coordinator=of(Finished, lambda m: [structs.replace(m, rows_wasted=m.rows_wasted + 1)])
+        ),
     ),
     "a credit is lost": ("credits", Parts(coordinator=Miscounts)),
     "the coordinator remembers": ("nothing left", Parts(coordinator=Remembers)),

@@ -21,19 +21,21 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import zmq
+from msgspec.structs import replace
 from support.fuzz import Frames, Fuzzer
 from support.keys import OWN
 from support.sockets import BareSockets
 
 from edgespec.errors import RemoteProtocolError
 from edgespec.net.keys import KeyPair
+from edgespec.net.sockets import only
 from edgespec.wire.block_messages import BlockRequest, PieceRequest
 from edgespec.wire.client_messages import Cancel, StatusRequest, Submit
-from edgespec.wire.codec import decode, encode
+from edgespec.wire.codec import decode, packed
 from edgespec.wire.messages import (
     Connected,
     Credit,
@@ -281,13 +283,13 @@ class Insider:
 
 
 def _frames(message: Message) -> Frames:
-    return [bytes(frame) for frame in encode(message)]
+    return [packed(message)]
 
 
 def _no_question(frames: Frames) -> Frames:
     """The same, but a question that would be answered asks for a policy that does not exist."""
     with suppress(RemoteProtocolError):
-        message = decode(frames)
+        message = decode(only(frames))
         if isinstance(message, Submit):
             return _frames(replace(message, policy="nobody's"))
     return frames

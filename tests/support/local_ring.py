@@ -38,24 +38,24 @@ class InprocLink:
     """A one-way link between two machines of this process, first in, first out."""
 
     def __init__(self) -> None:
-        self._frames: deque[list[bytes]] = deque()
+        self._frames: deque[bytes] = deque()
 
     def __len__(self) -> int:
         return len(self._frames)
 
     def send(self, message: Message) -> None:
         """Encode a message and put it behind those on the way."""
-        self._frames.append([bytes(frame) for frame in encode(message)])
+        self._frames.append(encode(message))
 
     def receive(self, index: int = 0) -> Message:
         """Take the message at `index` of those on the way (the oldest) and decode it."""
-        frames = self._frames[index]
+        frame = self._frames[index]
         del self._frames[index]
-        return decode(frames)
+        return decode(frame)
 
     def waiting(self) -> list[Message]:
         """The messages on the way, the oldest first."""
-        return [decode(frames) for frames in self._frames]
+        return [decode(frame) for frame in self._frames]
 
 
 @dataclass(frozen=True, slots=True)

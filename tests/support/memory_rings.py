@@ -34,7 +34,7 @@ from edgespec.runtime.worker import Worker
 from edgespec.sim.toy import VOCABULARY, Expected, ToyCodec, plain_answer
 from edgespec.sim.toy_model import FakeBlock, FakeHead
 from edgespec.wire.client_messages import Failed, Finished, Submit
-from edgespec.wire.codec import decode, encode
+from edgespec.wire.codec import decode, encode, packed
 from edgespec.wire.messages import Assign, Connect, Health, Join, Message
 from edgespec.wire.segment import Segment
 
@@ -207,7 +207,7 @@ class MemoryRing:
     def carried(self, name: str, message: Message) -> Message | None:
         """What arrives of it; None if the codec drops it."""
         try:
-            return decode([bytes(f) for f in encode(self.alter(name, decode(encode(message))))])
+            return decode(packed(self.alter(name, decode(encode(message)))))
         except RemoteProtocolError:
             return None
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import fields, replace
+
+from msgspec.structs import fields, replace
 
 from edgespec.machines.effects import BlockPart, RunBlock
 from edgespec.tree.ledger import BoolArray, RetainSet, Rows
-from edgespec.types.tensor import NO_LAYERS, IntArray, Layers, Tensor
+from edgespec.types.record import IntArray, Record
+from edgespec.types.tensor import NO_LAYERS, Layers, Tensor
 from edgespec.wire.messages import Retain
 from edgespec.wire.segment import Header, Part, Segment, StageTime
 
@@ -42,16 +44,16 @@ def rows_of(segment: Segment) -> Rows:
 def changed(segment: Segment, **changes: object) -> Segment:
     """The same with other fields, be they of its header, its one part, or the segment itself."""
 
-    def own(kind: type) -> dict[str, object]:
+    def own(kind: type[Record]) -> dict[str, object]:
         return {f.name: changes[f.name] for f in fields(kind) if f.name in changes}
 
     header, part, whole = own(Header), own(Part), own(Segment)
     assert len(header) + len(part) + len(whole) == len(changes), changes
     if part:
-        whole["parts"] = (replace(segment.parts[0], **part), *segment.parts[1:])  # type: ignore[arg-type]
+        whole["parts"] = (replace(segment.parts[0], **part), *segment.parts[1:])
     if header:
-        whole["header"] = replace(segment.header, **header)  # type: ignore[arg-type]
-    return replace(segment, **whole)  # type: ignore[arg-type]
+        whole["header"] = replace(segment.header, **header)
+    return replace(segment, **whole)
 
 
 def run_block(

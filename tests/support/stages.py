@@ -23,7 +23,8 @@ from edgespec.machines.events import (
     Event,
     MessageArrived,
 )
-from edgespec.types.tensor import IntArray, Tensor
+from edgespec.types.record import IntArray
+from edgespec.types.tensor import Tensor
 from edgespec.wire.messages import CloseRequest, Fault
 from edgespec.wire.segment import Segment
 

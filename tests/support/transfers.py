@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import random
 from collections.abc import Callable
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from edgespec.blocks.receiver import (
     WINDOW,

@@ -8,15 +8,21 @@ import struct
 import time
 import tracemalloc
 
-import msgpack
 import psutil
 import pytest
-from support.fuzz import BOMBS, Frames, Fuzzer, packed, survives
+from msgspec import msgpack
+from support.fuzz import BOMBS, Fuzzer, joined, packed, survives
+from support.segments import retain_message
 from support.tiers import tiered
 
 from edgespec.errors import RemoteProtocolError
-from edgespec.wire.codec import DEFAULT_LIMITS, MAGIC, VERSION, decode, encode
+from edgespec.net.control import CONTROL_BYTES
+from edgespec.tree.ledger import MOST_RETAINED
+from edgespec.types.record import MOST_NUMBERS
+from edgespec.wire.client_messages import NodeStatus, Status
+from edgespec.wire.codec import MAGIC, VERSION, decode, encode
 from edgespec.wire.messages import Message
+from edgespec.wire.snapshots import Snapshot, SnapshotNode
 from edgespec.wire.tags import TAGS
 
 SEED = int(os.environ.get("EDGESPEC_FUZZ_SEED", "0")) or random.randrange(1, 2**32)
@@ -24,7 +30,7 @@ SLOWEST_S = 2.0
 """Of the processor, for one frame, which may be 4 MiB of header."""
 
 MOST_MEMORY = 24 << 20
-"""For one: a header of 4 MiB, its texts decoded, and 1024 lists of 256 entries."""
+"""For one: 4 MiB of it, its texts decoded, or lists of as many integers as may be."""
 
 ALL = list(TAGS.values())
 
@@ -74,34 +80,31 @@ def test_valid_messages_of_every_type_are_made(kind: type[Message]) -> None:
     for _ in range(20):
         message = fuzzer.message(kind)
         assert type(message) is kind
-        assert survives([bytes(frame) for frame in encode(message)]), message
+        assert survives([encode(message)]), message
 
 
 @pytest.mark.parametrize("kind", ALL, ids=lambda kind: kind.__name__)
 def test_no_truncated_message_is_one(kind: type[Message]) -> None:
-    frames = [bytes(frame) for frame in encode(Fuzzer(SEED).message(kind))]
-    for which, frame in enumerate(frames):
-        for at in range(len(frame)):
-            assert not survives([*frames[:which], frame[:at], *frames[which + 1 :]])
-        assert not survives(frames[:which])
+    frame = encode(Fuzzer(SEED).message(kind))
+    for at in range(len(frame)):
+        assert not survives([frame[:at]])
 
 
 @pytest.mark.parametrize("kind", ALL, ids=lambda kind: kind.__name__)
 def test_every_field_confused_with_every_type(kind: type[Message]) -> None:
-    frames = [bytes(frame) for frame in encode(Fuzzer(SEED).message(kind))]
-    parts = [packed(value) for value in msgpack.unpackb(frames[0])]
+    magic, version, fields = msgpack.decode(encode(Fuzzer(SEED).message(kind)))
+    parts = [packed(value) for value in (magic, version, *fields)]
     values = (None, True, 0, -1, 2**64 - 1, 0.5, "", "text", [], [1], ["int64", [0]], {"a": 1})
     for at in range(len(parts)):
         for strange in (*map(packed, values), *BOMBS):
-            changed = b"".join((*parts[:at], strange, *parts[at + 1 :]))
-            survives([struct.pack(">BH", 0xDC, len(parts)) + changed, *frames[1:]])
+            survives([joined([*parts[:at], strange, *parts[at + 1 :]])])
 
 
-def memory_for(frames: Frames) -> tuple[int, str]:
+def memory_for(frame: bytes) -> tuple[int, str]:
     """The most that was held at once, and why it was refused."""
     tracemalloc.start()
     try:
-        decode(frames)
+        decode(frame)
     except RemoteProtocolError as problem:
         return tracemalloc.get_traced_memory()[1], str(problem)
     finally:
@@ -113,17 +116,34 @@ def memory_for(frames: Frames) -> tuple[int, str]:
 @pytest.mark.parametrize("count", tiered([500, 2_000], [500]))
 def test_fuzzed_frames_take_little_memory(count: int) -> None:
     fuzzer = Fuzzer(SEED + 1)
-    assert max(memory_for(fuzzer.frames())[0] for _ in range(count)) < 2 << 20
+    assert max(memory_for(b"".join(fuzzer.frames()))[0] for _ in range(count)) < 2 << 20
 
 
 @pytest.mark.parametrize("leaf", [b"\x90", b"\xa2ab", b"\xce\xff\xff\xff\xff", b"\xc0"])
-def test_a_header_full_of_small_things_takes_little_memory(leaf: bytes) -> None:
+def test_a_frame_full_of_small_things_takes_little_memory(leaf: bytes) -> None:
     """4 MiB of empty lists would be 266 MB of Python's."""
     wide = struct.pack(">BH", 0xDC, 256)
-    head = b"\x95" + packed(MAGIC) + packed(VERSION) + b"\x01" + packed(b"")
-    middle = wide + leaf * 256
-    inner = wide + middle * 256
-    header = (head + wide + inner * 64)[: DEFAULT_LIMITS.header_bytes]
-    peak, reason = memory_for([header])
-    assert reason == "malformed message: too many lists" or "not readable" in reason
+    inner = wide + (wide + leaf * 256) * 256
+    body = inner * 64
+    for tag in (1, 2, 10, 43, 47):
+        head = joined([packed(MAGIC), packed(VERSION), packed(tag)], 257)
+        peak, reason = memory_for((head + body)[:CONTROL_BYTES])
+        assert reason, tag
+        assert peak < MOST_MEMORY
+
+
+NUMBERS = tuple(range(300, 300 + MOST_NUMBERS))
+KEPT = frozenset(range(MOST_RETAINED))
+NODES = (SnapshotNode(1, 0, "x" * 4096, "sent", 0.5, "p", True),) * 256
+LONGEST: list[Message] = [
+    retain_message(1, 1, 1, NUMBERS, KEPT),
+    Status(True, ("é" * 4096,) * 256, (NodeStatus(1, 0, 4),) * 256),
+    Snapshot("answering", 1, "p", 5, 2.5, 7, NODES, (), ()),
+]
+
+
+@pytest.mark.parametrize("message", LONGEST, ids=lambda message: type(message).__name__)
+def test_the_longest_messages_take_little_memory(message: Message) -> None:
+    peak, reason = memory_for(encode(message))
+    assert not reason
     assert peak < MOST_MEMORY
