@@ -258,6 +258,7 @@ def _build(
             here=partial(_here, ends.enter_context(SensorReader(device.type))),
             plain=machine.learnt.plain_speed,
             tools=form_in(codec.chat_template),
+            own_stage=config.with_stage,
         ),
         access_policy,
         Instrumentation(transport, pace, trace),

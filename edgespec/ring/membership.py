@@ -71,13 +71,15 @@ class MembershipMachine:
         here: Callable[[], NodeStatus] = lambda: NodeStatus(0, 0, 0),
         plain: Callable[[], float] = lambda: 0.0,
         tools: str = "",
+        own_stage: int = 0,
     ) -> None:
         """`assigns`, `names`: see Assignment; `home`: where the last stage pushes. `requests()`:
         how many run and how many wait. `replan`: an assignment for other devices. `own_keys`:
         public keys of stages on this machine. `live(now)`: what those that run have done. `rows`:
         cache rows that a device has room for; None: as many as `assigns` say. `rows_told()`: see
         Status.rows_live and those behind it; `here()`, `plain()`: Status.home and Status.plain;
-        `tools`: Status.tools."""
+        `tools`: Status.tools. `own_stage`: the number of the stage that the coordinator starts; 0:
+        none."""
         self._ring = RingAssembly(Assignment(assigns, names), home, rows)
         self._repartition = Repartition(self._ring, timing, requests, replan)
         self._requests, self._live, self._rows_told = requests, live, rows_told
@@ -86,7 +88,8 @@ class MembershipMachine:
         self._timing = timing
         self._clients: dict[bytes, float] = {}
         self._now = 0.0
-        self._next_beat: float | None = None
+        self._own_stage = own_stage
+        self._next_beat: float | None = 0.0 if own_stage else None
         self._loading_since: float | None = None
         self._told_loading = 0.0
 
@@ -109,8 +112,10 @@ class MembershipMachine:
         return next((m for m in self._ring.stages.values() if m.peer == peer), None)
 
     def deadline(self) -> float | None:
-        """When to call with Tick next; None without stages and clients."""
-        return self._next_beat if self._ring.members or self._clients else None
+        """When to call with Tick next; None if there are no stages and clients, and none is to be
+        waited for."""
+        wanted = self._ring.members or self._clients or self._absent
+        return self._next_beat if wanted else None
 
     def handle(self, event: Event, now: float) -> list[Effect]:
         """React to one event; any message of a peer shows that it is alive."""
@@ -329,7 +334,9 @@ class MembershipMachine:
 
     def _still_loading(self, now: float) -> list[Effect]:
         """Say now and then how far the stages are that are not ready yet."""
-        loading = [m for _, m in sorted(self._ring.stages.items()) if not m.ready]
+        stages = sorted(self._ring.stages.items())
+        loading = [f"{member}: {member.state}" for _, member in stages if not member.ready]
+        loading += [f"stage {number}: not here yet" for number in self._absent]
         if not loading or self._loading_since is None:
             self._loading_since, self._told_loading = (now if loading else None), now
             return []
@@ -337,7 +344,16 @@ class MembershipMachine:
         if now - self._told_loading < pause:
             return []
         self._told_loading = now
-        return [Log("; ".join(f"{member}: {member.state}" for member in loading))]
+        return [Log("; ".join(loading))]
+
+    @property
+    def _absent(self) -> list[int]:
+        """Stages that have not come while the first ring comes up: the one that is started here,
+        and, once any is there, the others."""
+        ring = self._ring
+        if ring.was_up:
+            return []
+        return [number for number in ring.free if ring.members or number == self._own_stage]
 
     def status(self) -> Status:
         """Every stage and every spare: as a line of text, and in figures."""

@@ -57,6 +57,36 @@ def test_a_stage_that_asks_gets_its_place() -> None:
     assert Log("stage 2 (board2, process 72) joined, 1 of 3") in effects
 
 
+def logged(ring: Membership, seconds: float) -> list[str]:
+    """What the log says in the next seconds, in which nothing else happens."""
+    end, said = ring.now + seconds, []
+    while (deadline := ring.machine.deadline()) is not None and max(deadline, ring.now) <= end:
+        said += [effect.text for effect in ring.tick() if isinstance(effect, Log)]
+        for peer in ring.machine.daemon_peers:
+            ring.say(peer, Heartbeat())
+    ring.now = end
+    return said
+
+
+def test_the_log_is_not_silent_while_stages_are_waited_for() -> None:
+    ring = Membership(3)
+    assert logged(ring, 60.0) == [], "a person is to do something, and was told what"
+    ring.machine = MembershipMachine(ring.places, HOME, TIMING, own_stage=3)
+    said = logged(ring, 12.0)
+    assert len(said) >= 3
+    assert {*said} == {"stage 3: not here yet"}
+    ring.join(1)
+    ring.say(address(1), Ready(1.5, 1))
+    said = logged(ring, 12.0)
+    assert len(said) >= 3
+    assert {*said} == {"stage 2: not here yet; stage 3: not here yet"}
+    assert len(logged(ring, 600.0)) < 40, "once a minute when it goes on"
+    for stage in (2, 3):
+        ring.join(stage)
+    ring.all_ready(1)
+    assert logged(ring, 12.0) == []
+
+
 def test_a_device_gets_the_stage_that_the_plan_has_for_it() -> None:
     ring = Membership(3)
     # A tuple, as the settings have it.
