@@ -95,13 +95,16 @@ def dspark(
     draft_vocab: int = typer.Option(
         8192, min=0, help="Tokens that the head scores, the commonest of the text. 0: all."
     ),
+    direct: int = typer.Option(
+        64, min=0, help="Rank of the maps by which it begins as a regression. 0: none."
+    ),
     anchors: int = typer.Option(24, min=1, help="Blocks in every row of a step."),
     steps: Steps = 2000,
     batch: Batch = 8,
     row_length: int = typer.Option(512, min=64, help="Tokens of a row at most."),
     own_rows: int = OWN_ROWS,
     text_rows: int = TEXT_ROWS,
-    rate: Rate = 6e-3,
+    rate: Rate = 1e-3,
     dtype: str = DTYPE,
     low: bool = LOW,
     seed: int = SEED,
@@ -122,7 +125,7 @@ def dspark(
         settings = TrainingSettings(steps, batch, block, rate, low, seed)
         rows = (row_length, text_rows, own_rows)
         head = (layers, block, rank, intermediate, draft_vocab, anchors)
-        plan = DSparkPlan(local_weights(base, say), text, out, settings, *rows, *head, start)
+        plan = DSparkPlan(local_weights(base, say), text, out, settings, *rows, *head, start, direct)
         figures = train_dspark(plan, say, compute_dtype(dtype))
     _show(figures, out, as_json)
 

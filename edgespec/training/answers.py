@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,20 +11,23 @@ from pathlib import Path
 import torch
 
 from edgespec.errors import ConfigError
+from edgespec.training.kept_rows import KeptRows
 from edgespec.training.remaining import Remaining
 from edgespec.training.teacher import Teacher
 from edgespec.training.texts import TextRows
 
-_BATCH = 32
+_BATCH = 64
 
 
 @dataclass(frozen=True, slots=True)
 class OwnAnswer:
-    """A prompt's tokens and the base's behind them; those from `start` on are the base's own."""
+    """A prompt's tokens and the base's behind them; those from `start` on are the base's own.
+    `number`: of its line in the file."""
 
     tokens: tuple[int, ...]
     start: int
     sampled: bool
+    number: int
 
 
 class OwnAnswers:
@@ -33,10 +37,20 @@ class OwnAnswers:
     is read from `file`, a line of JSON each, so that a run that is stopped loses a batch at most.
     """
 
-    def __init__(self, file: Path, teacher: Teacher, length: int, end: int, seed: int) -> None:
-        """`end`: the token that ends an answer. Raises ConfigError for a file of something else."""
+    def __init__(
+        self,
+        file: Path,
+        teacher: Teacher,
+        length: int,
+        end: int,
+        seed: int,
+        rows: KeptRows | None = None,
+    ) -> None:
+        """`end`: the token that ends an answer; `rows`: where what the base computes is kept.
+        Raises ConfigError for a file of something else."""
         self._file, self._teacher = file, teacher
         self._length, self._end, self._seed = length, end, seed
+        self._rows = rows
         self._known = _read(file) if file.exists() else {}
 
     def to(self, prompts: Sequence[Sequence[int]], say: Callable[[str], None]) -> list[OwnAnswer]:
@@ -46,37 +60,40 @@ class OwnAnswers:
         missing = [
             (prompt, bool(at % 2)) for at, prompt in enumerate(wanted) if prompt not in self._known
         ]
-        # Those of one length side by side: a batch is as long as its longest.
-        missing.sort(key=lambda one: (one[1], len(one[0])))
+        # Those of one length side by side: a batch is as long as its longest. The batches in any
+        # order: a run that is stopped has answers to prompts of all lengths.
+        missing.sort(key=lambda one: len(one[0]))
+        batches = [missing[at : at + _BATCH] for at in range(0, len(missing), _BATCH)]
+        random.Random(self._seed).shuffle(batches)
         left = Remaining(len(missing))
         with self._file.open("a", encoding="utf-8") as file:
-            for first in range(0, len(missing), _BATCH):
-                batch = missing[first : first + _BATCH]
-                for sampled in (False, True):
-                    part = [prompt for prompt, drawn in batch if drawn == sampled]
-                    if part:
-                        self._answer(part, sampled, say, left)
-                        for prompt in part:
-                            file.write(json.dumps(_line(self._known[prompt])) + "\n")
-                        file.flush()
+            for batch in batches:
+                self._answer(batch, say, left)
+                for prompt, _ in batch:
+                    file.write(json.dumps(_line(self._known[prompt])) + "\n")
+                file.flush()
         return [self._known[prompt] for prompt in wanted]
 
     def _answer(
         self,
-        prompts: list[tuple[int, ...]],
-        sampled: bool,
+        batch: list[tuple[tuple[int, ...], bool]],
         say: Callable[[str], None],
         left: Remaining,
     ) -> None:
+        prompts, drawn = zip(*batch, strict=True)
         longest = max(map(len, prompts))
 
         def tell(tokens: int) -> None:
             say(f"own texts: {left} (batch of {len(prompts)}, token {tokens - longest})")
 
         torch.manual_seed(self._seed * 100_003 + len(self._known))
-        grown = self._teacher.continued(prompts, self._length, self._end, sampled, tell)
-        for prompt, tokens in zip(prompts, grown, strict=True):
-            self._known[prompt] = OwnAnswer(tokens, len(prompt), sampled)
+        taps = None if self._rows is None else self._rows.taps
+        texts = self._teacher.continued(prompts, self._length, self._end, drawn, tell, taps)
+        for prompt, sampled, text in zip(prompts, drawn, texts, strict=True):
+            number = len(self._known)
+            self._known[prompt] = OwnAnswer(text.tokens, len(prompt), sampled, number)
+            if self._rows is not None and text.rows is not None:
+                self._rows.keep(number, text.rows)
         left.done(len(prompts))
 
 
@@ -87,7 +104,8 @@ def rows_of(answers: Sequence[OwnAnswer], length: int, end: int) -> TextRows:
         row[: len(answer.tokens)] = torch.tensor(answer.tokens[:length], dtype=torch.int32)
     starts = torch.tensor([answer.start - 1 for answer in answers], dtype=torch.int64)
     ends = torch.tensor([min(len(answer.tokens), length) for answer in answers], dtype=torch.int64)
-    return TextRows(tokens, starts, ends)
+    numbers = torch.tensor([answer.number for answer in answers], dtype=torch.int64)
+    return TextRows(tokens, starts, ends, numbers)
 
 
 def _line(answer: OwnAnswer) -> dict[str, object]:
@@ -101,7 +119,8 @@ def _read(file: Path) -> dict[tuple[int, ...], OwnAnswer]:
     for number, line in enumerate(lines, start=1):
         try:
             found = json.loads(line)
-            answer = OwnAnswer(tuple(map(int, found["tokens"])), found["start"], found["sampled"])
+            tokens = tuple(map(int, found["tokens"]))
+            answer = OwnAnswer(tokens, found["start"], found["sampled"], len(known))
             known[answer.tokens[: answer.start]] = answer
         except (ValueError, KeyError, TypeError) as error:
             if number < len(lines):

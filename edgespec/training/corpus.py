@@ -14,6 +14,7 @@ from edgespec.model.device import best_device
 from edgespec.model.hub import local_folder
 from edgespec.model.tokenizer import Tokenizer
 from edgespec.training.answers import OwnAnswers, rows_of
+from edgespec.training.kept_rows import KeptRows
 from edgespec.training.loop import TrainingSettings
 from edgespec.training.remaining import Remaining
 from edgespec.training.teacher import Teacher
@@ -58,9 +59,14 @@ def loaded(
 
 
 def prepared(
-    plan: TrainingPlan, tokenizer: Tokenizer, teacher: Teacher, say: Callable[[str], None]
+    plan: TrainingPlan,
+    tokenizer: Tokenizer,
+    teacher: Teacher,
+    say: Callable[[str], None],
+    kept_rows: KeptRows | None = None,
 ) -> Corpus:
-    """The rows of a run; the base's own are made first, where they are not there yet.
+    """The rows of a run; the base's own are made first, where they are not there yet. `kept_rows`:
+    where what the base computes meanwhile is kept.
 
     The base answers conversations by its chat template, from the whole prompt on, and continues
     the beginnings of other texts; half of that greedily, half sampled. Raises ConfigError for a
@@ -86,7 +92,8 @@ def prepared(
             f"{len(prompts)} prompts to train on, and {len(checks)} documents of {_PROMPT} tokens "
             "held out; give more text"
         )
-    answers = OwnAnswers(plan.out / "answers.jsonl", teacher, length, end, plan.settings.seed)
+    file, seed = plan.out / "answers.jsonl", plan.settings.seed
+    answers = OwnAnswers(file, teacher, length, end, seed, kept_rows)
     checked = answers.to(checks, say)
     own = answers.to(prompts, say) if prompts else []
     trained = rows.joined(rows_of(own, length, end)) if own else rows

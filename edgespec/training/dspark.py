@@ -16,8 +16,10 @@ from edgespec.drafting.dspark.shape import DSparkShape
 from edgespec.drafting.eagle.shape import Rope
 from edgespec.model.model_config import ModelConfig
 from edgespec.training.blocks import Blocks, beside, drawn
+from edgespec.training.kept_rows import KeptRows
 from edgespec.training.loop import Trainer, TrainingSettings
 from edgespec.training.muon import Muon
+from edgespec.training.regression import LessonOf, fit_direct
 from edgespec.training.start import theta_of
 from edgespec.training.teacher import Lesson, Teacher
 from edgespec.training.texts import TextRows
@@ -26,6 +28,7 @@ CROSS_ENTROPY, VARIATION = 0.1, 0.9
 """Shares of the losses (DSpark §3.3): total variation is what costs accepted tokens."""
 
 _FIRST_ROWS = 64  # from which the spread of what is tapped is taken
+_FITTED_ROWS = 512  # to which direct maps are fitted
 _AT_ONCE = 256  # slots whose logits are there at one time
 _OUTER_SHARE = 0.5  # of the rate, for what AdamW learns
 
@@ -54,16 +57,29 @@ class DSparkStudent(nn.Module):
         else:
             mask = head.mask_embedding
         block = torch.where(blocks.shown[..., None], words, mask.to(words.dtype))
+        context = head.context(given)
+        if shape.direct:
+            before = (blocks.anchors - 1).clamp(min=0)
+            last = context.gather(1, before[..., None].expand(-1, -1, shape.hidden))
+            last = last * (blocks.anchors > 0)[..., None]
+            block = block + head.direct(last, words[:, :: shape.block]).flatten(1, 2)
         everywhere = torch.arange(tokens.shape[1], device=tokens.device).expand(len(tokens), -1)
         places = BlockPlaces(everywhere, blocks.places)
-        out: torch.Tensor = head(head.context(given), block, places, beside(shape, places))
+        out: torch.Tensor = head(context, block, places, beside(shape, places))
         return out
 
 
 def shape_for(
-    config: ModelConfig, vocab: int, layers: int, block: int, rank: int, intermediate: int
+    config: ModelConfig,
+    vocab: int,
+    layers: int,
+    block: int,
+    rank: int,
+    intermediate: int,
+    direct: int = 0,
 ) -> DSparkShape:
-    """A head with layers as wide as the base's, and MLPs of `intermediate` (0: the base's)."""
+    """A head with layers as wide as the base's, MLPs of `intermediate` (0: the base's), and direct
+    maps of rank `direct` (0: none)."""
     heads = int(config.num_attention_heads)
     dim = getattr(config, "head_dim", None) or config.hidden_size // heads
     return DSparkShape(
@@ -77,16 +93,18 @@ def shape_for(
         vocab=vocab,
         block=block,
         eps=float(config.rms_norm_eps),
-        aux_hidden=_taps(int(config.num_hidden_layers)),
+        aux_hidden=taps_of(int(config.num_hidden_layers)),
         rope=Rope(theta=theta_of(config)),
         markov_rank=rank,
         markov_rows=vocab if rank else 0,
         confidence=bool(rank),
-        revealed=block // 2,
+        # Drafting reveals nothing; direct maps are for blocks of masks.
+        revealed=0 if direct else block // 2,
+        direct=direct,
     )
 
 
-def _taps(layers: int) -> tuple[int, ...]:
+def taps_of(layers: int) -> tuple[int, ...]:
     """Three layers from the second to the third last; of a small base all that there are."""
     return tuple(sorted(set(usual_taps(layers, 3)))) if layers >= 6 else (layers // 2, layers - 1)
 
@@ -102,8 +120,11 @@ class DSparkTrainer(Trainer):
         out: Path,
         anchors: int,
         started: bool,
+        kept_rows: KeptRows | None = None,
     ) -> None:
-        """`anchors` blocks in every row of text; `started`: whether the head is one already."""
+        """`anchors` blocks in every row of text; `started`: whether the head is one already;
+        `kept_rows`: of the answers among the rows."""
+        self._kept_rows = kept_rows
         self.student, self._out, self._anchors, self._started = student, out, anchors, started
         matrix = teacher.head_matrix[student.kept]
         self._matrix = matrix.bfloat16() if settings.low else matrix
@@ -111,11 +132,8 @@ class DSparkTrainer(Trainer):
 
     def begin(self, rows: TextRows) -> None:
         if not self._started:
-            begin(
-                self.student.head,
-                self.teacher,
-                rows.take(torch.arange(min(len(rows), _FIRST_ROWS))),
-            )
+            first = rows.take(torch.arange(min(len(rows), _FITTED_ROWS)))
+            begin(self.student.head, self.teacher, first, self._lesson)
 
     def write(self) -> None:
         head, config = self.student.head, self.teacher.config
@@ -136,7 +154,7 @@ class DSparkTrainer(Trainer):
         blocks = drawn(batch, shape, self._anchors, shape.block / 2, dice)
         blocks = Blocks(*(part.to(device) for part in blocks))
         tokens = batch.tokens.to(device, torch.int64)
-        lesson = self.teacher.read(tokens, shape.aux_hidden)
+        lesson = self._lesson(batch, tokens)
         assert lesson.aux_hidden is not None
         out = self.student.outputs(self.teacher, tokens, lesson.aux_hidden, blocks)
         slots = out.detach().requires_grad_()
@@ -144,6 +162,22 @@ class DSparkTrainer(Trainer):
         assert slots.grad is not None
         out.backward(slots.grad)
         return found
+
+
+    def _lesson(self, batch: TextRows, tokens: torch.Tensor) -> Lesson:
+        """What the base computes for a batch, read once."""
+        shape, kept = self.student.head.shape, self._kept_rows
+        if kept is None or batch.numbers is None or kept.taps != shape.aux_hidden:
+            return self.teacher.read(tokens, shape.aux_hidden)
+        numbers, dtype = batch.numbers.tolist(), self._matrix.dtype
+        found = kept.lesson(numbers, tokens.shape[1], dtype)
+        if found is not None:
+            return Lesson(*(part.to(self.teacher.device) for part in found if part is not None))
+        lesson = self.teacher.read(tokens, shape.aux_hidden)
+        assert lesson.aux_hidden is not None
+        for number, *rows in zip(numbers, lesson.hidden, lesson.aux_hidden, strict=True):
+            kept.keep(number, torch.cat(rows, -1).cpu())
+        return lesson
 
 
 def slot_losses(
@@ -223,17 +257,18 @@ def optimizers(student: DSparkStudent, settings: TrainingSettings) -> list[torch
 
 
 @torch.no_grad()
-def begin(head: DSparkHead, teacher: Teacher, rows: TextRows) -> None:
-    """Let the head begin as one that reads every tapped row alike, whatever its size, and adds
-    nothing to the tokens in its slots yet."""
+def begin(head: DSparkHead, teacher: Teacher, rows: TextRows, lesson_of: LessonOf) -> None:
+    """Let the head begin as one that reads every tapped row alike, whatever its size, and whose
+    layers add nothing to what is in its slots yet: their tokens, or the best linear guess."""
     shape = head.shape
     squares = torch.zeros(shape.fused_width, device=teacher.device)
-    for part in torch.arange(len(rows)).split(8):
+    parts = torch.arange(min(len(rows), _FIRST_ROWS)).split(8)
+    for part in parts:
         tokens = rows.take(part).trimmed().tokens.to(teacher.device, torch.int64)
-        given = teacher.read(tokens, shape.aux_hidden).aux_hidden
+        given = lesson_of(rows.take(part).trimmed(), tokens).aux_hidden
         assert given is not None
         squares += given.float().square().mean((0, 1))
-    gains = 1 / squares.sqrt().clamp(min=1e-6)
+    sizes = (squares / len(parts)).sqrt().clamp(min=1e-6)
     taps = len(shape.aux_hidden)
     for name, weight in head.named_parameters():
         if name.endswith(("o_proj.weight", "down_proj.weight")):
@@ -243,7 +278,7 @@ def begin(head: DSparkHead, teacher: Teacher, rows: TextRows) -> None:
         elif name.endswith("bias"):
             weight.zero_()
     each = torch.eye(shape.hidden, shape.base_hidden, device=teacher.device) / taps**0.5
-    head.fc.weight.copy_(each.repeat(1, taps) * gains)
+    head.fc.weight.copy_(each.repeat(1, taps) / sizes)
     if shape.markov_rank:
         head.markov_head.markov_w2.weight.zero_()
     if shape.confidence is not None:
@@ -252,3 +287,7 @@ def begin(head: DSparkHead, teacher: Teacher, rows: TextRows) -> None:
         common = teacher.embedded(torch.arange(256, device=teacher.device)).float()
         head.mask_embedding.copy_(common.mean(0))
     head.norm.weight.copy_(teacher.weights["model.norm.weight"])
+    if shape.direct:
+        if head.mask_embedding is not None:
+            head.mask_embedding.zero_()
+        fit_direct(head, teacher, rows, lesson_of, sizes)

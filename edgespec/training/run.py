@@ -15,7 +15,7 @@ from edgespec.drafting.eagle.shape import Kind
 from edgespec.errors import ConfigError
 from edgespec.model.hub_cache import model_of
 from edgespec.training.corpus import Corpus, TrainingPlan, loaded, prepared
-from edgespec.training.dspark import DSparkStudent, DSparkTrainer
+from edgespec.training.dspark import DSparkStudent, DSparkTrainer, taps_of
 from edgespec.training.dspark import shape_for as shape_for_dspark
 from edgespec.training.eagle import EagleTrainer, Student, chosen_vocabulary
 from edgespec.training.evaluate import (
@@ -25,6 +25,7 @@ from edgespec.training.evaluate import (
     eagle_agreement,
     ppd_agreement,
 )
+from edgespec.training.kept_rows import KeptRows
 from edgespec.training.loop import Trainer
 from edgespec.training.ppd import PPDTrainer, PPDVectors
 from edgespec.training.start import shape_for
@@ -47,7 +48,8 @@ class EaglePlan(TrainingPlan):
 class DSparkPlan(TrainingPlan):
     """A run of a one-pass head: `layers` with MLPs of `intermediate` (0: the base's), a block of
     `block` slots, a Markov head of `rank`, `vocab` tokens that it scores (0: all); `anchors`
-    blocks in a row of a step. `start`: the folder of a head to begin with, whose shape counts."""
+    blocks in a row of a step. `start`: the folder of a head to begin with, whose shape counts;
+    `direct`: the rank of its direct maps."""
 
     layers: int
     block: int
@@ -56,6 +58,7 @@ class DSparkPlan(TrainingPlan):
     vocab: int
     anchors: int
     start: Path | None = None
+    direct: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,10 +95,13 @@ def train_dspark(
 ) -> dict[str, Any]:
     """Train, or go on with a run that was stopped; write the head; return its figures."""
     teacher, tokenizer = loaded(plan, say, dtype)
-    corpus = prepared(plan, tokenizer, teacher, say)
+    config = teacher.config
+    taps = taps_of(int(config.num_hidden_layers))
+    kept_rows = KeptRows(plan.out, plan.row_length, taps, int(config.hidden_size))
+    corpus = prepared(plan, tokenizer, teacher, say, kept_rows)
     student = _one_pass(plan, teacher, corpus).to(teacher.device)
     started = plan.start is not None
-    trainer = DSparkTrainer(teacher, student, plan.settings, plan.out, plan.anchors, started)
+    trainer = DSparkTrainer(teacher, student, plan.settings, plan.out, plan.anchors, started, kept_rows)
     trainer.run(corpus.trained, say)
 
     def measured(rows: TextRows) -> Agreement:
@@ -104,7 +110,7 @@ def train_dspark(
 
     has = student.head.shape
     shape = {"layers": has.layers, "block": has.block, "rank": has.markov_rank, "vocab": has.vocab}
-    shape |= {"anchors": plan.anchors, "started": started}
+    shape |= {"direct": has.direct, "anchors": plan.anchors, "started": started}
     return _figures(plan, trainer, corpus, "dspark", shape, measured)
 
 
@@ -115,7 +121,7 @@ def _one_pass(plan: DSparkPlan, teacher: Teacher, corpus: Corpus) -> DSparkStude
     if plan.start is None:
         kept = chosen_vocabulary(corpus.trained, plan.vocab or whole, whole)
         kept = torch.arange(whole) if kept is None else kept
-        sizes = (plan.layers, plan.block, plan.rank, plan.intermediate)
+        sizes = (plan.layers, plan.block, plan.rank, plan.intermediate, plan.direct)
         return DSparkStudent(shape_for_dspark(config, len(kept), *sizes), kept)
     files = read_one_pass(plan.start, int(config.hidden_size), whole, int(config.num_hidden_layers))
     shape = files.shapes[0]

@@ -12,10 +12,7 @@ from torch.nn.functional import embedding
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     AutoModelForCausalLM,
-    GenerationConfig,
     PreTrainedModel,
-    StoppingCriteria,
-    StoppingCriteriaList,
 )
 
 from edgespec.errors import ModelError
@@ -24,6 +21,7 @@ from edgespec.model.loader import Checkpoint
 from edgespec.model.source import TensorSource
 from edgespec.model.sources import open_source
 from edgespec.model.stored_names import TEXT_PART
+from edgespec.training.growing import Grown, grown
 
 
 class Lesson(NamedTuple):
@@ -116,52 +114,23 @@ class Teacher:
         prompts: Sequence[Sequence[int]],
         length: int,
         end: int,
-        sampled: bool,
+        sampled: Sequence[bool],
         tell: Callable[[int], None],
-    ) -> list[tuple[int, ...]]:
+        taps: tuple[int, ...] | None = None,
+    ) -> list[Grown]:
         """The base's own continuations of prompts, with them, up to the token `end` or `length`
-        tokens: greedy ones, or of temperature 1. `tell` hears how long the rows are now."""
-        wide = max(map(len, prompts))
-        rows = torch.full((len(prompts), wide), end)
-        seen = torch.zeros_like(rows)
-        for row, mask, prompt in zip(rows, seen, prompts, strict=True):
-            row[wide - len(prompt) :] = torch.tensor(prompt)
-            mask[wide - len(prompt) :] = 1
-        # Nothing of the model's own settings, such as a penalty, may change what it says.
-        settings = GenerationConfig(
-            max_new_tokens=length - min(map(len, prompts)),
-            do_sample=sampled,
-            temperature=1.0,
-            top_k=0,
-            top_p=1.0,
-            pad_token_id=end,
-            eos_token_id=end,
-        )
-        grown = self._model.generate(
-            rows.to(self.device),
-            attention_mask=seen.to(self.device),
-            generation_config=settings,
-            stopping_criteria=StoppingCriteriaList([_Telling(tell)]),
-        ).tolist()
-        answers = []
-        for row, prompt in zip(grown, prompts, strict=True):
-            said = row[wide:][: length - len(prompt)]
-            said = said[: said.index(end) + 1] if end in said else said
-            answers.append((*prompt, *said))
-        return answers
+        tokens: greedy ones, and of temperature 1 where `sampled` says so. `tell` hears how long
+        the longest is now; `taps`: see grown."""
 
+        def choose(hidden: torch.Tensor, texts: list[int]) -> torch.Tensor:
+            logits = self.logits(hidden).float()
+            best = logits.argmax(-1)
+            drawn = torch.tensor([sampled[text] for text in texts], device=best.device)
+            if drawn.any():
+                best[drawn] = torch.softmax(logits[drawn], -1).multinomial(1)[:, 0]
+            return best
 
-class _Telling(StoppingCriteria):  # type: ignore[misc]
-    """Stops nothing; says how far it is."""
-
-    def __init__(self, tell: Callable[[int], None]) -> None:
-        self._tell = tell
-
-    def __call__(
-        self, input_ids: torch.Tensor, scores: object, **kwargs: object
-    ) -> torch.BoolTensor:
-        self._tell(input_ids.shape[1])
-        return torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)  # type: ignore[return-value]
+        return grown(self._model, prompts, length, end, choose, tell, taps)
 
 
 def _whole(source: TensorSource, dtype: torch.dtype) -> PreTrainedModel:

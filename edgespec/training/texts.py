@@ -18,28 +18,34 @@ HELD_OUT_ONE_IN = 50
 
 @dataclass(frozen=True, slots=True)
 class TextRows:
-    """Rows of tokens, int32 [N, T]; of each, those from `starts` [N] to `ends` [N] - 1 count."""
+    """Rows of tokens, int32 [N, T]; of each, those from `starts` [N] to `ends` [N] - 1 count.
+    `numbers` int64 [N]: those of the base's own answers, -1 for other rows; None: all are others."""
 
     tokens: torch.Tensor
     starts: torch.Tensor
     ends: torch.Tensor
+    numbers: torch.Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.tokens)
 
     def take(self, index: torch.Tensor) -> TextRows:
-        return TextRows(self.tokens[index], self.starts[index], self.ends[index])
+        numbers = None if self.numbers is None else self.numbers[index]
+        return TextRows(self.tokens[index], self.starts[index], self.ends[index], numbers)
 
     def trimmed(self) -> TextRows:
         """Without the columns behind the last token that counts."""
-        return TextRows(self.tokens[:, : int(self.ends.max())], self.starts, self.ends)
+        wide = int(self.ends.max())
+        return TextRows(self.tokens[:, :wide], self.starts, self.ends, self.numbers)
 
     def joined(self, *others: TextRows) -> TextRows:
         """These and others, of one length."""
-        columns = zip(
-            *((rows.tokens, rows.starts, rows.ends) for rows in (self, *others)), strict=True
-        )
-        return TextRows(*map(torch.cat, columns))
+        every = (self, *others)
+        parts = ([getattr(rows, name) for rows in every] for name in ("tokens", "starts", "ends"))
+        numbers = [
+            torch.full((len(rows),), -1) if rows.numbers is None else rows.numbers for rows in every
+        ]
+        return TextRows(*map(torch.cat, parts), torch.cat(numbers))
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,13 +20,15 @@ Embed = Callable[[torch.Tensor], torch.Tensor]
 class NextBlocks(NamedTuple):
     """What a request needs of the next pass: `context` [C, hidden], committed rows that come after
     those in the cache, and whole blocks, side by side: each begins with its `tokens` at that
-    position, the anchor's first, and has masks behind them."""
+    position, the anchor's first, and has masks behind them. `last` [blocks, hidden]: the context
+    rows before the anchors, for a head with direct maps."""
 
     request: int
     shape: DSparkShape
     kv: TwoRegionCache
     context: torch.Tensor
     blocks: Sequence[tuple[int, Sequence[int]]]
+    last: torch.Tensor | None = None
 
 
 class BlockPasses:
@@ -97,8 +99,11 @@ class BlockPasses:
         for number, (_, first) in enumerate(one.blocks):
             tokens[number, : len(first)] = torch.tensor(first, device=self.device)
             known[number, : len(first)] = True
-        rows = self._embed(tokens.flatten())
-        return rows if own is None else torch.where(known.reshape(-1, 1), rows, own)
+        words = self._embed(tokens.flatten())
+        rows = words if own is None else torch.where(known.reshape(-1, 1), words, own)
+        if one.last is None:
+            return rows
+        return rows + self.head.direct(one.last, words[:: shape.block]).flatten(0, 1)
 
     def _attend(
         self,
@@ -168,6 +173,8 @@ class BlockRows:
         self._kv = passes.new_cache()
         hidden, dtype, device = passes.head.shape.hidden, passes.dtype, passes.device
         self._waiting = torch.zeros((0, hidden), dtype=dtype, device=device)
+        self._every: list[torch.Tensor] = []
+        """All committed rows, in parts, if the head has direct maps."""
 
     @property
     def committed(self) -> int:
@@ -178,6 +185,8 @@ class BlockRows:
         """Committed rows come next, [n, hidden] of DSparkHead.context: more than fit beside a
         block run now."""
         self._waiting = torch.cat([self._waiting, context])
+        if self._passes.head.shape.direct:
+            self._every.append(context)
         while len(self._waiting) > PASS_ROWS:
             part, self._waiting = self._waiting[:PASS_ROWS], self._waiting[PASS_ROWS:]
             shape = self._passes.head.shape
@@ -189,6 +198,7 @@ class BlockRows:
         about to be closed, and leaves what it has."""
         held = min(rows, other._kv.length)
         self._waiting = other._waiting[: rows - held].clone()
+        self._every = [torch.cat(other._every)[:rows]] if other._every else []
         if ends:
             self._kv = other._kv
             self._kv.length = held
@@ -200,5 +210,16 @@ class BlockRows:
     ) -> Steps[torch.Tensor]:
         """What the slots of these blocks (see NextBlocks) give, [R, hidden]."""
         waiting, self._waiting = self._waiting, self._waiting[:0]
-        given = NextBlocks(self.request, shape, self._kv, waiting, blocks)
+        given = NextBlocks(self.request, shape, self._kv, waiting, blocks, self._before(blocks))
         return (yield from call(self._passes.run, given))
+
+    def _before(self, blocks: Sequence[tuple[int, Sequence[int]]]) -> torch.Tensor | None:
+        """The context rows before these anchors, for direct maps."""
+        if not self._passes.head.shape.direct:
+            return None
+        empty = self._waiting.new_zeros((1, self._passes.head.shape.hidden))
+        if all(place == sum(map(len, self._every)) for place, _ in blocks):
+            last = self._every[-1][-1:] if self._every else empty
+            return last.expand(len(blocks), -1)
+        every = torch.cat([empty, *self._every])
+        return every[[place for place, _ in blocks]]

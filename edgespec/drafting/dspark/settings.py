@@ -80,6 +80,7 @@ def read_settings(
     markov = tensors.get("markov_head.markov_w1.weight")
     rank = 0 if markov is None else int(markov.shape[-1])
     confidence = tensors.get("confidence_head.proj.weight")
+    down = tensors.get("direct_maps.down.weight")
     scored = next((tensors[n] for n in ("lm_head.weight", "d2t") if n in tensors), None)
     shape = DSparkShape(
         layers=layers,
@@ -104,6 +105,7 @@ def read_settings(
         windows=_windows(settings, layers, file),
         windows_causal=_SPECULATORS in inner and not settings.get("sliding_window_non_causal"),
         revealed=_revealed(settings, block, file),
+        direct=0 if down is None or block < 2 else len(down) // (block - 1),
         own_embedding="embed_tokens.weight" in tensors,
         own_head="lm_head.weight" in tensors,
     )

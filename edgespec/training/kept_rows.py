@@ -1,0 +1,57 @@
+"""What the base computed for its own answers, in a file: so that it reads none of them twice."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from edgespec.training.growing import LARGEST
+from edgespec.training.teacher import Lesson
+
+_MOST_BYTES = 12_000_000_000  # as the file's size is said; holes in it take nothing
+
+
+class KeptRows:
+    """Lessons of answers, by the answers' numbers, in float16. Of a file that is full, the answers
+    with higher numbers are not kept."""
+
+    def __init__(self, folder: Path, length: int, taps: tuple[int, ...], hidden: int) -> None:
+        """Rows of at most `length` tokens; `taps`: the auxiliary layers. The file's name says both:
+        rows of other ones do not fit."""
+        self.taps, self._hidden = taps, hidden
+        self._shape = (length, (len(taps) + 1) * hidden)
+        self._bytes = 2 * self._shape[0] * self._shape[1]
+        self._most = _MOST_BYTES // self._bytes
+        name = "-".join(map(str, (*taps, length)))
+        self._file = (folder / f"rows-{name}.f16").open("a+b")
+        self._file.close()
+        self._file = (folder / f"rows-{name}.f16").open("r+b", buffering=0)
+
+    def keep(self, number: int, rows: torch.Tensor) -> None:
+        """Keep what the base computed, [T, (1 + taps) · H]: hidden rows, and those of the taps."""
+        if not 0 <= number < self._most:
+            return
+        stored = torch.zeros(self._shape[1] * len(rows), dtype=torch.float16)
+        stored.copy_(rows.flatten().clamp(-LARGEST, LARGEST))
+        data = memoryview(stored.numpy()).cast("B")
+        # The first row last: it tells that the others are there.
+        first = self._shape[1] * 2
+        self._file.seek(number * self._bytes + first)
+        self._file.write(data[first:])
+        self._file.seek(number * self._bytes)
+        self._file.write(data[:first])
+
+    def lesson(self, numbers: Sequence[int], length: int, dtype: torch.dtype) -> Lesson | None:
+        """The first `length` rows of these answers; None if one is not there."""
+        found = torch.zeros((len(numbers), length, self._shape[1]), dtype=torch.float16)
+        for number, rows in zip(numbers, found, strict=True):
+            if number < 0:
+                return None
+            self._file.seek(number * self._bytes)
+            self._file.readinto(memoryview(rows.numpy()).cast("B"))
+            if not rows[0].any():
+                return None
+        wide = found.to(dtype)
+        return Lesson(wide[..., : self._hidden], wide[..., self._hidden :] if self.taps else None)
