@@ -125,7 +125,9 @@ def dspark(
         settings = TrainingSettings(steps, batch, block, rate, low, seed)
         rows = (row_length, text_rows, own_rows)
         head = (layers, block, rank, intermediate, draft_vocab, anchors)
-        plan = DSparkPlan(local_weights(base, say), text, out, settings, *rows, *head, start, direct)
+        plan = DSparkPlan(
+            local_weights(base, say), text, out, settings, *rows, *head, start, direct
+        )
         figures = train_dspark(plan, say, compute_dtype(dtype))
     _show(figures, out, as_json)
 

@@ -65,7 +65,8 @@ class OwnAnswers:
         missing.sort(key=lambda one: len(one[0]))
         batches = [missing[at : at + _BATCH] for at in range(0, len(missing), _BATCH)]
         random.Random(self._seed).shuffle(batches)
-        left = Remaining(len(missing))
+        # In tokens, as if no answer ended early.
+        left = Remaining(sum(self._length - len(prompt) for prompt, _ in missing))
         with self._file.open("a", encoding="utf-8") as file:
             for batch in batches:
                 self._answer(batch, say, left)
@@ -81,10 +82,11 @@ class OwnAnswers:
         left: Remaining,
     ) -> None:
         prompts, drawn = zip(*batch, strict=True)
-        longest = max(map(len, prompts))
+        room, first = sum(self._length - len(prompt) for prompt in prompts), left.made
 
         def tell(tokens: int) -> None:
-            say(f"own texts: {left} (batch of {len(prompts)}, token {tokens - longest})")
+            say(f"own texts: {left} (tokens; batch of {len(prompts)}, longest {tokens})")
+            left.done(len(prompts))
 
         torch.manual_seed(self._seed * 100_003 + len(self._known))
         taps = None if self._rows is None else self._rows.taps
@@ -94,7 +96,7 @@ class OwnAnswers:
             self._known[prompt] = OwnAnswer(text.tokens, len(prompt), sampled, number)
             if self._rows is not None and text.rows is not None:
                 self._rows.keep(number, text.rows)
-        left.done(len(prompts))
+        left.done(room - (left.made - first))
 
 
 def rows_of(answers: Sequence[OwnAnswer], length: int, end: int) -> TextRows:

@@ -163,7 +163,6 @@ class DSparkTrainer(Trainer):
         out.backward(slots.grad)
         return found
 
-
     def _lesson(self, batch: TextRows, tokens: torch.Tensor) -> Lesson:
         """What the base computes for a batch, read once."""
         shape, kept = self.student.head.shape, self._kept_rows

@@ -25,9 +25,8 @@ class KeptRows:
         self._bytes = 2 * self._shape[0] * self._shape[1]
         self._most = _MOST_BYTES // self._bytes
         name = "-".join(map(str, (*taps, length)))
-        self._file = (folder / f"rows-{name}.f16").open("a+b")
-        self._file.close()
-        self._file = (folder / f"rows-{name}.f16").open("r+b", buffering=0)
+        self._file = folder / f"rows-{name}.f16"
+        self._file.touch()
 
     def keep(self, number: int, rows: torch.Tensor) -> None:
         """Keep what the base computed, [T, (1 + taps) · H]: hidden rows, and those of the taps."""
@@ -38,20 +37,21 @@ class KeptRows:
         data = memoryview(stored.numpy()).cast("B")
         # The first row last: it tells that the others are there.
         first = self._shape[1] * 2
-        self._file.seek(number * self._bytes + first)
-        self._file.write(data[first:])
-        self._file.seek(number * self._bytes)
-        self._file.write(data[:first])
+        with self._file.open("r+b", buffering=0) as file:
+            for begin, part in ((first, data[first:]), (0, data[:first])):
+                file.seek(number * self._bytes + begin)
+                file.write(part)
 
     def lesson(self, numbers: Sequence[int], length: int, dtype: torch.dtype) -> Lesson | None:
         """The first `length` rows of these answers; None if one is not there."""
         found = torch.zeros((len(numbers), length, self._shape[1]), dtype=torch.float16)
-        for number, rows in zip(numbers, found, strict=True):
-            if number < 0:
-                return None
-            self._file.seek(number * self._bytes)
-            self._file.readinto(memoryview(rows.numpy()).cast("B"))
-            if not rows[0].any():
-                return None
+        with self._file.open("rb", buffering=0) as file:
+            for number, rows in zip(numbers, found, strict=True):
+                if number < 0:
+                    return None
+                file.seek(number * self._bytes)
+                file.readinto(memoryview(rows.numpy()).cast("B"))
+                if not rows[0].any():
+                    return None
         wide = found.to(dtype)
         return Lesson(wide[..., : self._hidden], wide[..., self._hidden :] if self.taps else None)

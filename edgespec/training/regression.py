@@ -1,4 +1,4 @@
-"""How a one-pass head with direct maps begins: as the best linear guess of what the base computes."""
+"""How a one-pass head with direct maps begins: as the best linear guess of the base's rows."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from edgespec.training.texts import TextRows
 _RIDGE = 3e-2  # of the mean square of what is read
 _EVERY = 2  # tokens from one anchor to the next
 _ROWS = 4  # read at a time
+_TOGETHER = 4  # slots for which the fused rows are to be of use
 
 LessonOf = Callable[[TextRows, torch.Tensor], Lesson]
 
@@ -37,12 +38,14 @@ def fit_direct(
     """Fit `fc` and the direct maps by ridge regression; `sizes` [taps · H]: the spread of what is
     tapped. The final norm's gains are the base's."""
     shape, maps = head.shape, head.direct_maps
-    first = _Regression(shape.fused_width + shape.hidden, shape.hidden)
+    together = min(_TOGETHER, shape.block)
+    first = _Regression(shape.fused_width + shape.hidden, together * shape.hidden)
     for seen in _seen(head, teacher, rows, lesson_of):
+        whole = seen.counts[:, together - 1]
         read = torch.cat([seen.given / sizes, _alike(seen.anchors)], -1)
-        first.add(read[seen.counts[:, 0]], seen.wanted[:, 0][seen.counts[:, 0]])
-    tapped = first.solved()[: shape.fused_width]
-    head.fc.weight.copy_(tapped.T / sizes)
+        first.add(read[whole], seen.wanted[:, :together].flatten(1)[whole])
+    fused = first.narrowed(shape.hidden)[0][:, : shape.fused_width]
+    head.fc.weight.copy_(fused / sizes)
     slots = [_Regression(2 * shape.hidden, shape.hidden) for _ in range(shape.block)]
     for seen in _seen(head, teacher, rows, lesson_of):
         read = head.direct_input(head.context(seen.given), seen.anchors)
@@ -73,7 +76,9 @@ class _Regression:
 
     def _solved(self) -> torch.Tensor:
         ridge = _RIDGE * self._squares.diagonal().mean()
-        return torch.linalg.solve(self._squares + ridge * torch.eye(len(self._squares)), self._products)
+        return torch.linalg.solve(
+            self._squares + ridge * torch.eye(len(self._squares)), self._products
+        )
 
     def narrowed(self, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
         """The map as [rank, wide] and, behind it, [out, rank]: the nearest of that rank, in what

@@ -16,8 +16,13 @@ class Remaining:
     def done(self, pieces: int) -> None:
         self._done += pieces
 
+    @property
+    def made(self) -> int:
+        """Pieces that cost something."""
+        return self._done - self._given
+
     def __str__(self) -> str:
-        made = self._done - self._given
+        made = self.made
         said = f"{self._done} of {self._total}"
         if not made:
             return said

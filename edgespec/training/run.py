@@ -101,7 +101,9 @@ def train_dspark(
     corpus = prepared(plan, tokenizer, teacher, say, kept_rows)
     student = _one_pass(plan, teacher, corpus).to(teacher.device)
     started = plan.start is not None
-    trainer = DSparkTrainer(teacher, student, plan.settings, plan.out, plan.anchors, started, kept_rows)
+    trainer = DSparkTrainer(
+        teacher, student, plan.settings, plan.out, plan.anchors, started, kept_rows
+    )
     trainer.run(corpus.trained, say)
 
     def measured(rows: TextRows) -> Agreement:

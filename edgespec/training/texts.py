@@ -19,7 +19,7 @@ HELD_OUT_ONE_IN = 50
 @dataclass(frozen=True, slots=True)
 class TextRows:
     """Rows of tokens, int32 [N, T]; of each, those from `starts` [N] to `ends` [N] - 1 count.
-    `numbers` int64 [N]: those of the base's own answers, -1 for other rows; None: all are others."""
+    `numbers` int64 [N]: of the base's own answers, -1 for other rows; None: there are none."""
 
     tokens: torch.Tensor
     starts: torch.Tensor

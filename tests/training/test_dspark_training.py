@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
@@ -25,6 +26,7 @@ from edgespec.training.dspark import (
     divergence,
 )
 from edgespec.training.evaluate import dspark_agreement
+from edgespec.training.kept_rows import KeptRows
 from edgespec.training.loop import TrainingSettings
 from edgespec.training.run import DSparkPlan, train_dspark
 from edgespec.training.teacher import Lesson, Teacher
@@ -233,15 +235,98 @@ def test_prompts_of_a_batch_are_answered_as_each_alone(base: Path) -> None:
     teacher = Teacher(base, CPU, torch.float32)
     prompts = [[5, 6, 7, 8], [9, 10]]
     told: list[int] = []
-    greedy = teacher.continued(prompts, 12, 1, False, told.append)
+    greedy = teacher.continued(prompts, 12, 1, (False, False), told.append, (1, 2))
     for prompt, answer in zip(prompts, greedy, strict=True):
-        alone = teacher.continued([prompt], 12, 1, False, told.append)[0]
-        assert answer == alone
-        assert list(answer[: len(prompt)]) == prompt
-        assert len(answer) == 12 or answer[-1] == 1
+        alone = teacher.continued([prompt], 12, 1, [False], told.append)[0]
+        tokens, rows = answer
+        assert tokens == alone.tokens
+        assert alone.rows is None
+        assert list(tokens[: len(prompt)]) == prompt
+        assert len(tokens) == 12 or tokens[-1] == 1
+        lesson = teacher.read(torch.tensor([tokens[:-1]]), (1, 2))
+        assert rows is not None
+        assert lesson.aux_hidden is not None
+        read = torch.cat([lesson.hidden, lesson.aux_hidden], -1)[0]
+        assert (rows.float() - read).abs().max() < 1e-2
     torch.manual_seed(0)
-    drawn_twice = [teacher.continued(prompts, 40, 1, True, told.append) for _ in range(2)]
+    drawn_twice = [teacher.continued(prompts, 40, 1, (True, True), told.append) for _ in range(2)]
     assert drawn_twice[0] != drawn_twice[1]
+
+
+def test_texts_that_end_leave_their_batch_and_the_others_go_on(base: Path) -> None:
+    teacher = Teacher(base, CPU, torch.float32)
+    prompts = [[n, n + 1] for n in range(5, 45, 5)]
+    free = teacher.continued(prompts, 12, 419, [False] * 8, lambda _: None)
+    end = free[0].tokens[4]
+    together = teacher.continued(prompts, 12, end, [False] * 8, lambda _: None, (1,))
+    for long, cut in zip(free, together, strict=True):
+        stop = long.tokens[2:].index(end) + 3 if end in long.tokens[2:] else 12
+        assert cut.tokens == long.tokens[:stop]
+        assert cut.rows is not None
+        assert len(cut.rows) == len(cut.tokens) - 1
+
+
+def test_rows_of_answers_are_kept_and_no_others(tmp_path: Path) -> None:
+    kept = KeptRows(tmp_path, 8, (1, 3), 4)
+    rows = torch.randn((5, 12))
+    kept.keep(2, rows)
+    again = KeptRows(tmp_path, 8, (1, 3), 4)
+    for number in (-1, 0, 1, 3):
+        assert again.lesson([2, number], 3, torch.float32) is None, number
+    found = again.lesson([2, 2], 4, torch.float32)
+    assert found is not None
+    assert found.aux_hidden is not None
+    both = torch.cat([found.hidden, found.aux_hidden], -1)
+    assert (both - rows[:4]).abs().max() < 1e-2
+    assert KeptRows(tmp_path, 8, (1, 2), 4).lesson([2], 4, torch.float32) is None
+    huge = KeptRows(tmp_path, 1_000_000, (1, 3), 4000)
+    huge.keep(5, rows)
+    assert huge.lesson([5], 4, torch.float32) is None, "the file would be too large"
+
+
+def test_a_run_does_not_read_again_what_the_base_computed_while_it_answered(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "chats.jsonl"
+    chats = [[{"role": "user", "content": f"{n} dogs, {n % 7} foxes?"}] for n in range(200)]
+    file.write_text("".join(json.dumps({"messages": chat}) + "\n" for chat in chats))
+    chatty = shutil.copytree(base, tmp_path / "chatty")
+    template = "{% for one in messages %}{{ one.content }}{% endfor %}"
+    (chatty / "chat_template.jinja").write_text(template)
+    only_answers = replace(plan(chatty, file, tmp_path / "out", 3), direct=2)
+    read = Teacher.read
+
+    def no(self: Teacher, tokens: torch.Tensor, layers: tuple[int, ...]) -> Lesson:
+        raise AssertionError("it is known")
+
+    def measure(self: Teacher, tokens: torch.Tensor, layers: tuple[int, ...]) -> Lesson:
+        return read(self, tokens, layers)
+
+    def say(line: str) -> None:
+        monkeypatch.setattr(Teacher, "read", measure if line.startswith("measuring") else no)
+
+    say("answering, then training")
+    figures = train_dspark(only_answers, say, torch.float32)
+    assert figures["direct"] == 2
+    assert figures["rows"] == only_answers.own_rows
+
+
+def test_a_head_with_direct_maps_tells_tokens_before_the_first_step(tmp_path: Path) -> None:
+    """Of _Oracle's text the row before the anchor tells the first two tokens: a linear map finds
+    them, as it does not find those that nothing tells."""
+    shape = replace(SHAPE, hidden=32, base_hidden=32, head_dim=8, block=4, revealed=0, direct=32)
+    shape = replace(shape, markov_rank=0, markov_rows=0, confidence=None)
+    torch.manual_seed(0)
+    student = DSparkStudent(shape, torch.arange(30))
+    settings = TrainingSettings(1, 8, 4, 1e-3, low=False)
+    trainer = DSparkTrainer(_Oracle(), student, settings, tmp_path, 10, False)  # type: ignore[arg-type]
+    tokens = torch.randint(0, 30, (300, 40), dtype=torch.int32)
+    text = TextRows(tokens, torch.zeros(300, dtype=torch.int64), torch.full((300,), 36))
+    trainer.begin(text.take(torch.arange(200)))
+    held_out = text.take(torch.arange(200, 300))
+    found = dspark_agreement(student, trainer.teacher, held_out, 4, quiet).by_level[1]
+    assert min(found[:2]) > 0.9, found
+    assert max(found[2:]) < 0.12, found
 
 
 def test_a_file_of_wrong_messages_is_refused(base: Path, tmp_path: Path) -> None:

@@ -32,8 +32,8 @@ class DSparkShape:
     of a layer with a window sees no slot after it, even if `causal` is False.
     `revealed`: so many tokens after the anchor were shown to it at most in training; 0: they are
     masks always.
-    `direct`: 0, or the rank of the maps from the last row before the anchor and the anchor's token to
-    the slots behind the anchor's (see DSparkHead).
+    `direct`: 0, or the rank of the maps from the last row before the anchor and the anchor's token
+    to the slots behind the anchor's (see DSparkHead).
     `own_embedding`, `own_head`: whether it brings its own matrices or borrows the base's.
     """
 
