@@ -116,7 +116,7 @@ def _line(answer: OwnAnswer) -> dict[str, object]:
 
 def _read(file: Path) -> dict[tuple[int, ...], OwnAnswer]:
     """Answers by their prompts; a last line that was cut off is left out."""
-    known = {}
+    known: dict[tuple[int, ...], OwnAnswer] = {}
     lines = file.read_text(encoding="utf-8").splitlines()
     for number, line in enumerate(lines, start=1):
         try:

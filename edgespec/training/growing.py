@@ -107,7 +107,8 @@ class _RoomyLayer(DynamicLayer):  # type: ignore[misc]
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         super().lazy_initialization(key_states, value_states)
-        self._length, self._room = 0, (key_states[:, :, :0], value_states[:, :, :0])
+        self._length = 0
+        self._room = [key_states[:, :, :0], value_states[:, :, :0]]
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
@@ -116,10 +117,10 @@ class _RoomyLayer(DynamicLayer):  # type: ignore[misc]
             self.lazy_initialization(key_states, value_states)
         length = self._length + key_states.shape[2]
         if length > self._room[0].shape[2]:
-            self._room = tuple(
+            self._room = [
                 torch.cat([old[:, :, : self._length], _room_for(new)], 2)
                 for old, new in zip(self._room, (key_states, value_states), strict=True)
-            )
+            ]
         for room, new in zip(self._room, (key_states, value_states), strict=True):
             room[:, :, self._length : length] = new
         self._length = length
@@ -127,7 +128,7 @@ class _RoomyLayer(DynamicLayer):  # type: ignore[misc]
         return self.keys, self.values
 
     def batch_select_indices(self, indices: torch.Tensor) -> None:
-        self._room = tuple(room[indices] for room in self._room)
+        self._room = [room[indices] for room in self._room]
         self.keys, self.values = (room[:, :, : self._length] for room in self._room)
 
 

@@ -34,7 +34,7 @@ class KeptRows:
             return
         stored = torch.zeros(self._shape[1] * len(rows), dtype=torch.float16)
         stored.copy_(rows.flatten().clamp(-LARGEST, LARGEST))
-        data = memoryview(stored.numpy()).cast("B")
+        data = stored.numpy().tobytes()
         # The first row last: it tells that the others are there.
         first = self._shape[1] * 2
         with self._file.open("r+b", buffering=0) as file:

@@ -76,9 +76,10 @@ class _Regression:
 
     def _solved(self) -> torch.Tensor:
         ridge = _RIDGE * self._squares.diagonal().mean()
-        return torch.linalg.solve(
+        found: torch.Tensor = torch.linalg.solve(
             self._squares + ridge * torch.eye(len(self._squares)), self._products
         )
+        return found
 
     def narrowed(self, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
         """The map as [rank, wide] and, behind it, [out, rank]: the nearest of that rank, in what

@@ -41,11 +41,12 @@ class TextRows:
     def joined(self, *others: TextRows) -> TextRows:
         """These and others, of one length."""
         every = (self, *others)
-        parts = ([getattr(rows, name) for rows in every] for name in ("tokens", "starts", "ends"))
+        tokens = torch.cat([rows.tokens for rows in every])
+        starts, ends = (torch.cat([getattr(r, name) for r in every]) for name in ("starts", "ends"))
         numbers = [
             torch.full((len(rows),), -1) if rows.numbers is None else rows.numbers for rows in every
         ]
-        return TextRows(*map(torch.cat, parts), torch.cat(numbers))
+        return TextRows(tokens, starts, ends, torch.cat(numbers))
 
 
 @dataclass(frozen=True, slots=True)
