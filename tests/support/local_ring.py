@@ -122,8 +122,8 @@ class LocalRing:
     def run(self) -> None:
         """Run in lock-step until nothing is left to do: the time of decoding.flights.RingClock.
 
-        In every step each stage computes one segment and hands it on; the coordinator takes no
-        time at all.
+        In every step each stage computes one segment, which takes it that step whatever the rows,
+        and hands it on; the coordinator takes no time at all.
         """
         while any(True for _ in self.steps()):
             self.now += 1.0
@@ -142,8 +142,9 @@ class LocalRing:
                 self.take(Step("ring", number))
             elif node.work:
                 _, effect = node.work.first
-                self.take(Step("work", number))
-                if isinstance(effect, RunBlock) and not whole:
+                takes_a_step = isinstance(effect, RunBlock) and not whole
+                self._work(number, node, self.now + takes_a_step)
+                if takes_a_step:
                     while node.work and isinstance(node.work.first[1], RunHead):
                         self.take(Step("work", number))
                     return
@@ -190,7 +191,7 @@ class LocalRing:
         """Let a step happen; a message may also be delivered twice, or lost."""
         node = self._nodes[step.node]
         if step.kind == "work":
-            self._work(step.node, node)
+            self._work(step.node, node, self.now)
             return
         link = node.ring if step.kind == "ring" else node.control
         message = link.receive(step.index)
@@ -202,7 +203,8 @@ class LocalRing:
         for _ in range(0 if lose else 2 if repeat else 1):
             self._dispatch(step.node, node.machine.handle(event, self.now))
 
-    def _work(self, number: int, node: _Node) -> None:
+    def _work(self, number: int, node: _Node, ends: float) -> None:
+        """Carry out the first effect, which is done at `ends`."""
         _, effect = node.work.take()
         job = getattr(effect, "job", -1)
 
@@ -216,7 +218,7 @@ class LocalRing:
             event = failure(effect, problem)
         node.aborted = {one for one in node.aborted if one[0] != job}
         for one in events_of(event):
-            self._dispatch(number, node.machine.handle(one, self.now))
+            self._dispatch(number, node.machine.handle(one, ends))
 
     def _tell_coordinator(self, message: Message) -> None:
         self._dispatch(0, self.coordinator.handle(MessageArrived(CLIENT, message), self.now))
