@@ -2,11 +2,12 @@
 
 Usage::
 
-    python tools/bundle_head.py RUN
+    python tools/bundle_head.py RUN [RUN ...]
 
 RUN is the folder of a finished run (its ``--out``) on prompts of ``tools/smollm2_prompts.py``: the
-card says so. The head goes to ``edgespec/models/smollm2-135m-dspark``, with its figures, a plot of
-how it grew, and that card.
+card says so. Of several each began with the head of the one before (``--start``). The last head
+goes to ``edgespec/models/smollm2-135m-dspark``, with its figures, a plot of how it grew, and that
+card.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,9 @@ BASE = "SmolLM2-135M-Instruct"
 MOST_BYTES = 12_000_000
 STARTED = """
 It began with the head of an earlier run, whose steps, hours and answers are not counted here."""
+SEVERAL = """
+Each run but the first went on with the head of the one before; the answers are those of the last.
+Of held-out places its first guess was right at level 1, after each run: {shares}."""
 
 CARD = """\
 # A one-pass draft head for SmolLM2-135M-Instruct
@@ -39,9 +44,9 @@ guesses changes the speed of an answer, never its text.
 
 ## Training
 
-`edgespec train dspark`: {steps} steps of {batch} answers with {anchors} blocks each, {hours:.1f}
+`edgespec train dspark`: {steps} steps of {batch} answers with {anchors} blocks each, {hours:.2f}
 hours of a shared x86 core. It learnt from the base's own answers alone: {rows} of them, {tokens}
-tokens, half greedy, half drawn at temperature 1, to prompts of `tools/smollm2_prompts.py`.{start}
+tokens, greedy or drawn at temperature 1 by turns, to prompts of `tools/smollm2_prompts.py`.{start}
 [docs/drafts.md](../../../docs/drafts.md#one-pass-heads) has the commands.
 
 The prompts are made of GSM8K's training split (MIT), pages of tldr-pages (CC BY 4.0, the
@@ -59,17 +64,27 @@ level, the guesses above being right.
 
 ![loss and right first guesses by hours of training](growth.png)
 
+The plot is of the batches that it learnt from; answers that come again are partly known by then.
+
 ## Licence
 
 Apache-2.0, as SmolLM2-135M-Instruct (Hugging Face), of whose answers it was made.
 """
 
 
-def plot(run: Path, target: Path) -> None:
+def steps_of(runs: Sequence[Path]) -> list[dict[str, float]]:
+    """The lines of all runs' progress, the seconds of a later run behind those of the earlier."""
+    steps: list[dict[str, float]] = []
+    for run in runs:
+        before = steps[-1]["seconds"] if steps else 0.0
+        lines = [json.loads(line) for line in (run / "progress.jsonl").read_text().splitlines()]
+        last = {line["step"]: line for line in lines}
+        steps += [{**last[at], "seconds": before + last[at]["seconds"]} for at in sorted(last)]
+    return steps
+
+
+def plot(steps: Sequence[dict[str, float]], target: Path) -> None:
     """Loss and first guesses of the steps, each the mean of fifty, by hours."""
-    lines = [json.loads(line) for line in (run / "progress.jsonl").read_text().splitlines()]
-    last = {line["step"]: line for line in lines}
-    steps = [last[step] for step in sorted(last)]
     wide = max(1, min(50, len(steps) // 4))
     parts = [steps[at : at + wide] for at in range(0, len(steps) - wide + 1, wide)]
     hours = [part[-1]["seconds"] / 3600 for part in parts]
@@ -117,19 +132,33 @@ def finished(run: Path) -> dict[str, Any]:
     return figures
 
 
-def bundle(run: Path, folder: Path) -> str:
+def grown(runs: Sequence[dict[str, Any]]) -> str:
+    """What the card says of several runs, or of one that began with a head."""
+    if len(runs) == 1:
+        return STARTED if runs[0]["started"] else ""
+    firsts = [
+        [one["agreement_by_level"]["top1"][0] for one in (run, run["at_temperature_1"])]
+        for run in runs
+    ]
+    shares = ", ".join(f"{greedy:.3f} (at temperature 1 {drawn:.3f})" for greedy, drawn in firsts)
+    return SEVERAL.format(shares=shares)
+
+
+def bundle(runs: Sequence[Path], folder: Path) -> str:
     """Copy, plot and write; returns the card. Ends the program as `finished` does."""
-    figures = finished(run)
+    known = [finished(run) for run in runs]
+    figures = known[-1]
     folder.mkdir(exist_ok=True)
     for name in ("config.json", "model.safetensors", "training.json"):
-        shutil.copyfile(run / name, folder / name)
-    plot(run, folder / "growth.png")
-    names = ("block", "layers", "rank", "vocab", "rows", "tokens", "anchors", "steps")
+        shutil.copyfile(runs[-1] / name, folder / name)
+    plot(steps_of(runs), folder / "growth.png")
+    names = ("block", "layers", "rank", "vocab", "rows", "tokens", "anchors")
     card = CARD.format(
         **{name: figures[name] for name in names},
+        steps=" and ".join(str(one["steps"]) for one in known),
         batch=figures["settings"]["batch"],
-        hours=figures["seconds"] / 3600,
-        start=STARTED if figures["started"] else "",
+        hours=sum(one["seconds"] for one in known) / 3600,
+        start=grown(known),
         greedy=figures["held_out_tokens"],
         sampled=figures["at_temperature_1"]["held_out_tokens"],
         accuracy=accuracy(figures),
@@ -141,8 +170,8 @@ def bundle(run: Path, folder: Path) -> str:
 def main() -> None:
     """The command."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("run", type=Path)
-    print(bundle(parser.parse_args().run, FOLDER))
+    parser.add_argument("runs", type=Path, nargs="+", metavar="RUN")
+    print(bundle(parser.parse_args().runs, FOLDER))
 
 
 if __name__ == "__main__":

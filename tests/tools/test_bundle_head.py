@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import runpy
+import shutil
 from pathlib import Path
 
 import pytest
@@ -33,7 +34,7 @@ def run(tmp_path: Path) -> Path:
 
 def test_a_finished_run_becomes_a_folder_with_a_card(run: Path, tmp_path: Path) -> None:
     bundled = tmp_path / "bundled"
-    card = TOOL["bundle"](run, bundled)
+    card = TOOL["bundle"]([run], bundled)
     figures = json.loads((bundled / "training.json").read_text())
     assert (bundled / "MODEL_CARD.md").read_text() == card
     assert "It guesses 4 tokens in one pass" in card
@@ -50,16 +51,33 @@ def test_a_finished_run_becomes_a_folder_with_a_card(run: Path, tmp_path: Path) 
     )
 
 
+def test_several_runs_are_told_as_one_after_the_other(run: Path, tmp_path: Path) -> None:
+    second = tmp_path / "second"
+    shutil.copytree(run, second)
+    figures = json.loads((run / "training.json").read_text())
+    figures["agreement_by_level"]["top1"][0] = 0.75
+    (second / "training.json").write_text(json.dumps({**figures, "started": True, "seconds": 3600}))
+    card = TOOL["bundle"]([run, second], tmp_path / "bundled")
+    assert "8 and 8 steps of 2 answers" in card
+    assert f"{(3600 + figures['seconds']) / 3600:.2f}\nhours" in card
+    assert "earlier run, whose steps" not in card
+    drawn = figures["at_temperature_1"]["agreement_by_level"]["top1"][0]
+    assert f", 0.750 (at temperature 1 {drawn:.3f})." in card
+    hours = [step["seconds"] for step in TOOL["steps_of"]([run, second])]
+    assert hours == sorted(hours)
+    assert hours[-1] == 2 * hours[7]
+
+
 def test_what_is_no_such_run_is_refused(tmp_path: Path) -> None:
     file, folder = tmp_path / "training.json", tmp_path / "bundled"
     with pytest.raises(SystemExit, match=r"no .*training.json: the run has not ended"):
-        TOOL["bundle"](tmp_path, folder)
+        TOOL["bundle"]([tmp_path], folder)
     for kind, base in (("dspark", "demo"), ("eagle", "SmolLM2-135M-Instruct.gguf")):
         file.write_text(json.dumps({"kind": kind, "base": base}))
         with pytest.raises(SystemExit, match=f"is a run of kind {kind} for {base}; it takes"):
-            TOOL["bundle"](tmp_path, folder)
+            TOOL["bundle"]([tmp_path], folder)
     file.write_text(json.dumps({"kind": "dspark", "base": "SmolLM2-135M-Instruct.gguf"}))
     (tmp_path / "model.safetensors").write_bytes(bytes(12_000_001))
     with pytest.raises(SystemExit, match="has 12000001 bytes; at most 12000000"):
-        TOOL["bundle"](tmp_path, folder)
+        TOOL["bundle"]([tmp_path], folder)
     assert not folder.exists()
