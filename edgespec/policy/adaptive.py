@@ -46,15 +46,16 @@ class Adaptive(Policy):
         root_waits = not view.tree[view.tree.root].sent
         if not view.estimates.step.known:  # the very first prompt: no idea yet what rows cost
             return [Send((view.tree.root,))] if root_waits else []
+        expand = None if view.drafting else self.best_nodes([view])[0]
         decisions: list[Decision] = []
-        if root_waits or (not view.queued and view.in_flight < self.room(view)):
+        if root_waits and self._waits_for_guesses(view, expand):
+            pass
+        elif root_waits or (not view.queued and view.in_flight < self.room(view)):
             (rows,) = self.best_rows([view], view.ahead, 1)
             if rows:
                 decisions.append(Send(rows))
-        if not view.drafting:
-            (nodes,) = self.best_nodes([view])
-            if nodes:
-                decisions.append(nodes)
+        if expand:
+            decisions.append(expand)
         return decisions
 
     def best_rows(
@@ -77,13 +78,26 @@ class Adaptive(Policy):
             return Expand(ids, self.width, len(ids) * self.width)
         return Expand(ids, self.width, most * self.width, most, math.log(least))
 
+    def _waits_for_guesses(self, view: RequestView, expand: Expand | None) -> bool:
+        """Whether a new root waits for its first guesses, which then leave in its segment.
+
+        It comes home later by the pass that guesses them; the guesses, if they are right, come home
+        earlier by a step. `expand`: what the draft source is asked now.
+        """
+        tree, estimates = view.tree, view.estimates
+        asked = tree.root in expand.ids if expand else view.drafting and tree[tree.root].expanded
+        if len(tree) > 1 or not asked or not estimates.draft.known or not estimates.levels:
+            return False
+        gain = estimates.hit_share(self.width) * estimates.step.seconds(1)
+        return estimates.draft.seconds(1) < gain
+
     def room(self, view: RequestView) -> int:
         """Segments that may be in flight: enough that the slowest stage never waits, and no more.
 
         A segment is on its way as long as `spread` steps of the slowest stage: so many keep that
         one busy, and one more waits for it (see LEAST_WAY). The credit of the first stage alone
         would let them pile up in front of a slow stage after it, each the staler for it. The
-        window keeps a place free for a new root, which never waits.
+        window keeps a place free for a new root, which does not wait for the ring.
         """
         most = self.window(view.stages) - 1
         spread = view.estimates.step.spread

@@ -61,6 +61,37 @@ def test_a_new_root_leaves_at_once_whatever_is_in_flight() -> None:
 
 
 @pytest.mark.parametrize(
+    ("draft", "right", "waits"), [(0.59, 6, True), (0.61, 6, False), (0.59, 5, False)]
+)
+def test_a_new_root_waits_for_a_pass_that_is_shorter_than_its_guesses_gain(
+    draft: float, right: int, waits: bool
+) -> None:
+    """They come home a step earlier, of 1 s, in 6 of 10 cases."""
+    known = learnt({1: 1.0, 101: 11.0}, {1: draft, 2: draft}, spread=4.0)
+    known.ranks.update({0: right - 1, 9: 1, 10: 1, None: 9 - right})
+    tree = DraftTree(0, -1, 7, 3)
+    decided = Adaptive().decide(view(tree, estimates=known))
+    assert [one.ids for one in decided if isinstance(one, Expand)] == [(0,)]
+    assert sent(decided) == ([] if waits else [(0,)])
+    if waits:
+        tree.expand([0])
+        assert Adaptive().decide(view(tree, estimates=known, drafting=True)) == []
+        nothing_came = Adaptive().decide(view(tree, estimates=known))
+        assert sent(nothing_came) == [(0,)]
+        below = grown(tree, [0], [[0.9]])
+        assert sent(Adaptive().decide(view(tree, estimates=known))) == [(0, *below)]
+
+
+def test_a_new_root_waits_for_no_pass_that_guesses_for_others() -> None:
+    """Or for none, at the end of an answer."""
+    known = learnt({1: 1.0, 101: 11.0}, {1: 0.01, 2: 0.01}, spread=4.0)
+    known.ranks.update({0: 9, None: 1})
+    for busy in ({"drafting": True}, {"depth_left": 0}):
+        tree = DraftTree(0, -1, 7, 3)
+        assert sent(Adaptive().decide(view(tree, estimates=known, **busy))) == [(0,)]
+
+
+@pytest.mark.parametrize(
     ("ahead", "spread", "rows"),
     [
         # A row more costs 0.1 s, a segment of k rows takes 1 + 0.1 (k - 1) s.
@@ -195,8 +226,8 @@ def test_a_draft_that_is_always_right_is_used_to_the_full(monkeypatch: pytest.Mo
 
 
 @pytest.mark.thorough
-def test_drafting_never_delays_a_send() -> None:
-    """Asynchronous: what leaves does not depend on whether the draft source is at work."""
+def test_drafting_delays_no_send_but_of_a_new_root_alone() -> None:
+    """Asynchronous: what else leaves does not depend on whether the draft source is at work."""
     compared = 0
     for seed in range(15):
         rng = random.Random(seed)
@@ -204,8 +235,9 @@ def test_drafting_never_delays_a_send() -> None:
         game = Round(Adaptive(), rng, rng.choice((1, 2, 4)), 20, Oracle(rng, 0.8), known, linear)
         while not game.over:
             seen = game.view()
-            compared += _sends(seen, drafting=True) != []
-            assert _sends(seen, drafting=True) == _sends(seen, drafting=False)
+            if seen.tree[seen.tree.root].sent or len(seen.tree) > 1:
+                compared += _sends(seen, drafting=True) != []
+                assert _sends(seen, drafting=True) == _sends(seen, drafting=False)
             game.decide()
             game.happen()
     assert compared > 50
