@@ -18,7 +18,7 @@ from edgespec.drafting.rivals import Rivals
 from edgespec.drafting.steps import Call, Steps, alone
 from edgespec.policy.estimates import Calibration
 from edgespec.tree.drafted import Children
-from edgespec.types.draft_pass import DraftWork
+from edgespec.types.draft_pass import DraftPass, DraftWork
 from edgespec.types.features import NO_NEEDS, Features, joined
 from edgespec.verify.rules import Mask
 from edgespec.verify.sampling import Sampling
@@ -59,7 +59,7 @@ class _Member:
 
     `alone`: right guesses that no other member made; `seconds`: what its guesses took; both since
     the last restart of the counts. `paused`: committed tokens until it is asked again, 0 while it
-    is asked.
+    is asked. `runs_model`: it has run one; only such members are rivals.
     """
 
     guesser: Guesser
@@ -67,6 +67,7 @@ class _Member:
     seconds: float = 0.0
     paused: int = 0
     failures: int = 0
+    runs_model: bool = False
 
 
 @dataclass(slots=True)
@@ -276,6 +277,7 @@ class HybridGuesser(Guesser):
             measured = time.perf_counter() - began - (self._away - away)
             work = member.guesser.take_work()
             self._work += work
+            member.runs_model |= any(isinstance(one, DraftPass) for one in work)
             member.seconds += share * (measured if self._seconds is None else self._seconds(work))
 
     def run(self, run: _MembersRun, every: Sequence[tuple[Any, bool]]) -> Sequence[Any]:
@@ -294,7 +296,8 @@ class HybridGuesser(Guesser):
             self._calibration(guessed, guess, sampling).learn(score, guess == token)
         right = [number for number, guesses in guessed.members.items() if token in guesses]
         worth = {number: _worth(guesses, token) for number, guesses in guessed.members.items()}
-        self._rivals.learn(worth, [member.seconds for member in self._members])
+        times = [member.seconds if member.runs_model else 0.0 for member in self._members]
+        self._rivals.learn(worth, times)
         self._watched += 1
         self._right += bool(right)
         self._recent += RECENT * (bool(right) - self._recent)

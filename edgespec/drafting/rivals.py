@@ -1,4 +1,4 @@
-"""Rivals: members of a hybrid that cost about as much each, of which one is asked at a time.
+"""Rivals: members of a hybrid whose models cost about the same, of which one is asked at a time.
 
 Two neural drafts name much the same tokens, and asking both takes the time of both, for which the
 ring waits. So both are asked for some tokens, until it is clear which guesses better or they have
@@ -22,7 +22,7 @@ CLEAR = 1.5
 AGAIN = 512
 """Committed tokens until all are asked again; doubled each time, up to 8 times."""
 DEAR = 0.1
-"""Of the dearest member's time, what makes another one its rival: n-grams take less."""
+"""Of the dearest member's time, what makes another one its rival."""
 
 
 @dataclass(slots=True)
@@ -55,7 +55,7 @@ class Rivals:
 
     def learn(self, worth: Mapping[int, float], seconds: Sequence[float]) -> None:
         """What the guesses of the members that were asked were worth for a committed token; what
-        each member took so far: those that are dear are rivals."""
+        each member took so far, 0 if it runs no model: those that are dear are rivals."""
         if self._asked >= 0:
             self._left -= 1
             return

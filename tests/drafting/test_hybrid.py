@@ -293,6 +293,17 @@ def test_what_a_member_says_that_is_asked_alone_stays_as_it_is() -> None:
     assert made.guess(1, [()], 2).scores.tolist() == [-0.2, -1.8]
 
 
+def test_who_runs_no_model_is_no_rival() -> None:
+    """However quick the model is: n-grams name other tokens than it does."""
+    looked_up = Scripted("looked_up", always((3, -0.2)))
+    model = Scripted("model", always((4, -0.2)), rows=1)
+    made = HybridGuesser((looked_up, model), lambda work: 1e-4)
+    made.open(1, Sampling())
+    made.read(1, (0,), NO_FEATURES)
+    follow(made, lambda step: 3 + step % 2, 2 * MOST)
+    assert looked_up.asked == model.asked == 2 * MOST
+
+
 @pytest.mark.parametrize("better", [0, 1, 2])
 def test_rivals_are_compared_on_the_same_tokens(better: int) -> None:
     """How hard a text is changes far more than which of three members guesses it best."""
