@@ -15,7 +15,7 @@ from edgespec.bench.simulated import Setup, load_base, one_thread, world_of
 from edgespec.bench.workloads import Prompt
 from edgespec.errors import ConfigError
 from edgespec.runtime.request_log import FORMAT, KIND
-from edgespec.wire.client_messages import Failed, Finished, Submit
+from edgespec.wire.client_messages import Failed, Finished, Submit, TokenBias
 
 
 class RecordedEnd(Struct, frozen=True):
@@ -100,7 +100,7 @@ def _lines(path: Path) -> Iterator[Recorded]:
     for number, line in enumerate(lines, start=1):
         try:
             yield _recorded(msgspec.json.decode(line, type=RecordedLine))
-        except (msgspec.DecodeError, ValueError) as problem:
+        except (msgspec.DecodeError, TypeError, ValueError) as problem:
             raise ConfigError(
                 f"line {number} of {path} is no request that `edgespec serve --record` writes "
                 f"({problem})"
@@ -110,7 +110,9 @@ def _lines(path: Path) -> Iterator[Recorded]:
 def _recorded(line: RecordedLine) -> Recorded:
     if line.what != KIND or line.format != FORMAT:
         raise ValueError(f"it is not of format {FORMAT}")
-    submit = msgspec.convert({**line.request, "tag": 0, "top": -1}, Submit)
+    biases = tuple(TokenBias(**one) for one in line.request.get("logit_bias", ()))
+    named = Submit(**{**line.request, "tag": 0, "top": -1, "logit_bias": biases})
+    submit = msgspec.msgpack.decode(msgspec.msgpack.encode(named), type=Submit)  # holds the types
     return Recorded(submit, line.after, line.outcome, line.end.token_ids, line.end.seconds)
 
 

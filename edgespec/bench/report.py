@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from itertools import zip_longest
 
 from edgespec.bench.load import Course, Load, LoadFigures, load_figures, span
+from edgespec.types.record import as_dict
 from edgespec.wire.client_messages import Finished, SourceFigures
 
 REFERENCE = "autoregressive"
@@ -85,6 +86,7 @@ class Run:
     def as_dict(self) -> dict[str, object]:
         """The figures by their names; those of a load among the others."""
         figures = asdict(self)
+        figures["sources"] = [as_dict(one) for one in self.sources]
         of_load = figures.pop("load") or {}
         return {**figures, **of_load}
 

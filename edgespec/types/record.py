@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-from msgspec import Meta, Struct
-from msgspec.structs import asdict, force_setattr
+from msgspec import DecodeError, Meta, Struct, msgpack
+from msgspec.structs import asdict, fields, force_setattr
 
 LARGEST = sys.float_info.max
 
@@ -70,6 +70,18 @@ def packed_array(value: object) -> object:
     if isinstance(value, np.generic):
         return value.item()
     raise TypeError(f"a {type(value).__name__} cannot cross the wire")
+
+
+def wrong_field(record: Record) -> str:
+    """The first field that cannot cross the wire, and why; "" if all can."""
+    for known in fields(record):
+        value = getattr(record, known.name)
+        try:
+            msgpack.decode(msgpack.encode(value, enc_hook=packed_array), type=known.type)
+        except (DecodeError, TypeError, ValueError, OverflowError) as problem:
+            within = wrong_field(value) if isinstance(value, Record) else ""
+            return f"{known.name}.{within}" if within else f"{known.name}: {problem}"
+    return ""
 
 
 def as_dict(record: Record) -> dict[str, Any]:

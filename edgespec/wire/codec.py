@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final, Literal
 from msgspec import DecodeError, Struct, msgpack
 
 from edgespec.errors import LocalProtocolError, RemoteProtocolError
-from edgespec.types.record import packed_array
+from edgespec.types.record import packed_array, wrong_field
 from edgespec.wire.messages import Message
 from edgespec.wire.segment import Segment
 from edgespec.wire.tags import TAGS
@@ -59,7 +59,8 @@ def encode(message: Message) -> bytes:
         if not isinstance(message, Segment):
             _DECODER.decode(frame)
     except (DecodeError, TypeError, ValueError, OverflowError) as problem:
-        text = f"{type(message).__name__} cannot be sent: {problem}"
+        wrong = wrong_field(message) or problem
+        text = f"{type(message).__name__} cannot be sent: {wrong}"
         raise LocalProtocolError(text) from problem
     return frame
 

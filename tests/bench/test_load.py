@@ -7,6 +7,7 @@ from dataclasses import replace
 from math import inf, nan
 
 import pytest
+from msgspec import structs
 from support.tiers import thorough, tiered
 from support.torch_rings import BASE, DRAFT
 
@@ -162,7 +163,8 @@ def test_wrong_tokens_under_load_are_noticed() -> None:
     def run(wrong: bool) -> Run:
         answers = loaded.answers
         if wrong:
-            answers = (replace(answers[0], token_ids=(*answers[0].token_ids[:-1], 0)), *answers[1:])
+            other = structs.replace(answers[0], token_ids=(*answers[0].token_ids[:-1], 0))
+            answers = (other, *answers[1:])
         results = {"autoregressive": replace(loaded, answers=answers), ALONE: alone}
         return run_of("autoregressive", results, ["a"] * 3, "m")
 

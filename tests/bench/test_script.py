@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from msgspec import structs
 from support.tiers import thorough, tiered
 from support.torch_rings import BASE, DRAFT, generated
 
@@ -47,7 +48,7 @@ WAYS = {
 
 
 def without_margins(played: Played) -> Played:
-    answers = tuple(replace(answer, smallest_margin=0.0) for answer in played.answers)
+    answers = tuple(structs.replace(answer, smallest_margin=0.0) for answer in played.answers)
     return replace(played, answers=answers)
 
 

@@ -216,7 +216,7 @@ def useless_draft(folder: Path) -> Path:
 
 def test_other_tokens_are_noticed() -> None:
     played = play(SHORT, "autoregressive")
-    wrong = replace(played.answers[0], token_ids=(*played.answers[0].token_ids[:-1], 0))
+    wrong = structs.replace(played.answers[0], token_ids=(*played.answers[0].token_ids[:-1], 0))
     results = {"autoregressive": played, "flowspec": replace(played, answers=(wrong,))}
     assert not run_of("flowspec", results, ["a", "a"], "m").exact
     assert run_of("autoregressive", results, ["a", "a"], "m").exact

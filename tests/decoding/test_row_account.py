@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+from msgspec.structs import force_setattr
 from support.segments import one_part
 
 from edgespec.decoding.prefix_cache import CachedPrefix
@@ -29,7 +30,7 @@ def opening(number: int, base: int) -> Segment:
     none = np.zeros(0, np.int64)
     segment = one_part(number, 1, 0, True, 9, 0, none, none, none, none, None)
     (part,) = segment.parts
-    object.__setattr__(part, "fork_of", base)
+    force_setattr(part, "fork_of", base)
     return segment
 
 
