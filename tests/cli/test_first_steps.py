@@ -161,7 +161,7 @@ def test_a_folder_that_is_no_model_is_refused_before_there_is_a_cluster(
 
 def test_a_token_that_is_not_whole(here: Here) -> None:
     token = Token.new(KeyPair.new().public).text
-    for text in (token[:30], token[:-1], token[5:], f"{token} {token}"):
+    for text in (token[:30], token[:-1], token[5:].lstrip("-"), f"{token} {token}"):
         here("join", text).assert_refused("no token, or not all of it", "copy the whole line")
 
 

@@ -109,7 +109,7 @@ def test_two_chats_in_turns_hold_their_preamble_once(
     rows = [0, 0]
     for turn, question in enumerate(QUESTIONS):
         for number, text in enumerate(chats):
-            ask = request(text + question, "adaptive", 10, tag=2 * turn + number, seed=number)
+            ask = request(text + question, "flowspec", 10, tag=2 * turn + number, seed=number)
             sent.clear()
             forgets.replies.clear()
             answer = made.ask(ask)

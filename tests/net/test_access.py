@@ -33,7 +33,7 @@ from zmq.auth.thread import AuthenticationThread
 
 from edgespec.config import Address
 from edgespec.errors import AccessRefused
-from edgespec.net import access, control
+from edgespec.net import access, control, slowness
 from edgespec.net.access import Gate
 from edgespec.net.control import Handshakes, takes_connections
 from edgespec.net.keys import Identity, KeyPair, short
@@ -374,7 +374,8 @@ def test_who_is_no_zeromq_is_cut_off_and_does_no_harm(
             assert next_of(coordinator).message == Heartbeat()
 
 
-def test_every_door_has_the_limit_on_handshakes() -> None:
+def test_every_door_has_the_limit_on_handshakes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slowness, "_slowness", 1.0)  # whatever program ran in this process
     with closing(listening()) as coordinator, closing(staged(coordinator)) as stage:
         for door in (coordinator._control, coordinator._pull, stage._pull):
             assert door is not None

@@ -47,7 +47,7 @@ TEXTS = ("", "x", "stage 1", "\x1b[2J\x07", "é" * 9, "\U0001f600", "\x00", "a" 
 
 
 def _header_of(items: int) -> bytes:
-    return struct.pack(">BH", 0xDC, items)
+    return struct.pack(">BH", 0xDC, items) if items < 1 << 16 else struct.pack(">BI", 0xDD, items)
 
 
 BOMBS: tuple[bytes, ...] = (
