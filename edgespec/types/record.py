@@ -44,8 +44,8 @@ else:  # as they are read
 
 
 class Record(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Values that cross the wire together. Fields at the end that have a default may be left out
-    there."""
+    """Values that cross the wire together. Within a message fields at the end that have a default
+    may be left out there."""
 
     def check(self) -> None:
         """Raise ValueError if the fields do not fit each other; called when it was received."""

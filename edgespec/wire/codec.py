@@ -43,8 +43,18 @@ class _Frame(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
 
 _ENCODER = msgpack.Encoder(enc_hook=packed_array)
 _DECODER = msgpack.Decoder(_Frame)
-_START = re.compile(rb"(?:[\x90-\x9f]|\xdc..)\xa8edgespec([\0-\x7f])", re.DOTALL)
-"""What a frame of any version begins with: an array's length, MAGIC and VERSION."""
+_START = re.compile(rb"(?:[\x90-\x9f]|\xdc..)\xa8edgespec([\0-\x7f])(\xdc..|.|$)", re.DOTALL)
+"""What a frame of any version begins with: an array's length, MAGIC, VERSION and the length of the
+message's own array."""
+
+
+def _length_of(kind: type[Message]) -> bytes:
+    """How the array of a tag and this message's fields begins."""
+    items = 1 + len(kind.__struct_fields__)
+    return bytes([0x90 | items]) if items < 16 else b"\xdc" + items.to_bytes(2, "big")
+
+
+_LENGTHS = {kind: _length_of(kind) for kind in TAGS.values()}
 
 
 def encode(message: Message) -> bytes:
@@ -74,13 +84,18 @@ def decode(frame: bytes | memoryview) -> Message:
     """The message in a frame; raises RemoteProtocolError, and nothing else, if there is none."""
     if len(frame) > MOST_BYTES:
         raise RemoteProtocolError("malformed message: it is too long")
+    start = _START.match(frame)
     try:
         message = _DECODER.decode(frame).message
     except Exception as problem:  # bad bytes raise many types
-        start, text = _START.match(frame), str(problem)
+        text = str(problem)
         if start is not None and start[1][0] != VERSION:
             text = f"protocol version {start[1][0]}, this program speaks {VERSION}"
         raise RemoteProtocolError(f"malformed message: {text}") from None
+    # msgspec fills in fields at the end that have a default.
+    if start is None or start[2] != _LENGTHS[type(message)]:
+        text = f"malformed message: {type(message).__name__}: wrong number of fields"
+        raise RemoteProtocolError(text)
     try:
         message.check()
     except ValueError as problem:
