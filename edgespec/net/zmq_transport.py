@@ -25,7 +25,7 @@ from edgespec.net.access import Admits, Gate, prove
 from edgespec.net.control import CONTROL_BYTES, CONTROL_HWM, Handshakes, ping, set_up
 from edgespec.net.keys import Identity, KeyPair
 from edgespec.net.sockets import Content, Dropped, Poller, bind, connect, only, proved, waiting
-from edgespec.wire.codec import MOST_BYTES, decode, encode
+from edgespec.wire.codec import MOST_BYTES, decode, encode, encode_into
 from edgespec.wire.messages import Message
 from edgespec.wire.segment import Segment
 
@@ -82,6 +82,7 @@ class ZmqTransport:
         self._wakers: dict[int, socket.socket] = {}
         self._early: deque[Segment] = deque(maxlen=RING_HWM)
         self._dropped = Dropped()
+        self._room = bytearray()  # of the segment that is sent
         self._monitor: zmq.Socket[bytes] | None = None
         self._ring_pair: KeyPair | None = None
         self.ring_key = ""
@@ -232,9 +233,9 @@ class ZmqTransport:
         if self._push is None:  # a segment may overtake the control message that connects
             self._early.append(segment)
             return
-        frames = [encode(segment), *stamp]
+        encode_into(self._room, segment)
         try:
-            self._push.send_multipart(frames, flags=zmq.NOBLOCK)
+            self._push.send_multipart([self._room, *stamp], flags=zmq.NOBLOCK)
         except zmq.Again:
             raise PeerLost("the next node of the data ring takes no more segments") from None
 

@@ -54,6 +54,7 @@ def _length_of(kind: type[Message]) -> bytes:
     return bytes([0x90 | items]) if items < 16 else b"\xdc" + items.to_bytes(2, "big")
 
 
+_CANNOT = (DecodeError, TypeError, ValueError, OverflowError)
 _LENGTHS = {kind: _length_of(kind) for kind in TAGS.values()}
 
 
@@ -68,11 +69,23 @@ def encode(message: Message) -> bytes:
         frame = packed(message)
         if not isinstance(message, Segment):
             _DECODER.decode(frame)
-    except (DecodeError, TypeError, ValueError, OverflowError) as problem:
-        wrong = wrong_field(message) or problem
-        text = f"{type(message).__name__} cannot be sent: {wrong}"
-        raise LocalProtocolError(text) from problem
+    except _CANNOT as problem:
+        raise _not_sent(message, problem) from problem
     return frame
+
+
+def encode_into(room: bytearray, segment: Segment) -> None:
+    """The same of a segment, as all that is in `room` then: hidden rows need no new memory each
+    time, which the system would have to clear."""
+    try:
+        _ENCODER.encode_into(_Frame(MAGIC, VERSION, segment), room)
+    except _CANNOT as problem:
+        raise _not_sent(segment, problem) from problem
+
+
+def _not_sent(message: Message, problem: Exception) -> LocalProtocolError:
+    wrong = wrong_field(message) or problem
+    return LocalProtocolError(f"{type(message).__name__} cannot be sent: {wrong}")
 
 
 def packed(message: Message) -> bytes:

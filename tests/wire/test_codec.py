@@ -32,7 +32,7 @@ from edgespec.wire.client_messages import (
     Submit,
     TokenBias,
 )
-from edgespec.wire.codec import MAGIC, MOST_BYTES, VERSION, decode, encode, packed
+from edgespec.wire.codec import MAGIC, MOST_BYTES, VERSION, decode, encode, encode_into, packed
 from edgespec.wire.hints import Hint, Lenses
 from edgespec.wire.messages import Credit, Fault, Health, Heartbeat, Message, Ready, Retain
 from edgespec.wire.segment import Segment, StageTime
@@ -271,6 +271,16 @@ def test_a_tensor_that_was_read_is_not_copied() -> None:
     assert before == 0
     assert bytes(back.hidden.data) == b"\xab" * 64
     assert back.parts[0].ids.tolist() == [4, 5], "arrays are"
+
+
+def test_the_room_of_a_segment_serves_again() -> None:
+    room = bytearray()
+    for rows in (2, 2_000, 3):
+        sent = _segment(ppd_tokens=Tensor("float32", (rows, 8), bytes(32 * rows)))
+        encode_into(room, sent)
+        assert room == encode(sent)
+    with pytest.raises(LocalProtocolError, match="parts"):
+        encode_into(room, _segment(ids=np.zeros((2, 2), np.int64)))
 
 
 def _segment(**changes: object) -> Segment:
