@@ -25,12 +25,9 @@ class Guesser(ABC):
 
     `name`: what results and messages call it. `needs`: what it must be given beyond tokens.
     `sources`: the names of its members, in the order of the bits of Children.sources; a guesser
-    without members is its own. `one_pass`: further levels of a tree cost it no pass, only the
-    ranking of their guesses. Calls come from one thread, in order, and name open requests only;
+    without members is its own. Calls come from one thread, in order, and name open requests only;
     the steps of several requests may be carried out together (see drafting.steps).
     """
-
-    one_pass = False
 
     def __init__(
         self, name: str, needs: DraftNeeds = NO_NEEDS, sources: tuple[str, ...] = ()
@@ -39,6 +36,12 @@ class Guesser(ABC):
         self._work: list[DraftWork] = []
         self._let_in: Callable[[], object] = lambda: None
         self.allowed: dict[int, Mapping[TokenPath, Mask]] = {}
+
+    @property
+    def one_pass(self) -> bool:
+        """Whether further levels of a tree cost it no pass now, only the ranking of their guesses:
+        what is asked to guess below one path then guesses below its best guesses too."""
+        return False
 
     @abstractmethod
     def open(self, request: int, sampling: Sampling) -> None:

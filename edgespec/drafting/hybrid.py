@@ -125,6 +125,12 @@ class HybridGuesser(Guesser):
         self._rivals = Rivals()
         self._away = 0.0  # seconds of what was let in between layers
 
+    @property
+    def one_pass(self) -> bool:
+        """Whether further levels cost none of the members a pass that are asked now."""
+        asked = (one.guesser for number, one in enumerate(self._members) if self._is_asked(number))
+        return all(guesser.one_pass for guesser in asked)
+
     def let_in(self, call: Callable[[], object]) -> None:
         """What is let in counts for no member's time."""
 

@@ -97,6 +97,10 @@ class NgramGuesser(Guesser):
         self._requests: dict[int, _IndexedText] = {}
         self._successes: defaultdict[Sampling, _Successes] = defaultdict(_Successes)
 
+    @property
+    def one_pass(self) -> bool:
+        return True  # it has none at all
+
     def open(self, request: int, sampling: Sampling) -> None:
         self._requests[request] = _IndexedText(sampling)
 

@@ -20,7 +20,7 @@ from edgespec.drafting.dspark.shape import DSparkShape
 from edgespec.drafting.eagle.guesser import PLAIN, TESTED_ROWS
 from edgespec.drafting.held_head import filled, output_product, tapped
 from edgespec.drafting.launches import Launches
-from edgespec.drafting.ranking import Ranking
+from edgespec.drafting.ranking import Ranking, score_slots
 from edgespec.drafting.steps import Steps, call
 from edgespec.model.block import EMBEDDING, LM_HEAD
 from edgespec.model.ends import InputEmbedding, OutputHead
@@ -68,8 +68,6 @@ class DSparkGuesser(Guesser):
     head adds by the last of them.
     """
 
-    one_pass = True
-
     def __init__(
         self,
         files: DSparkFiles,
@@ -113,6 +111,10 @@ class DSparkGuesser(Guesser):
         )
         self._ranking = Ranking(self.ranked, self.allowed)
         self._requests: dict[int, _BlockRequest] = {}
+
+    @property
+    def one_pass(self) -> bool:
+        return True
 
     def open(self, request: int, sampling: Sampling) -> None:
         self._requests[request] = _BlockRequest(BlockRows(request, self._passes))
@@ -181,13 +183,7 @@ class DSparkGuesser(Guesser):
         at once, and those of several requests together."""
         self.between_layers()
         states = [self._requests[one.request] for one in asked]
-        fresh = [state for state in states if state.logits is None]
-        product = 0
-        if fresh:
-            every = torch.cat([state.out for state in fresh if state.out is not None])
-            depths, product = self._shapes[0].depths, len(every)
-            for state, own in zip(fresh, self._logits(every).split(depths), strict=True):
-                state.logits = own
+        product = score_slots(states, self._logits)
         found = []
         for one, state in zip(asked, states, strict=True):
             lengths = np.array([len(path) for path in one.paths], np.int64)

@@ -19,6 +19,7 @@ from edgespec.drafting.dspark.guesser import DSparkGuesser, load_dspark
 from edgespec.drafting.dspark.settings import MOST_SLOTS
 from edgespec.drafting.grower import DraftSource, Further
 from edgespec.drafting.hybrid import HybridGuesser
+from edgespec.drafting.independent import IndependentGuesser
 from edgespec.drafting.ngram import NgramGuesser
 from edgespec.errors import ModelError
 from edgespec.model.aux_hidden import packed, unpacked
@@ -192,9 +193,7 @@ def test_a_block_runs_once_for_all_its_levels(base: Path, tmp_path: Path) -> Non
     assert rows_of(draft) == (1 + 6,), "the context has grown"
 
 
-def test_a_hybrid_asks_level_by_level_and_charges_what_the_head_does_alone(
-    base: Path, tmp_path: Path
-) -> None:
+def test_a_hybrid_charges_what_the_head_does_alone(base: Path, tmp_path: Path) -> None:
     """One pass for the block and one product, then only the ranking of each level."""
     write_dspark(tmp_path, FORMS["deepspec"])
     seconds: list[float] = []
@@ -206,18 +205,15 @@ def test_a_hybrid_asks_level_by_level_and_charges_what_the_head_does_alone(
 
     alone = guesser(base, tmp_path)
     both = HybridGuesser([NgramGuesser(), guesser(base, tmp_path)], priced)
-    assert not both.one_pass
     features = given_rows(len(CONTEXT) - 1)[1]
     sources = [DraftSource(one) for one in (alone, both)]
     levels: list[list[tuple[int, ...]]] = [[()], [(4,), (8,)], [(4, 77)], [(4, 77, 3), (8, 8, 50)]]
-    further = Further([0.0, 0.0], most=50, least=-99.0)
     for source in sources:
         source.open(1, Sampling())
     for number, paths in enumerate(levels):
         given = NO_FEATURES if number else features
         wanted = sources[0].expand(1, CONTEXT, paths, 3, given)
-        found = sources[1].expand(1, CONTEXT, paths, 3, given, further)
-        assert not found.further(len(paths))
+        found = sources[1].expand(1, CONTEXT, paths, 3, given)
         heads = (found.made_by & 2).astype(bool)
         assert heads.any()
         for path in range(len(paths)):
@@ -227,6 +223,34 @@ def test_a_hybrid_asks_level_by_level_and_charges_what_the_head_does_alone(
         assert own == list(sources[0].take_work())
         assert sum(isinstance(one, DraftPass) for one in own) == (number == 0)
     assert both._members[1].seconds == sum(seconds) == 6 + 6 + 6
+
+
+def test_a_hybrid_of_members_without_further_passes_guesses_below_its_guesses(
+    base: Path, folder: Path, tmp_path: Path
+) -> None:
+    """In one request, as the head alone does: or its deeper levels leave a segment later. As soon
+    as a member needs a pass for each level, level by level."""
+    write_dspark(tmp_path, FORMS["deepspec"])
+    both = HybridGuesser([NgramGuesser(), guesser(base, tmp_path)])
+    source, features = DraftSource(both), given_rows(len(CONTEXT) - 1)[1]
+    source.open(1, Sampling())
+    found = source.expand(1, CONTEXT, [()], 3, features, Further([0.0], 9, -99.0))
+    assert found.further(1) == 8
+    work = [one for one in source.take_work() if one.source == "dspark"]
+    assert [one.rows for one in work if isinstance(one, DraftPass)] == [6 + 6]
+    assert sum(one.product or 0 for one in work if isinstance(one, RankedRows)) == 6
+    every: list[tuple[int, ...]] = [()]
+    for at, token in zip(found.parents.tolist(), found.tokens.tolist(), strict=True):
+        every.append((*every[at], token))
+    for at in set(found.parents.tolist()):
+        below = source.expand(1, CONTEXT, [every[at]], 3)
+        assert below.tokens.tolist() == found.tokens[found.parents == at].tolist()
+        assert below.scores.tolist() == found.scores[found.parents == at].tolist()
+        assert below.made_by.tolist() == found.made_by[found.parents == at].tolist()
+    small = IndependentGuesser(Checkpoint(folder), vocab_size=96)
+    slow = DraftSource(HybridGuesser([NgramGuesser(), small]))
+    slow.open(1, Sampling())
+    assert not slow.expand(1, CONTEXT, [()], 3, features, Further([0.0], 9, -99.0)).further(1)
 
 
 @pytest.mark.parametrize(("name", "depths"), [("deepspec", 6), ("z-lab", 5), ("own", 8)])
