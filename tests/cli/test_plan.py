@@ -134,6 +134,7 @@ def test_a_ring_that_one_board_outruns_says_so(here: Here, monkeypatch: pytest.M
         thorough("eagle3:{}", "a model-eagle3"),
         thorough("hybrid:ngram+eagle3:{}", "a model-eagle3"),
         thorough("dspark:{}", "a model-dspark"),
+        thorough("pard:{}", "draft"),
         ("independent:{}", "draft"),
     ],
 )

@@ -12,13 +12,14 @@ import pytest
 import torch
 from support.cases import case
 from support.checkpoints import write_checkpoint
-from support.draft_sources import Chained, dspark, eagle, easyspec
+from support.draft_sources import Chained, dspark, eagle, easyspec, pard
 from support.passes import rows_of
 
 from edgespec.drafting.grower import DraftSource
 from edgespec.drafting.hybrid import HybridGuesser
 from edgespec.drafting.independent import IndependentGuesser
 from edgespec.drafting.ngram import NgramGuesser
+from edgespec.drafting.pard import SLOTS
 from edgespec.drafting.steps import Steps, alone, at_once, call, together
 from edgespec.errors import LocalProtocolError
 from edgespec.model.loader import Checkpoint
@@ -28,7 +29,10 @@ from edgespec.types.draft_pass import DraftPass, RankedRows
 from edgespec.verify.sampling import BadLogits, Sampling
 
 SAMPLINGS = (Sampling(), Sampling(0.8, seed=5), Sampling(1.0, top_p=0.9, seed=6), Sampling())
-SOURCES = ("independent", "ngram", "hybrid", "eagle", "eagle3", "dspark", "ppd", "easyspec")
+SOURCES = ("independent", "ngram", "hybrid", "eagle", "eagle3", "dspark", "ppd", "easyspec", "pard")
+
+
+BLOCKS = {"dspark": 8, "pard": SLOTS}
 
 
 @pytest.fixture(scope="module")
@@ -58,6 +62,7 @@ def make(
         "dspark": lambda: dspark("own", VOCABULARY // 2, base, tmp_path, "float64"),
         "ppd": lambda: Chained(base, "float64"),
         "easyspec": lambda: easyspec(base, "float64"),
+        "pard": lambda: pard(folder, tmp_path, "float64"),
     }
     return makers[request.param]
 
@@ -161,8 +166,8 @@ def test_requests_share_passes_and_a_product(make: Callable[[], DraftSource]) ->
     for level in range(3):
         first, *others = ranked[3 * level : 3 * level + 3]
         rows = [len(one.positions) for one in (first, *others)]
-        if source.name == "dspark":  # whole blocks meet the matrix, once
-            assert first.product == (0 if level else 3 * 8)
+        if source.name in BLOCKS:  # whole blocks meet the matrix, once
+            assert first.product == (0 if level else 3 * BLOCKS[source.name])
         else:
             assert first.product == sum(rows)
         assert [one.product for one in others] == [0, 0]

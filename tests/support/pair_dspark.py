@@ -1,4 +1,8 @@
-"""A one-pass head for the bundled base that is made at once: it knows which token follows which."""
+"""Weights for the bundled base that are made at once, of sources that none are bundled for.
+
+A one-pass head that knows which token follows which, and the bundled draft with mask tokens, which
+it was not trained with: its first guess is as good.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 
 import torch
+from support.masked_models import with_masks
 from transformers import AutoModelForCausalLM
 
 from edgespec.daemon.bundled_models import bundled
@@ -20,9 +25,18 @@ _KEPT: list[tempfile.TemporaryDirectory[str]] = []
 
 
 def weights_of(part: str) -> str:
-    """The folder of bundled weights, or of such a head."""
+    """The folder of bundled weights, or of such ones."""
     folder = bundled(part)
-    return followers() if part == "dspark" and not Path(folder).exists() else folder
+    made = {"dspark": followers, "pard": masked}
+    return made[part]() if part in made and not Path(folder).exists() else folder
+
+
+@lru_cache
+def masked() -> str:
+    """The folder of the bundled draft with masks."""
+    folder = tempfile.TemporaryDirectory(prefix="edgespec-pard-")
+    _KEPT.append(folder)
+    return str(with_masks(bundled("draft"), Path(folder.name)))
 
 
 @lru_cache
