@@ -57,6 +57,13 @@ def serve(
     recovery: float = typer.Option(
         60.0, help="Seconds that a request waits for a stage that was lost; 0: not at all."
     ),
+    silence: float = typer.Option(
+        1.5,
+        min=0.5,
+        max=60.0,
+        help="Seconds without a message after which a stage and the coordinator count as lost to "
+        "each other.",
+    ),
     live: int = typer.Option(
         DEFAULT_LIVE,
         help="Requests that are answered at once, at most; fewer where the stages' caches have no "
@@ -72,9 +79,9 @@ def serve(
     """
     end_with_parent()
     start_logging()
-    started()
+    slow = started()
     emulation = Emulation.parse(emulate, cost_model)
-    timing = Timing(recovery=recovery)
+    timing = Timing(recovery=recovery, silence=silence).slowed(slow)
     folder = ClusterFolder.open(folder_of(cluster))
     asked = RingOptions(
         *(model, draft, stages, dtype, quant, head_quant, draft_quant, layers, context),

@@ -158,8 +158,8 @@ def _build(
     from edgespec.drafting.registry import BaseParts, build_draft
     from edgespec.model.device import best_device
     from edgespec.model.ends import OutputHead
-    from edgespec.model.grammar_process import GrammarProcess
-    from edgespec.model.template_process import TemplateProcess
+    from edgespec.model.grammar_process import COMPILE_S, GrammarProcess
+    from edgespec.model.template_process import RENDER_S, TemplateProcess
     from edgespec.model.tokenizer import Tokenizer
 
     model = RingModel(config)
@@ -204,11 +204,13 @@ def _build(
     codec = Tokenizer(model.tokenizer)
     _ = codec.bound  # found here, and not while the first prompt waits
     if codec.chat_template:
-        templates = TemplateProcess(codec.chat_template, codec.special_tokens)
+        templates = TemplateProcess(
+            codec.chat_template, codec.special_tokens, RENDER_S * slowness()
+        )
         ends.callback(templates.close)
         templates.start()
         codec.render = templates.render
-    grammars = GrammarProcess(lambda: codec.vocabulary)
+    grammars = GrammarProcess(lambda: codec.vocabulary, COMPILE_S * slowness())
     ends.callback(grammars.close)
     codec.try_grammar = grammars.check
     machine = CoordinatorMachine(ring, codec)

@@ -25,6 +25,7 @@ from edgespec.errors import AccessRefused, ConfigError, EdgespecError
 from edgespec.net.control import takes_connections
 from edgespec.net.discovery import Found, browse
 from edgespec.net.discovery_interfaces import own_interfaces, to_look_on
+from edgespec.net.slowness import slowness
 from edgespec.net.sockets import number_of, own_address_towards
 
 HEAR_S = 2.0
@@ -286,9 +287,10 @@ def _connecting(address: Address, folder: ClusterFolder | None) -> tuple[str, fl
 def _access(address: Address, folder: ClusterFolder, root: Path) -> Iterator[Finding]:
     """Whether it accepts our key, and if so, the round-trip time."""
     try:
+        answer_s = ANSWER_S * slowness()
         trips = _within(
-            ANSWER_S + TRIPS_S,
-            lambda: round_trips(address, folder.identity, ANSWER_S, _TRIPS, TRIPS_S),
+            answer_s + TRIPS_S,
+            lambda: round_trips(address, folder.identity, answer_s, _TRIPS, TRIPS_S),
         )
     except EdgespecError as problem:
         state = BLOCKED if isinstance(problem, AccessRefused) else WARNING

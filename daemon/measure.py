@@ -58,6 +58,7 @@ from edgespec.model.row_math import row_math
 from edgespec.model.sources import open_source
 from edgespec.model.tensors import compute_dtype
 from edgespec.net.keys import Identity
+from edgespec.net.slowness import slowness
 from edgespec.net.sockets import own_address_towards
 from edgespec.planning.profile import ROWS, Figure, Profile, RowTable
 
@@ -322,7 +323,8 @@ def _link(session: _Session) -> tuple[Figure, Figure]:
         return Figure(ASSUMED_LATENCY, origin), _link_bandwidth("")
     session.say(f"the link to {coordinator}")
     assert session.request.identity is not None, "a request that names a coordinator has its keys"
-    trips = round_trips(coordinator, session.request.identity, COORDINATOR_WAIT_S, ROUND_TRIPS)
+    patience = COORDINATOR_WAIT_S * slowness()
+    trips = round_trips(coordinator, session.request.identity, patience, ROUND_TRIPS)
     own = own_address_towards(coordinator)
     if own.startswith("127."):
         session.notes.append(

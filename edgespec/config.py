@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from ipaddress import IPv6Address
 from typing import Literal
 
@@ -87,7 +87,8 @@ class Timing:
     A node sends a `Heartbeat` every `beat`; stage and coordinator count as lost to each other after
     `silence` without a message. A stage without layers asks again every `retry`. A client gives up
     a coordinator after `answer_silence`, and the coordinator a client after `client_silence`.
-    `recovery`: how long a request waits for a ring that was lost; 0: not at all.
+    `recovery`: how long a request waits for a ring that was lost; 0: not at all. What a coordinator
+    has, it tells stages and clients in its heartbeats.
 
     A dead stage is noticed within two seconds, as promised. A false alarm is cheap: a stage keeps
     its block and is back within a beat or two, so that only the committed tokens are read again;
@@ -107,6 +108,16 @@ class Timing:
     def loading_silence(self) -> float:
         """The silence of a stage that does not hold its block yet: the ring is idle then."""
         return 4 * self.silence
+
+    def slowed(self, slow: float) -> Timing:
+        """That of a machine on which things take `slow` times as long as usual, or which has a
+        longer `silence` than usual: clients, for which a false alarm is not cheap, follow."""
+        factor = max(slow, self.silence / Timing().silence)
+        return replace(
+            self,
+            answer_silence=factor * self.answer_silence,
+            client_silence=factor * self.client_silence,
+        )
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.recovery <= 86400.0:

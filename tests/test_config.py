@@ -145,3 +145,15 @@ def test_a_recovery_takes_no_time_or_a_day_at_most(value: float) -> None:
     assert Timing(recovery=0.0).recovery == 0.0
     with pytest.raises(ConfigError, match="recovery"):
         Timing(recovery=value)
+
+
+@pytest.mark.parametrize(
+    ("slow", "silence", "factor"), [(1.0, 1.5, 1.0), (7.0, 1.5, 7.0), (1.0, 6.0, 4.0)]
+)
+def test_what_is_slow_is_waited_for_longer_but_a_lost_stage_is_noticed_as_asked(
+    slow: float, silence: float, factor: float
+) -> None:
+    timing = Timing(silence=silence).slowed(slow)
+    assert timing.silence == silence
+    assert timing.answer_silence == factor * Timing().answer_silence
+    assert timing.client_silence == factor * Timing().client_silence

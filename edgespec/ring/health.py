@@ -276,13 +276,13 @@ class RoundTrips:
     def __init__(self) -> None:
         self._trips: dict[bytes, _Trips] = {}
 
-    def beat(self, peer: bytes, now: float) -> Heartbeat:
+    def beat(self, peer: bytes, now: float, silence: float) -> Heartbeat:
         """The heartbeat to send now; with a number if it is time to measure again."""
         trips = self._trips.setdefault(peer, _Trips(now))
         if now - trips.sent < HEALTH_S:
-            return Heartbeat()
+            return Heartbeat(0, silence)
         trips.number, trips.sent = trips.number + 1, now
-        return Heartbeat(trips.number)
+        return Heartbeat(trips.number, silence)
 
     def back(self, peer: bytes, number: int, now: float) -> None:
         """A heartbeat came back; only the number sent last counts, and once."""

@@ -58,6 +58,7 @@ class MemberMachine:
         self._coordinator = coordinator
         self._wait = wait
         self._timing = timing
+        self._silence = timing.silence
         self._asking_since: float | None = None  # None before the start and as a member
         self._heard: float | None = None  # the coordinator, ever
         self._next = 0.0
@@ -123,6 +124,9 @@ class MemberMachine:
                 return self._on_plan(message)
             case Assign():
                 return self._on_assign(message, now)
+            case Heartbeat(silence=silence):
+                self._silence = silence or self._timing.silence
+                return []
             case StandBy(text):
                 self._asking_since, self._was_placed, self._next = None, True, now
                 self._place = None
@@ -234,7 +238,7 @@ class MemberMachine:
         assert self._heard is not None, "a place comes with a message"
         self._next = now + self._timing.beat
         silent = now - self._heard
-        if silent > self._timing.silence:
+        if silent > self._silence:
             silence = f"the coordinator at {self._coordinator} has been silent for {silent:.1f} s"
             return self._ask_again(silence, now)
         effects: list[Effect] = [SendCoordinator(Heartbeat())]

@@ -85,7 +85,7 @@ class MembershipMachine:
         self._requests, self._live, self._rows_told = requests, live, rows_told
         self._here, self._plain, self._tools = here, plain, tools
         self._own_keys = own_keys
-        self._timing = timing
+        self._timing, self._to_client = timing, Heartbeat(0, timing.answer_silence)
         self._clients: dict[bytes, float] = {}
         self._now = 0.0
         self._own_stage = own_stage
@@ -166,7 +166,7 @@ class MembershipMachine:
             case Heartbeat():
                 # A stage or client of an earlier coordinator, or one that was given up, gets no
                 # answer: it must notice that it is not known here.
-                return [SendPeer(peer, Heartbeat())] if peer in self._clients else []
+                return [SendPeer(peer, self._to_client)] if peer in self._clients else []
         if member is None:
             return []  # a stranger, or a stage that was refused
         match message:
@@ -322,14 +322,15 @@ class MembershipMachine:
                 effects += self._lose(member, cause, now)
         effects += self._repartition.on_tick(now)
         effects += self._still_loading(now)
-        effects += [SendPeer(m.peer, ring.devices.trips.beat(m.peer, now)) for m in ring.members]
+        beat, limit = ring.devices.trips.beat, self._timing.silence
+        effects += [SendPeer(m.peer, beat(m.peer, now, limit)) for m in ring.members]
         for peer, heard in list(self._clients.items()):
             if now - heard > self._timing.client_silence:
                 del self._clients[peer]
                 effects.append(Forward(PeerGone(peer)))
             elif now - heard > 2 * self._timing.beat:
                 # If the client is no longer connected, sending this fails, and the node learns it.
-                effects.append(SendPeer(peer, Heartbeat()))
+                effects.append(SendPeer(peer, self._to_client))
         return effects
 
     def _still_loading(self, now: float) -> list[Effect]:

@@ -24,7 +24,7 @@ from edgespec.net.control import Handshakes, set_up
 from edgespec.net.keys import Identity
 from edgespec.net.sockets import Dropped, connect, only
 from edgespec.net.zmq_transport import LINGER_MS
-from edgespec.runtime.client import Answer, answer_of, check_refusal, silent_for
+from edgespec.runtime.client import Answer, answer_of, check_refusal, silence_of, silent_for
 from edgespec.wire.client_messages import (
     Cancel,
     Failed,
@@ -64,6 +64,7 @@ class AsyncClient:
         self._identity = identity
         self._wait = wait
         self._timing = timing or Timing()
+        self._silence = self._timing.answer_silence
         self._context = zmq.asyncio.Context()
         self._socket: _Socket | None = None
         self._life: asyncio.Task[None] | None = None
@@ -138,7 +139,7 @@ class AsyncClient:
             self._send(StatusRequest())
         try:
             # Several may wait for the same answer: one that gives up must not cancel it.
-            return await asyncio.wait_for(asyncio.shield(self._status), self._timing.answer_silence)
+            return await asyncio.wait_for(asyncio.shield(self._status), self._silence)
         except asyncio.TimeoutError:
             raise PeerLost(f"the coordinator at {self._coordinator} does not answer") from None
 
@@ -234,7 +235,7 @@ class AsyncClient:
             # The coordinator answers heartbeats only of clients whose requests it has.
             heard = self._known if self._requests else self._heard
             silent = time.monotonic() - heard
-            if self._connected.is_set() and silent > self._timing.answer_silence:
+            if self._connected.is_set() and silent > self._silence:
                 for tag in self._requests:  # also those whose reader hangs
                     with contextlib.suppress(EdgespecError):
                         self._send(Cancel(tag))  # comes after its Submit, however late both come
@@ -250,6 +251,7 @@ class AsyncClient:
 
     def _take(self, message: Message) -> None:
         check_refusal(message)
+        self._silence = silence_of(message, self._silence)
         self._heard = now = time.monotonic()
         if not isinstance(message, Status):
             self._known = now

@@ -22,8 +22,8 @@ from edgespec.wire.client_messages import (
 )
 from edgespec.wire.messages import Heartbeat, Message, Refuse, Removed
 
-CANCEL_WAIT_S = 5.0
-"""How long to wait for the end of a cancelled request."""
+CANCEL_WAIT = 1.25
+"""How long to wait for the end of a cancelled request: so many times a coordinator's silence."""
 
 NOTE_S = 1.0
 """Seconds between two notes that the coordinator has not answered yet."""
@@ -42,6 +42,11 @@ def check_refusal(message: Message) -> None:
     """Raises AccessRefused if the coordinator refuses this client."""
     if isinstance(message, Removed | Refuse):
         raise AccessRefused(f"the coordinator refused: {message.reason}")
+
+
+def silence_of(message: Message, before: float) -> float:
+    """Seconds for which its sender may be silent, which this may change; `before`: so far."""
+    return message.silence or before if isinstance(message, Heartbeat) else before
 
 
 def silent_for(coordinator: Address, seconds: float) -> PeerLost:
@@ -74,6 +79,7 @@ class Client:
         self._coordinator = coordinator
         self._wait = wait
         self._timing = timing or Timing()
+        self._silence = self._timing.answer_silence
         self._transport = ZmqTransport.client(coordinator, identity)
         self._started = time.monotonic()
         self._heard: float | None = None
@@ -115,7 +121,7 @@ class Client:
                 if self._heard is None:
                     raise KeyboardInterrupt
                 self._send(Cancel(submit.tag))
-                limit = time.monotonic() + CANCEL_WAIT_S
+                limit = time.monotonic() + CANCEL_WAIT * self._silence
             for message in self._receive():
                 match message:
                     case Progress(tag=tag) | Tokens(tag=tag) if tag == submit.tag:
@@ -190,6 +196,7 @@ class Client:
         now = time.monotonic()
         for message in messages:
             check_refusal(message)
+            self._silence = silence_of(message, self._silence)
         if messages:
             self._heard = now
         elif self._heard is None and now - self._started > self._wait:
@@ -197,6 +204,6 @@ class Client:
                 f"no coordinator answered at {self._coordinator} within {self._wait:.0f} s; is "
                 "`edgespec serve` running there, and has it finished loading?"
             )
-        elif self._heard is not None and now - self._heard > self._timing.answer_silence:
+        elif self._heard is not None and now - self._heard > self._silence:
             raise silent_for(self._coordinator, now - self._heard)
         return messages

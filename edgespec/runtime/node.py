@@ -19,6 +19,7 @@ from edgespec.errors import ConfigError, PeerLost
 from edgespec.machines.effects import Effect
 from edgespec.machines.events import Event, MessageArrived, Tick
 from edgespec.net.emulated_link import Stamped
+from edgespec.net.slowness import slowness
 from edgespec.net.zmq_transport import Incoming, ZmqTransport
 from edgespec.net.zones import with_zone
 from edgespec.ring.effects import LoadBlock, Log, Stop
@@ -41,7 +42,7 @@ LOST = "its connection to the next node of the ring broke"
 
 REACH_S = 5.0
 """Seconds in which a node must reach the next one of the ring: several attempts, each within a
-LAN's round trip."""
+LAN's round trip. More where all is slower."""
 
 BURST, LINE_S = 10, 1.0
 """Log lines of one subject that may come at once, and the seconds until one more may: a node that
@@ -249,7 +250,7 @@ class RingNode(ABC):
         if broke is not None and now - broke > BROKEN_S:
             transport.ring_broke = None
             self._tell_ring(RingBroke(LOST), now)
-        elif awaited is not None and now - awaited > REACH_S:
+        elif awaited is not None and now - awaited > REACH_S * slowness():
             transport.ring_awaited = None
             why = (
                 f"it cannot reach the next node of the ring, at {transport.next_node}; the devices "

@@ -206,9 +206,11 @@ class Credit(Message, tag=25, frozen=True):
 
 class Heartbeat(Message, tag=24, frozen=True):
     """Still alive; both ways. One with a `number` above 0 is sent back at once, so that the
-    coordinator learns how long a message takes to a stage and back."""
+    coordinator learns how long a message takes to a stage and back. `silence`: seconds without a
+    message for which its sender, a coordinator, is not to be given up; 0: as usual."""
 
     number: int = 0
+    silence: Finite = 0.0
 
 
 # --- holders of a token, and devices that leave → coordinator -------------------------------------

@@ -13,10 +13,15 @@ from pathlib import Path
 
 import pytest
 from support.commands import COMMAND, Command, run, to_prompt
+from support.rings import submit
 from support.starting import at_start
 
+from edgespec.config import Address, Timing
 from edgespec.daemon import local_ring
 from edgespec.daemon.bundled_models import bundled
+from edgespec.daemon.cluster import ClusterFolder, folder_of
+from edgespec.net.slowness import MOST
+from edgespec.runtime.client import Client
 
 # Python's lock is held meanwhile, as by a large library that is being loaded.
 HOLD = """
@@ -73,6 +78,24 @@ def test_stages_wait_for_a_coordinator_that_takes_a_minute_to_import(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answers_after_holding(75, tmp_path, monkeypatch)
+
+
+@pytest.mark.thorough
+def test_a_coordinator_that_started_slowly_tells_its_clients_to_wait_longer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    port = free_port()
+    usual = Timing()
+    at_start(monkeypatch, tmp_path, "serve", "import time; time.sleep(8)")  # four times the usual
+    options = ("--port", port, "--http", "none", "--silence", "2")
+    with Command("serve", "--stages", "1", *options) as coordinator:
+        coordinator.until_err("waiting for 1 stage")
+        identity = ClusterFolder.open(folder_of("")).identity
+        with Client(Address("127.0.0.1", int(port)), identity, 600.0) as client:
+            client._send(submit())
+            while client._silence == usual.answer_silence:
+                client._receive()
+    assert 4 * usual.answer_silence < client._silence <= MOST * usual.answer_silence
 
 
 @pytest.mark.slow

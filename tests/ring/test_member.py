@@ -283,6 +283,16 @@ def test_a_silent_coordinator_is_asked_again_after_the_silence_and_not_before(
     assert reports(effects) == []
 
 
+def test_a_coordinator_is_waited_for_as_long_as_it_says() -> None:
+    member = Member()
+    member.load()
+    member.hear(Heartbeat(silence=3 * TIMING.silence))
+    begun = member.now
+    while not any("silent" in words for words in reports(member.tick())):
+        assert member.now - begun <= 3 * TIMING.silence
+    assert member.now - begun > 3 * TIMING.silence
+
+
 def test_a_coordinator_that_was_missed_for_a_while_finds_it_as_it_was() -> None:
     member = Member()
     member.load()

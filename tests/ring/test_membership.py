@@ -313,7 +313,7 @@ def test_a_silent_stage_is_lost_after_the_silence_and_not_before(lost: int) -> N
             break
         assert ring.now - begun <= TIMING.silence
         beats = [to(effects, address(s)) for s in (1, 2, 3)]
-        assert [[type(beat) for beat in each] for each in beats] == [[Heartbeat]] * 3
+        assert beats == [[Heartbeat(silence=TIMING.silence)]] * 3
     assert ring.now - begun <= TIMING.silence + TIMING.beat
     (reason,) = why_down(effects)
     assert reason.startswith(f"stage {lost} (board{lost}, process {70 + lost}) has been silent for")
@@ -392,7 +392,9 @@ def test_a_client_gets_its_heartbeats_answered(hello: Message) -> None:
     ring = Membership(1)
     assert ring.say(b"client", Heartbeat()) == [], "not before it wants something"
     assert ring.say(b"client", hello) == []
-    assert ring.say(b"client", Heartbeat()) == [SendPeer(b"client", Heartbeat())]
+    assert ring.say(b"client", Heartbeat()) == [
+        SendPeer(b"client", Heartbeat(silence=TIMING.answer_silence))
+    ]
 
 
 def test_a_silent_client_is_given_up_after_its_silence_and_not_before() -> None:

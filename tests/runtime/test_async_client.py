@@ -222,6 +222,20 @@ def test_a_coordinator_that_falls_silent_is_lost_and_found_again(coordinator: Sc
     run(work())
 
 
+def test_a_slow_coordinator_is_waited_for_as_long_as_it_says(coordinator: Scripted) -> None:
+    async def work() -> None:
+        async with talking(coordinator, timing=IMPATIENT) as client:
+            answer = asyncio.ensure_future(collected(client, submit()))
+            peer, _ = await coordinator.submitted()
+            told = Heartbeat(silence=4 * IMPATIENT.answer_silence)
+            coordinator.is_mute = True
+            coordinator.transport.send_control(peer, told)
+            with pytest.raises(PeerLost, match=r"has been silent for [4-9]\.\d s"):
+                await answer
+
+    run(work())
+
+
 def test_a_coordinator_that_ends_is_noticed_at_once_and_its_successor_is_found() -> None:
     async def work() -> None:
         first = Scripted()

@@ -150,6 +150,14 @@ def test_a_coordinator_that_falls_silent_is_an_error(coordinator: Scripted) -> N
             list(client.ask(submit()))
 
 
+def test_a_slow_coordinator_is_waited_for_as_long_as_it_says(coordinator: Scripted) -> None:
+    with Client(coordinator.address, OWNER_IDENTITY, WAIT_S, IMPATIENT) as client:
+        client._send(Heartbeat())
+        coordinator.say(Heartbeat(silence=5 * IMPATIENT.answer_silence))
+        with pytest.raises(PeerLost, match=r"has been silent for [2-9]\.\d s"):
+            list(client.ask(submit()))
+
+
 def test_it_says_heartbeat_while_it_waits(coordinator: Scripted) -> None:
     often = replace(TIMING, beat=0.02)
     with Client(coordinator.address, OWNER_IDENTITY, 1.2, often) as client:
@@ -180,7 +188,7 @@ def test_a_cancel_goes_out_once_and_its_end_is_the_coordinators(coordinator: Scr
 def test_a_cancel_that_nobody_confirms_ends_too(
     coordinator: Scripted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client_module, "CANCEL_WAIT_S", 0.3)
+    monkeypatch.setattr(client_module, "CANCEL_WAIT", 0.3 / TIMING.answer_silence)
     with Client(coordinator.address, OWNER_IDENTITY, WAIT_S, TIMING) as client:
         client._send(Heartbeat())
         coordinator.say(Progress(1, "waiting"))

@@ -381,8 +381,8 @@ HOSTILE: dict[str, bytes] = {
     "unknown tag": header(99),
     "negative tag": header(-1),
     "field too few": header(23, 1),
-    "field too many": header(24, 0, 1),
-    "bytes behind the header": header(24, 0) + b"\x00",
+    "field too many": header(24, 0, 0.0, 1),
+    "bytes behind the header": header(24, 0, 0.0) + b"\x00",
     "int is true": header(3, True),
     "int is a float": header(3, 1.0),
     "int is nil": header(3, None),
@@ -462,8 +462,8 @@ def test_the_hostile_statuses_are_refused_for_what_is_wrong_with_them() -> None:
 
 def test_half_a_heartbeat_is_refused() -> None:
     """Though the field that is missing has a default."""
-    assert decode(header(24, 3)) == Heartbeat(3)
-    assert "wrong number of fields" in refused(header(24))
+    assert decode(header(24, 3, 1.5)) == Heartbeat(3, 1.5)
+    assert "wrong number of fields" in refused(header(24, 3))
     assert "at least length 3, got 2" in refused(header(23, 1))
 
 
