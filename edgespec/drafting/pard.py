@@ -97,7 +97,7 @@ class MaskedRows:
         return hidden
 
 
-class _Asked(NamedTuple):
+class _AskedPaths(NamedTuple):
     """Paths of a request, of `lengths` int64 [n], whose `width` best children are to be found."""
 
     request: int
@@ -146,11 +146,11 @@ class PardGuesser(WholeModelGuesser[MaskedRows]):
         yield from rows.masked()
         asked = [paths[index] for index in usable]
         lengths = np.array([len(path) for path in asked])
-        found = yield from call(self._best, _Asked(request, asked, lengths, width), late=True)
+        found = yield from call(self._best, _AskedPaths(request, asked, lengths, width), late=True)
         return replace(found, parents=np.array(usable)[found.parents])
 
     @torch.inference_mode()
-    def _best(self, every: Sequence[_Asked]) -> list[Children]:
+    def _best(self, every: Sequence[_AskedPaths]) -> list[Children]:
         """The best children of each request's paths."""
         self.between_layers()
         states = [self._rows[one.request] for one in every]
