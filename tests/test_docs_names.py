@@ -19,7 +19,8 @@ FOLDERS = ("cli", "daemon", "docs", "edgespec", "profiles", "systemd", "tests", 
 PAGES = [REPOSITORY / "README.md", REPOSITORY / "CONTRIBUTING.md"]
 PAGES += sorted((REPOSITORY / "docs").glob("*.md"))
 OF_CODE = {"CONTRIBUTING", "architecture", "blocks", "drafts", "planning", "policies", "transfer"}
-OF_OTHERS = {"True", "VmRSS", "pfifo_fast"}  # Python, Linux
+OF_OTHERS = {"True", "VmRSS", "Anonymous", "malloc_trim", "pfifo_fast", "_meta_registrations"}
+"""Names in Python, Linux, glibc and torch."""
 FILE = re.compile(rf"[\w./-]*\w\.py\b|(?<![\w./-])(?:{'|'.join(FOLDERS)})/[\w./-]*\w")
 TEST = re.compile(r"\btest_\w+\b(?!\.py)")
 EXPRESSION = re.compile(r"[\w.]+(?:\([\w, .=·]*\))?")
