@@ -96,7 +96,8 @@ def test_live_requests_and_kept_rows_change_no_token(dtype: str) -> None:
 
 SMOLLM2_STAGES = (1, 2, 3, 5)
 SMOLLM2_TOKENS = 128
-LONG = "\n\nLet us think step by step. First,"
+BEGIN, END = "\n\nLet us think step by step.", " First,"
+LONG = BEGIN + END
 """After most of the prompts the model would say nothing."""
 
 
@@ -133,7 +134,7 @@ def test_smollm2_gives_the_text_of_plain_decoding_in_pairs(case: dict[str, Any])
     beginning are there, from a request of a policy that drafts (others' rows are not kept for a
     draft source that has to read them)."""
     dtype, policy, temperature = case["dtype"], case["policy"], case["temperature"]
-    begins = smollm2_prompts()[case["prompt"]]
+    begins = smollm2_prompts()[case["prompt"]] + BEGIN
     ring = smollm2_ring(
         case["stages"],
         dtype=dtype,
@@ -143,9 +144,9 @@ def test_smollm2_gives_the_text_of_plain_decoding_in_pairs(case: dict[str, Any])
     )
     if case["kept_rows"]:
         _smollm2(ring, begins, "adaptive", temperature, 8)
-    answer = _smollm2(ring, begins + LONG, policy, temperature)
+    answer = _smollm2(ring, begins + END, policy, temperature)
     assert bool(answer.cached_tokens) == bool(case["kept_rows"])
-    assert answer.token_ids == _smollm2_plain(dtype, begins + LONG, temperature)
+    assert answer.token_ids == _smollm2_plain(dtype, begins + END, temperature)
 
 
 @pytest.mark.slow
