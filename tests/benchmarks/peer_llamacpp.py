@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -64,7 +65,9 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--model", required=True, help="a GGUF file")
-    parser.add_argument("--peer", required=True, help="a python with llama_cpp, or a llama-bench")
+    parser.add_argument(
+        "--peer", help="a python with llama_cpp, or a llama-bench; none if left out"
+    )
     parser.add_argument("--stages", type=int, nargs="+", default=[1, 3])
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--tokens", type=int, default=32)
@@ -92,10 +95,11 @@ def measure(asked: argparse.Namespace, folder: Path) -> dict[str, dict[str, floa
         runs[f"edgespec, {stages} stage(s)"] = [Block(*file, asked.dtype) for file in files]
     prompt = np.random.default_rng(0).integers(0, source.config.vocab_size, PROMPT)
     best: dict[str, dict[str, float]] = {}
-    with peer(asked) as theirs:
+    with peer(asked) if asked.peer else nullcontext() as theirs:
         for _ in range(asked.rounds):
             round_ = {name: ours(blocks, head, prompt, asked) for name, blocks in runs.items()}
-            round_["llama.cpp"] = theirs.round(prompt)
+            if theirs is not None:
+                round_["llama.cpp"] = theirs.round(prompt)
             for name, times in round_.items():
                 kept = best.setdefault(name, times)
                 for rows, value in times.items():
