@@ -12,7 +12,6 @@ from edgespec.daemon.cluster import ClusterFolder, folder_of
 from edgespec.daemon.extras import require
 from edgespec.daemon.process import end_with_parent, leave, start_logging
 from edgespec.errors import ConfigError
-from edgespec.net.slowness import started
 
 
 def api(
@@ -29,7 +28,6 @@ def api(
     `edgespec serve` starts it by itself on the coordinator's own machine; on another machine of the
     cluster it is started by hand.
     """
-    started()
     require("coordinator", "the HTTP API")
     # Imported late, as uvicorn and starlette are slow to import.
     from edgespec.daemon.api import ApiConfig, run_api

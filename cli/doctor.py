@@ -19,7 +19,6 @@ from edgespec.daemon.cluster import folder_of
 from edgespec.daemon.doctor import BLOCKED, OK, WARNING, Finding, examine
 from edgespec.daemon.doctor_network import examine_network
 from edgespec.daemon.process import EXIT_FAILED
-from edgespec.net.slowness import started
 
 _MARKS = {OK: ("ok", "green"), WARNING: ("warning", "yellow"), BLOCKED: ("blocked", "bold red")}
 
@@ -35,7 +34,6 @@ def doctor(
     Software, kernels, memory, disk and ports; clock, keys, network and the way to the coordinator.
     Exit code 0 if it can, warnings or not; 1 if something blocks it.
     """
-    started()
     told = None if coordinator is None else Address.parse(coordinator)
     notes = Notes()
     with notes.waiting("looking") as waiting:

@@ -20,7 +20,6 @@ from edgespec.daemon.process import Beside, end_with_parent, going_on, leave, st
 from edgespec.daemon.stage import run_stage
 from edgespec.errors import ConfigError
 from edgespec.net.discovery_interfaces import listens_everywhere
-from edgespec.net.slowness import started
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +67,6 @@ def join(
     """
     end_with_parent()
     start_logging()
-    started()
     emulation = Emulation.parse(emulate, cost_model)
     served = Address.parse(metrics) if metrics else None
 

@@ -15,6 +15,7 @@ from edgespec import __version__
 from edgespec.cli import options
 from edgespec.daemon.process import EXIT_CANCELLED, EXIT_FAILED, EXIT_NO_READER, EXIT_USAGE
 from edgespec.errors import AddressUnavailable, ConfigError, EdgespecError
+from edgespec.net.slowness import started
 
 GROUPS = {
     "Try it": ("demo", "models", "pull"),
@@ -124,7 +125,9 @@ def main() -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # "?" for what the terminal cannot show
     try:
-        application(next((word for word in sys.argv[1:2] if word in COMMANDS), ""))()
+        command = application(next((word for word in sys.argv[1:2] if word in COMMANDS), ""))
+        started()
+        command()
     except EdgespecError as problem:
         print(f"edgespec: error: {problem}", file=sys.stderr)
         # systemd restarts a service unless it exits with EXIT_USAGE: after a power cut the network

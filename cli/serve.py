@@ -13,7 +13,7 @@ from edgespec.daemon.cluster import ClusterFolder, folder_of
 from edgespec.daemon.coordinator import run_coordinator
 from edgespec.daemon.process import end_with_parent, leave, start_logging
 from edgespec.daemon.settings import RingOptions, chosen_hints, served_config
-from edgespec.net.slowness import started
+from edgespec.net.slowness import slowness
 
 
 def serve(
@@ -79,9 +79,8 @@ def serve(
     """
     end_with_parent()
     start_logging()
-    slow = started()
     emulation = Emulation.parse(emulate, cost_model)
-    timing = Timing(recovery=recovery, silence=silence).slowed(slow)
+    timing = Timing(recovery=recovery, silence=silence).slowed(slowness())
     folder = ClusterFolder.open(folder_of(cluster))
     asked = RingOptions(
         *(model, draft, stages, dtype, quant, head_quant, draft_quant, layers, context),

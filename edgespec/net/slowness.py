@@ -25,7 +25,7 @@ def slowness() -> float:
 
 
 def started() -> float:
-    """Called by a command as soon as its modules are imported: see how long that took, and return
+    """Called as soon as the modules of a command are imported: see how long that took, and return
     what `slowness` returns from now on."""
     global _slowness
     took: float = time.time() - psutil.Process().create_time()

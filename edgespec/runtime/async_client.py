@@ -22,6 +22,7 @@ from edgespec.errors import (
 )
 from edgespec.net.control import Handshakes, set_up
 from edgespec.net.keys import Identity
+from edgespec.net.slowness import slowness
 from edgespec.net.sockets import Dropped, connect, only
 from edgespec.net.zmq_transport import LINGER_MS
 from edgespec.runtime.client import Answer, answer_of, check_refusal, silence_of, silent_for
@@ -64,7 +65,7 @@ class AsyncClient:
         self._identity = identity
         self._wait = wait
         self._timing = timing or Timing()
-        self._silence = self._timing.answer_silence
+        self._silence = self._timing.answer_silence * slowness()
         self._context = zmq.asyncio.Context()
         self._socket: _Socket | None = None
         self._life: asyncio.Task[None] | None = None

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from edgespec.config import Address, Timing
 from edgespec.errors import AccessRefused, ConfigError, PeerLost, RequestFailed
 from edgespec.net.keys import Identity
+from edgespec.net.slowness import slowness
 from edgespec.net.zmq_transport import ZmqTransport
 from edgespec.wire.client_messages import (
     Cancel,
@@ -79,7 +80,7 @@ class Client:
         self._coordinator = coordinator
         self._wait = wait
         self._timing = timing or Timing()
-        self._silence = self._timing.answer_silence
+        self._silence = self._timing.answer_silence * slowness()
         self._transport = ZmqTransport.client(coordinator, identity)
         self._started = time.monotonic()
         self._heard: float | None = None

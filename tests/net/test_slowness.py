@@ -18,6 +18,7 @@ def test_doors_are_as_patient_as_the_start_was_slow(
 ) -> None:
     began = time.time() - took
     monkeypatch.setattr(slowness, "_slowness", 1.0)
+    monkeypatch.setattr(slowness, "MOST", 10.0)
     monkeypatch.setattr(
         slowness.psutil, "Process", lambda: SimpleNamespace(create_time=lambda: began)
     )

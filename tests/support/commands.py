@@ -16,7 +16,6 @@ import pytest
 import typer.main
 
 from edgespec.cli.main import main
-from edgespec.net import slowness
 
 PATIENCE_S = 300.0
 COMMAND = [sys.executable, "-m", "edgespec.cli.main"]
@@ -51,7 +50,6 @@ def run_here(
     monkeypatch.setattr(typer.main, "get_command", _built)
     monkeypatch.setattr(sys, "argv", ["edgespec", *arguments])
     monkeypatch.setattr(os, "_exit", sys.exit)  # how a daemon ends its process
-    monkeypatch.setattr(slowness, "MOST", 1.0)  # this process started long ago
     handlers = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)}
     capfd.readouterr()
     try:
