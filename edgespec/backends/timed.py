@@ -272,7 +272,7 @@ class CoordinatorDurations:
             if isinstance(one, DraftPass):
                 requests = one.requests or (asker,)
                 seen = sum(self._context.get(request, 0) for request in requests)
-                passed = self._costs.draft_parts(one.rows, seen, one.source, len(requests))
+                passed = self._costs.pass_parts(one, seen, len(requests))
                 if passed and len(requests) == 1:
                     passed[0] += self._capture(one, requests[0], seen, sum(passed))
                 parts += passed

@@ -63,6 +63,11 @@ class Guesser(ABC):
         its features are still to come."""
         yield from ()
 
+    def showing(self, request: int, paths: Sequence[TokenPath]) -> Steps[None]:
+        """What follows these paths is wanted next, and soon what follows that: a guesser that can
+        be shown them runs a pass for all of it."""
+        yield from ()
+
     @abstractmethod
     def guessing(self, request: int, paths: Sequence[TokenPath], width: int) -> Steps[Children]:
         """The `width` best children of each path after the context read last; width >= 1.
@@ -99,9 +104,9 @@ class Guesser(ABC):
         self._let_in()
         return False
 
-    def ran(self, rows: int, *requests: int) -> None:
-        """Note a forward pass over so many rows of these requests."""
-        self._work.append(DraftPass(rows, self.name, requests))
+    def ran(self, rows: int, *requests: int, direct: int = 0) -> None:
+        """Note a forward pass over so many rows of these requests; `direct`: see DraftPass."""
+        self._work.append(DraftPass(rows, self.name, requests, direct))
 
     def ranked(self, positions: IntArray, sampling: Sampling, product: int | None = None) -> None:
         """Note that guesses were taken from a row of logits for each of these positions; `product`:

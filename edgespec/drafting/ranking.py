@@ -117,8 +117,11 @@ class SlotRows(Protocol):
     """What the slots of one request's block gave, [slots, hidden], each for one position, and the
     logits [slots, V] of that; None as long as neither was needed."""
 
-    out: torch.Tensor | None
     logits: torch.Tensor | None
+
+    @property
+    def out(self) -> torch.Tensor | None:
+        """See above."""
 
 
 def score_slots(every: Sequence[SlotRows], logits: Callable[[torch.Tensor], torch.Tensor]) -> int:

@@ -8,7 +8,7 @@ from itertools import pairwise, starmap
 from math import ceil
 
 from edgespec.errors import CapacityError, ConfigError
-from edgespec.planning.cost_model import CostModel, HeadCosts
+from edgespec.planning.cost_model import CostModel, HeadCosts, packed_bytes
 from edgespec.planning.operations import DRAFT_HEAD_OPERATIONS, USUAL_OPERATIONS
 from edgespec.planning.partition import blocks_of
 from edgespec.planning.profile import Profile
@@ -136,11 +136,24 @@ class NodeCosts:
     def draft_work_seconds(self, work: Sequence[DraftWork], seen: int = 0) -> float:
         """What a draft source did, without noise; its passes attend to `seen` cached rows each."""
         return sum(
-            self.draft_seconds(one.rows, seen, one.source, max(len(one.requests), 1))
+            sum(self.pass_parts(one, seen, max(len(one.requests), 1)), 0.0)
             if isinstance(one, DraftPass)
             else self.rank_seconds(len(one.positions), one.way, one.source, one.product)
             for one in work
         )
+
+    def pass_parts(self, one: DraftPass, seen: int, requests: int = 1) -> list[float]:
+        """A pass as the draft source told it, by its parts (see draft_parts).
+
+        Direct maps (see drafting.dspark) take one row a block: a full one, two hidden states wide,
+        and those of low rank. They are held as the layers are, and launched with the first.
+        """
+        parts = self.draft_parts(one.rows, seen, one.source, requests)
+        if parts and one.direct:
+            hidden, bits = self.model.hidden_size, self.model.draft_of(one.source).bits
+            weights = 2 * hidden * hidden + 3 * hidden * one.direct
+            parts[0] += self._weights(requests, packed_bytes(weights, bits), bits)
+        return parts
 
     def draft_seconds(self, rows: int, seen: int, source: str = "", requests: int = 1) -> float:
         """One forward pass through the layers of a draft source; "": of the draft model."""

@@ -19,8 +19,8 @@ class Blocks(NamedTuple):
     behind the anchor the block is shown. `places` int64 [B, K · block]: positions of the slots.
     `shown` bool, as `places`: slots that hold the text's own token, the others are masks.
     `sources` int64, as `places`: positions of the tokens before the slots' guesses. `weights`, as
-    `places`: how much a slot's guess counts; 0 for one that is shown to the block, or that is
-    behind the text.
+    `places`: how much a slot's guess counts; 0 for one that the slot sees, or that is behind the
+    text.
     """
 
     anchors: torch.Tensor
@@ -66,8 +66,10 @@ def blocks_at(
     shown = (slot <= revealed[:, :, None]) & (places < ends)
     guessed = places + shape.offset
     depth = (slot + shape.offset - 1 - revealed[:, :, None]).clamp(min=0)
-    # The anchor's slot of a head that guesses each slot's own place guesses nothing.
-    counts = (slot + shape.offset > revealed[:, :, None]) & (guessed < ends)
+    # A causal block's slots do not see what they guess, also where it is shown. The anchor's slot
+    # of a head that guesses each slot's own place guesses nothing.
+    seen = torch.zeros_like(revealed) if shape.causal else revealed
+    counts = (slot + shape.offset > seen[:, :, None]) & (guessed < ends)
     weights = torch.exp(-depth / fading) * counts
     last = rows.tokens.shape[1] - 1
     return Blocks(

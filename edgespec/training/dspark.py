@@ -79,7 +79,8 @@ def shape_for(
     direct: int = 0,
 ) -> DSparkShape:
     """A head with layers as wide as the base's, MLPs of `intermediate` (0: the base's), and direct
-    maps of rank `direct` (0: none)."""
+    maps of rank `direct`. With 0 there are none, and the head is causal and learns to be shown up
+    to three quarters of a block: each slot is a lesson then, also one that is shown."""
     heads = int(config.num_attention_heads)
     dim = getattr(config, "head_dim", None) or config.hidden_size // heads
     return DSparkShape(
@@ -98,8 +99,8 @@ def shape_for(
         markov_rank=rank,
         markov_rows=vocab if rank else 0,
         confidence=bool(rank),
-        # Drafting reveals nothing; direct maps are for blocks of masks.
-        revealed=0 if direct else block // 2,
+        causal=not direct,
+        revealed=0 if direct else block - max(1, block // 4),  # direct maps are for masks
         direct=direct,
     )
 

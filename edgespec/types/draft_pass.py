@@ -11,11 +11,13 @@ that filters leave. Sampling has one; what it costs to take or to guess a token 
 
 class DraftPass(NamedTuple):
     """A forward pass over so many rows, by the draft source of that name; `requests`: whose rows
-    they are, none named: of the request that asked."""
+    they are, none named: of the request that asked. `direct`: 0, or for a head with direct maps
+    how many numbers lie between the two of low rank, over all slots."""
 
     rows: int
     source: str
     requests: tuple[int, ...] = ()
+    direct: int = 0
 
 
 class RankedRows(NamedTuple):

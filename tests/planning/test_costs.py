@@ -29,6 +29,7 @@ from edgespec.planning.cost_model import (
 from edgespec.planning.costs import LinkCosts, NodeCosts, RingCosts, ring_costs
 from edgespec.planning.operations import LIBRARY_OPERATIONS, OWN_OPERATIONS, USUAL_OPERATIONS
 from edgespec.planning.profile import Figure
+from edgespec.types.draft_pass import DraftPass
 from edgespec.types.tensor import Tensor
 from edgespec.wire.codec import encode
 from edgespec.wire.segment import Header, Part, Segment, StageTime, Verdict
@@ -123,6 +124,12 @@ def test_a_one_pass_head_is_charged_by_the_pass_and_by_the_rows_that_are_ranked(
     # What its layers take hardly grows with the slots of a block, where memory is what binds.
     one, many = (sum(node.draft_parts(rows, 500, "dspark")) for rows in (1, 16))
     assert one < many < 1.5 * one
+    # Direct maps, two of rank 6 behind the anchor's slot, are read once for each block.
+    plain, direct = (DraftPass(16, "dspark", (1,), between) for between in (0, 12))
+    maps = packed_bytes(2 * 4096 * 4096 + 3 * 4096 * 12, 4) / 1e9 * NANO.four_bit.at(1)
+    assert node.pass_parts(plain, 500) == node.draft_parts(16, 500, "dspark")
+    assert sum(node.pass_parts(direct, 500)) == pytest.approx(many + maps)
+    assert node.draft_work_seconds((direct,), 500) == pytest.approx(many + maps)
 
 
 def test_heads_are_charged_as_they_are_held() -> None:

@@ -99,6 +99,15 @@ FORMS = {
         mask_embedding=True,
         settings={"sample_from_anchor": True, "causal_head": False, "revealed_tokens": 3},
     ),
+    "own-shown": Form(
+        ends=False,
+        block=8,
+        draft_vocab=40,
+        narrow_markov=True,
+        mask_embedding=True,
+        causal=True,
+        settings={"sample_from_anchor": True, "causal_head": True, "revealed_tokens": 3},
+    ),
 }
 
 

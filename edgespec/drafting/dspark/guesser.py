@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,7 +15,7 @@ from edgespec.config import Quantisation
 from edgespec.drafting.base import Guesser, TokenPath
 from edgespec.drafting.dspark.format import DSparkFiles, read_head
 from edgespec.drafting.dspark.head import DSparkHead, rows_of
-from edgespec.drafting.dspark.rows import BlockPasses, BlockRows
+from edgespec.drafting.dspark.rows import BlockPasses, BlockRows, shown_rows
 from edgespec.drafting.dspark.shape import DSparkShape
 from edgespec.drafting.eagle.guesser import PLAIN, TESTED_ROWS
 from edgespec.drafting.held_head import filled, output_product, tapped
@@ -41,16 +41,32 @@ _TESTED_BLOCKS, _TESTED_DEPTHS = 16, 4
 
 
 @dataclass(slots=True)
+class _Said:
+    """What slots say of the positions behind a path that they were shown: what they gave,
+    [depths, hidden], and once it is needed the logits [depths, vocab] before the Markov head."""
+
+    out: torch.Tensor
+    logits: torch.Tensor | None = None
+
+
+@dataclass(slots=True)
 class _BlockRequest:
-    """One request: its committed tokens and rows, and what the newest block says of the positions
-    after them: what its slots gave, [depths, hidden], and once it is needed the logits
-    [depths, vocab] before the Markov head. `broken`: some rows will never come."""
+    """One request: its committed tokens and rows, and what is `said` behind them, by the path that
+    was shown. `broken`: some rows will never come."""
 
     rows: BlockRows
     context: tuple[int, ...] = ()
-    out: torch.Tensor | None = None
-    logits: torch.Tensor | None = None
+    said: dict[TokenPath, _Said] = field(default_factory=dict)
     broken: bool = False
+
+    def about(self, path: TokenPath) -> tuple[_Said, int] | None:
+        """What was said of what follows a path, by slots that were shown the most of it, and at
+        which depth; None if nothing."""
+        for length in range(len(path), -1, -1):
+            found = self.said.get(tuple(path[:length]))
+            if found is not None and len(path) - length < len(found.out):
+                return found, len(path) - length
+        return None
 
 
 class _Asked(NamedTuple):
@@ -65,7 +81,7 @@ class DSparkGuesser(Guesser):
     """A Guesser: a DSpark, DFlash or JetSpec head beside the base's ends.
 
     What it says of a position is the same whatever guesses lie before it, but for what the Markov
-    head adds by the last of them.
+    head adds by the last of them, and for guesses that it is shown.
     """
 
     def __init__(
@@ -134,7 +150,7 @@ class DSparkGuesser(Guesser):
         news = context[len(state.context) :]
         self._ranking.read(request, news)
         if news:
-            state.context, state.out, state.logits = tuple(context), None, None
+            state.context, state.said = tuple(context), {}
         given = tapped(features, self._shapes[0].aux_hidden)
         if state.broken:
             return False
@@ -145,20 +161,37 @@ class DSparkGuesser(Guesser):
             yield from self._try(state)
         return state.rows.committed == len(context) - 1
 
+    def showing(self, request: int, paths: Sequence[TokenPath]) -> Steps[None]:
+        """One pass, of the anchor, all these paths and masks behind them, for a head that learnt to
+        be shown guesses and whose slots see those before them alone."""
+        state, shape, vocab = self._requests[request], self._shapes[0], self._base.vocab_size
+        if not shape.shows or state.context[-1] >= vocab:
+            return
+        wanted: dict[TokenPath, int] = {}
+        for path in paths:
+            known = tuple(path[: shape.revealed])
+            if len(path) < shape.depths and max(path, default=0) < vocab:
+                wanted[known] = max(len(path) - len(known), wanted.get(known, 0))
+        if all(path in state.said for path in wanted):
+            return
+        rows, places = shown_rows(state.context[-1], wanted, shape)
+        out = yield from state.rows.below(shape, rows)
+        state.said |= {path: _Said(out[at]) for path, at in places.items()}
+
     def guessing(self, request: int, paths: Sequence[TokenPath], width: int) -> Steps[Children]:
         """There are none for paths that end where the block does."""
         state, shape, vocab = self._requests[request], self._shapes[0], self._base.vocab_size
-        usable = [
-            index
-            for index, path in enumerate(paths)
-            if len(path) < shape.depths and max(path, default=0) < vocab
-        ]
-        if not usable or state.context[-1] >= vocab:
+        known = [index for index, path in enumerate(paths) if max(path, default=0) < vocab]
+        if not known or state.context[-1] >= vocab:
             return Children.none()
-        if state.out is None:
+        asks_root = any(not paths[index] for index in known)
+        if not state.said or (asks_root and not state.about(())):
             anchor = len(state.context) - 1, state.context[-1:]
             out = yield from state.rows.behind(shape, [anchor])
-            state.out = out[shape.slot_of(0) :]
+            state.said[()] = _Said(out[shape.slot_of(0) :])
+        usable = [index for index in known if state.about(paths[index])]
+        if not usable:
+            return Children.none()
         asked = _Asked(request, [paths[index] for index in usable], width)
         found = yield from call(self._rank, asked, late=True)
         return replace(found, parents=np.array(usable)[found.parents])
@@ -183,11 +216,12 @@ class DSparkGuesser(Guesser):
         at once, and those of several requests together."""
         self.between_layers()
         states = [self._requests[one.request] for one in asked]
-        product = score_slots(states, self._logits)
+        said = [one for state in states for one in state.said.values()]
+        product = score_slots(said, self._logits)
         found = []
         for one, state in zip(asked, states, strict=True):
             lengths = np.array([len(path) for path in one.paths], np.int64)
-            logits = self._conditional(state, one.paths, lengths)
+            logits = self._conditional(state, one.paths)
             positions = len(state.context) + lengths
             request, paths, width = one
             found.append(
@@ -198,12 +232,16 @@ class DSparkGuesser(Guesser):
             product = 0
         return found
 
-    def _conditional(
-        self, state: _BlockRequest, paths: Sequence[TokenPath], lengths: np.ndarray
-    ) -> torch.Tensor:
+    def _conditional(self, state: _BlockRequest, paths: Sequence[TokenPath]) -> torch.Tensor:
         """Logits [P, vocab] of what follows each path."""
-        assert state.logits is not None
-        rows = state.logits[torch.from_numpy(lengths).to(self._device)]
+        parts = []
+        for path in paths:
+            about = state.about(path)
+            assert about is not None
+            said, depth = about
+            assert said.logits is not None
+            parts.append(said.logits[depth])
+        rows = torch.stack(parts)
         if not self._shapes[0].markov_rank:
             return rows
         before = [path[-1] if path else state.context[-1] for path in paths]
@@ -245,7 +283,7 @@ class DSparkGuesser(Guesser):
         log.info("%s head: right next tokens with %s; using %s", NAME, said, _said(best))
         self._shapes = (best,)
         for one in self._requests.values():
-            one.out, one.logits = None, None
+            one.said = {}
 
     @torch.inference_mode()
     def _foreseen(

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
 
-from edgespec.drafting.base import PASS_ROWS
+from edgespec.drafting.base import PASS_ROWS, TokenPath
 from edgespec.drafting.dspark.head import Attend, BlockPlaces, DSparkHead, packed_masks
 from edgespec.drafting.dspark.shape import DSparkShape
 from edgespec.drafting.eagle.head import attention
@@ -17,11 +17,64 @@ from edgespec.model.kv_cache import TwoRegionCache
 Embed = Callable[[torch.Tensor], torch.Tensor]
 
 
+class ShownRows(NamedTuple):
+    """A tree of slots below an anchor, which is its first: `tokens`, MASK for masks, and the
+    `parents` of slots, -1 of the anchor. A slot sees the context, its ancestors and itself, as
+    those of a causal block see theirs."""
+
+    tokens: Sequence[int]
+    parents: Sequence[int]
+
+    def seen(self) -> torch.Tensor:
+        """What slots see of each other, bool [R, R]."""
+        rows = torch.eye(len(self.tokens), dtype=torch.bool)
+        for at, parent in enumerate(self.parents):
+            if parent >= 0:
+                rows[at] |= rows[parent]
+        return rows
+
+
+MASK = -1
+"""Stands for a mask among tokens."""
+
+
+def shown_rows(
+    anchor: int, paths: Mapping[TokenPath, int], shape: DSparkShape
+) -> tuple[ShownRows, dict[TokenPath, list[int]]]:
+    """These paths below the token `anchor`, with at least so many masks behind each, and a block's
+    worth of masks dealt out, first behind the first; and for each path its last row and the masks
+    behind that."""
+    tokens, parents = [anchor], [-1]
+    at: dict[TokenPath, int] = {(): 0}
+    for path in paths:
+        for end, token in enumerate(path, start=1):
+            if path[:end] not in at:
+                at[path[:end]] = len(tokens)
+                parents.append(at[path[: end - 1]])
+                tokens.append(token)
+    rows = {path: [at[path]] for path in paths}
+    left = shape.block
+    level = 0
+    while True:
+        level += 1
+        able = [path for path in paths if len(path) + level < shape.block]
+        wanted = [path for path in able if level <= paths[path]]
+        more = [path for path in able if level > paths[path]][: max(left - len(wanted), 0)]
+        left -= len(wanted) + len(more)
+        if not wanted and not more:
+            return ShownRows(tokens, parents), rows
+        for path in (*wanted, *more):
+            parents.append(rows[path][-1])
+            rows[path].append(len(tokens))
+            tokens.append(MASK)
+
+
 class NextBlocks(NamedTuple):
     """What a request needs of the next pass: `context` [C, hidden], committed rows that come after
     those in the cache, and whole blocks, side by side: each begins with its `tokens` at that
     position, the anchor's first, and has masks behind them. `last` [blocks, hidden]: the context
-    rows before the anchors, for a head with direct maps."""
+    rows before the anchors, for a head with direct maps. `shown`: in place of blocks, rows behind
+    the newest committed row."""
 
     request: int
     shape: DSparkShape
@@ -29,6 +82,12 @@ class NextBlocks(NamedTuple):
     context: torch.Tensor
     blocks: Sequence[tuple[int, Sequence[int]]]
     last: torch.Tensor | None = None
+    shown: ShownRows | None = None
+
+    @property
+    def slots(self) -> int:
+        """How many slots run."""
+        return len(self.shown.tokens) if self.shown else self.shape.block * len(self.blocks)
 
 
 class BlockPasses:
@@ -65,7 +124,7 @@ class BlockPasses:
         """What the slots of each request's blocks give, [R, hidden]; its context rows are in its
         cache then."""
         contexts = [len(one.context) for one in every]
-        slots = [one.shape.block * len(one.blocks) for one in every]
+        slots = [one.slots for one in every]
         places = [self._places(one) for one in every]
         context = torch.cat([one.context for one in every])[None]
         where = BlockPlaces(*(torch.cat(part, 1) for part in zip(*places, strict=True)))
@@ -79,28 +138,33 @@ class BlockPasses:
             out = context[0, :0]
         for one, rows in zip(every, contexts, strict=True):
             one.kv.advance(rows)
-        self._ran(sum(contexts) + sum(slots), *(one.request for one in every))
+        shape = self.head.shape
+        direct = (shape.block - 1) * shape.direct if sum(slots) else 0
+        self._ran(sum(contexts) + sum(slots), *(one.request for one in every), direct=direct)
         return list(out.split(slots))
 
     def _places(self, one: NextBlocks) -> BlockPlaces:
         """Where its new context rows and its slots are, int64 [1, C] and [1, R]."""
         held, device = one.kv.length, self.device
+        context = torch.arange(held, held + len(one.context), device=device)
+        if one.shown:
+            depths = one.shown.seen().sum(1).to(device) - 1
+            return BlockPlaces(context[None], (held + len(one.context) + depths)[None])
         anchors = torch.tensor([place for place, _ in one.blocks], dtype=torch.int64, device=device)
         slots = anchors[:, None] + torch.arange(one.shape.block, device=device)
-        context = torch.arange(held, held + len(one.context), device=device)
         return BlockPlaces(context[None], slots.reshape(1, -1))
 
     def _embedded(self, one: NextBlocks) -> torch.Tensor:
         """The vectors [R, hidden] in its slots."""
         shape, own = one.shape, self.head.mask_embedding
         mask = 0 if shape.mask_token is None else shape.mask_token
-        tokens = torch.full((len(one.blocks), shape.block), mask, device=self.device)
-        known = torch.zeros_like(tokens, dtype=torch.bool)
-        for number, (_, first) in enumerate(one.blocks):
-            tokens[number, : len(first)] = torch.tensor(first, device=self.device)
-            known[number, : len(first)] = True
-        words = self._embed(tokens.flatten())
-        rows = words if own is None else torch.where(known.reshape(-1, 1), words, own)
+        given = [] if one.shown is None else list(one.shown.tokens)
+        for _, first in one.blocks:
+            given += [*first, *[MASK] * (shape.block - len(first))]
+        tokens = torch.tensor(given, device=self.device)
+        known = tokens != MASK
+        words = self._embed(torch.where(known, tokens, mask))
+        rows = words if own is None else torch.where(known[:, None], words, own)
         if one.last is None:
             return rows
         return rows + self.head.direct(one.last, words[:: shape.block]).flatten(0, 1)
@@ -115,6 +179,11 @@ class BlockPasses:
         masks = []
         for one, where in zip(every, places, strict=True):
             seen = torch.arange(one.kv.length + len(one.context), device=self.device)
+            if one.shown:
+                own = one.shown.seen().to(self.device)
+                seen = torch.ones((len(own), len(seen)), dtype=torch.bool, device=self.device)
+                masks.append([torch.cat([seen, own], 1)[None, None]] * one.shape.layers)
+                continue
             masks.append(packed_masks(one.shape, BlockPlaces(seen[None], where.slots)))
         cut = [*contexts, *slots]
 
@@ -211,6 +280,12 @@ class BlockRows:
         """What the slots of these blocks (see NextBlocks) give, [R, hidden]."""
         waiting, self._waiting = self._waiting, self._waiting[:0]
         given = NextBlocks(self.request, shape, self._kv, waiting, blocks, self._before(blocks))
+        return (yield from call(self._passes.run, given))
+
+    def below(self, shape: DSparkShape, shown: ShownRows) -> Steps[torch.Tensor]:
+        """What these slots behind the newest row give, [R, hidden]."""
+        waiting, self._waiting = self._waiting, self._waiting[:0]
+        given = NextBlocks(self.request, shape, self._kv, waiting, (), None, shown)
         return (yield from call(self._passes.run, given))
 
     def _before(self, blocks: Sequence[tuple[int, Sequence[int]]]) -> torch.Tensor | None:

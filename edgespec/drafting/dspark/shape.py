@@ -79,6 +79,11 @@ class DSparkShape:
         """The slot that guesses the token `depth` tokens after the one that follows the anchor."""
         return depth + 1 - self.offset
 
+    @property
+    def shows(self) -> bool:
+        """Whether drafting may show it guesses, as a tree of them: a slot sees no other branch."""
+        return self.causal and bool(self.revealed and self.offset) and not self.windows
+
     def window(self, layer: int) -> int | None:
         """How many positions a slot of that layer sees; None for all."""
         return self.windows[layer] if self.windows else None

@@ -21,6 +21,7 @@ from edgespec.drafting.grower import DraftSource, Further
 from edgespec.drafting.hybrid import HybridGuesser
 from edgespec.drafting.independent import IndependentGuesser
 from edgespec.drafting.ngram import NgramGuesser
+from edgespec.drafting.steps import alone
 from edgespec.errors import ModelError
 from edgespec.model.aux_hidden import packed, unpacked
 from edgespec.model.ends import OutputHead
@@ -111,6 +112,50 @@ def test_how_the_rows_came_makes_no_difference(
     assert rows_of(draft) == (2 + FORMS[name].block,)
 
 
+def test_what_follows_guesses_that_are_shown(base: Path, tmp_path: Path) -> None:
+    """As behind a block that shows that path alone; one pass for all paths, none for those that are
+    known; and what is too long to be shown follows masks."""
+    form = FORMS["own-shown"]
+    tensors = write_dspark(tmp_path, form)
+    draft, reference = guesser(base, tmp_path), Reference(form, tensors, base)
+    rows = opened(draft)
+    long = [4, 77, 3, 9, 1]
+    asked = [*PATHS, long]
+    below = [[*path, 6] for path in asked]
+    alone(draft.showing(1, asked))
+    # The tokens of the paths, the anchor, and a block of masks.
+    assert rows_of(draft) == (len(CONTEXT) - 1 + 7 + 8,)
+    children = draft.guess(1, [*asked, *below], 5)
+    found = set()
+    for index, path in enumerate([*asked, *below]):
+        mine = children.parents == index
+        if not mine.any():
+            continue
+        found.add(index)
+        seen = next(path[:n] for n in (3, 2, 1, 0) if path[:n] in [one[:3] for one in asked])
+        out = reference.block(rows, [CONTEXT[-1], *seen])
+        wanted = reference.log_probs(out, CONTEXT, path)
+        best = wanted.argsort(descending=True, stable=True)[:5]
+        assert children.tokens[mine].tolist() == reference.token_of[best].tolist(), path
+        np.testing.assert_allclose(children.scores[mine], wanted[best], rtol=0, atol=1e-9)
+    assert found >= set(range(len(asked) + 2)), "there are masks behind the first paths at least"
+    alone(draft.showing(1, [path[:3] for path in asked[1:]]))
+    assert rows_of(draft) == ()
+    assert draft.read(1, [*CONTEXT, 4], given_rows(1, 6)[1])
+    alone(draft.showing(1, [[77]]))
+    assert rows_of(draft) == (1 + 2 + 6,), "after a new token all is asked anew"
+
+
+@pytest.mark.parametrize("name", ["deepspec", "jetspec", "own"])
+def test_other_heads_are_shown_nothing(name: str, base: Path, tmp_path: Path) -> None:
+    write_dspark(tmp_path, FORMS[name])
+    draft = guesser(base, tmp_path)
+    opened(draft)
+    rows_of(draft)
+    alone(draft.showing(1, PATHS))
+    assert rows_of(draft) == ()
+
+
 class Thirds:
     """A grammar: a third of all tokens may come, another one after every token; and nothing but 61
     after a multiple of 5."""
@@ -193,6 +238,19 @@ def test_a_block_runs_once_for_all_its_levels(base: Path, tmp_path: Path) -> Non
     assert rows_of(draft) == (1 + 6,), "the context has grown"
 
 
+@pytest.mark.parametrize(("name", "between"), [("own", 7 * 3), ("deepspec", 0)])
+def test_a_pass_of_blocks_tells_its_direct_maps(
+    name: str, between: int, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edgespec.drafting.dspark.rows.PASS_ROWS", 4)
+    write_dspark(tmp_path, FORMS[name])
+    draft = guesser(base, tmp_path)
+    opened(draft)
+    draft.guess(1, PATHS, 4)
+    passes = [one for one in draft.take_work() if isinstance(one, DraftPass)]
+    assert [one.direct for one in passes] == [0, between], "rows alone need none"
+
+
 def test_a_hybrid_charges_what_the_head_does_alone(base: Path, tmp_path: Path) -> None:
     """One pass for the block and one product, then only the ranking of each level."""
     write_dspark(tmp_path, FORMS["deepspec"])
@@ -203,10 +261,10 @@ def test_a_hybrid_charges_what_the_head_does_alone(base: Path, tmp_path: Path) -
         seconds.append(float(sum(rows)))
         return seconds[-1]
 
-    alone = guesser(base, tmp_path)
+    single = guesser(base, tmp_path)
     both = HybridGuesser([NgramGuesser(), guesser(base, tmp_path)], priced)
     features = given_rows(len(CONTEXT) - 1)[1]
-    sources = [DraftSource(one) for one in (alone, both)]
+    sources = [DraftSource(one) for one in (single, both)]
     levels: list[list[tuple[int, ...]]] = [[()], [(4,), (8,)], [(4, 77)], [(4, 77, 3), (8, 8, 50)]]
     for source in sources:
         source.open(1, Sampling())
