@@ -1,8 +1,9 @@
 """Adaptive policy (ours): one frontier of calibrated guesses, segments as long as rows pay.
 
 Nothing goes by rounds, levels or steps. Whenever the first stage is free, the best unsent rows
-leave; whenever the draft source is free, the best nodes of the frontier are expanded. Both take
-nodes in descending probability of being on the model's path, as long as a node's expected gain
+leave; whenever the draft source is free, the best nodes of the frontier are expanded. A new root
+waits for its first guesses where a pass of the draft takes less than they gain. Both take nodes in
+descending probability of being on the model's path, as long as a node's expected gain
 covers its cost on this ring; probabilities and costs are learnt while running
 (policy.estimates). Where guesses do not pay, none are sent: what is left is autoregressive
 decoding. docs/policies.md says what else was tried.
@@ -48,15 +49,19 @@ class Adaptive(Policy):
             return [Send((view.tree.root,))] if root_waits else []
         expand = None if view.drafting else self.best_nodes([view])[0]
         decisions: list[Decision] = []
-        if root_waits and self._waits_for_guesses(view, expand):
-            pass
-        elif root_waits or (not view.queued and view.in_flight < self.room(view)):
+        if self._sends(view, root_waits, expand):
             (rows,) = self.best_rows([view], view.ahead, 1)
             if rows:
                 decisions.append(Send(rows))
         if expand:
             decisions.append(expand)
         return decisions
+
+    def _sends(self, view: RequestView, root_waits: bool, expand: Expand | None) -> bool:
+        """Whether rows leave now: the ring has room, or a new root does not wait for guesses."""
+        if root_waits:
+            return not self._waits_for_guesses(view, expand)
+        return not view.queued and view.in_flight < self.room(view)
 
     def best_rows(
         self, views: Sequence[RequestView], ahead: int, roots: int, beside: int = 0
