@@ -81,16 +81,21 @@ def test_a_status_cannot_smuggle_in_another_message(manager: Manager) -> None:
     assert len(heard) < 600
 
 
+def beats_in_ten_seconds(notifier: Notifier, clock: Clock, manager: Manager) -> int:
+    """What the manager hears of a main loop with ten turns a second."""
+    heard = 0
+    for _ in range(100):
+        notifier.beat()
+        heard += len(manager.heard())
+        clock.now += 0.1
+    return heard
+
+
 def test_the_watchdog_is_fed_at_half_its_interval(manager: Manager) -> None:
     clock = Clock()
     notifier = Notifier({"NOTIFY_SOCKET": manager.name, "WATCHDOG_USEC": "4000000"}, clock)
-    beats = 0
-    for _ in range(100):  # 10 s, ten turns a second
-        notifier.beat()
-        beats += len(manager.heard())
-        clock.now += 0.1
+    assert beats_in_ten_seconds(notifier, clock, manager) == 5
     notifier.close()
-    assert beats == 5
 
 
 def test_a_slow_machine_asks_for_a_patient_watchdog(manager: Manager) -> None:
@@ -99,13 +104,8 @@ def test_a_slow_machine_asks_for_a_patient_watchdog(manager: Manager) -> None:
     notifier = Notifier(given, clock, slow=2.5)
     notifier.ready("waiting")
     assert manager.heard() == ["READY=1\nSTATUS=waiting\nWATCHDOG_USEC=10000000"]
-    beats = 0
-    for _ in range(100):  # 10 s, ten turns a second
-        notifier.beat()
-        beats += len(manager.heard())
-        clock.now += 0.1
+    assert beats_in_ten_seconds(notifier, clock, manager) == 2
     notifier.close()
-    assert beats == 2
 
 
 @pytest.mark.parametrize(
