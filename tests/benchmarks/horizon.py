@@ -14,7 +14,7 @@ import argparse
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -32,7 +32,7 @@ from edgespec.model.ends import OutputHead
 from edgespec.model.loader import Checkpoint
 from edgespec.model.tensors import from_torch
 from edgespec.model.tokenizer import Tokenizer
-from edgespec.training.teacher import Teacher
+from edgespec.training.teacher import Lesson, Teacher
 from edgespec.types.features import NO_FEATURES, NO_NEEDS, Features
 from edgespec.verify.sampling import Sampling
 
@@ -74,12 +74,18 @@ def guesser_of(source: str) -> Guesser:
     return BUILDERS[one.name](one.folder, replace(parts, measured=False))
 
 
+@lru_cache(maxsize=1)
+def lesson_of(text: Text, layers: tuple[int, ...]) -> Lesson:
+    """What the base says of a text."""
+    return teacher().read(torch.tensor([text.tokens]), layers)
+
+
 def features(guesser: Guesser, text: Text, first: int, end: int) -> Features:
     """What the base gives for these rows."""
     layers = guesser.needs.aux_layers
     if guesser.needs == NO_NEEDS or end <= first:
         return NO_FEATURES
-    lesson = teacher().read(torch.tensor([text.tokens]), layers)
+    lesson = lesson_of(text, layers)
     if not layers:
         return Features(from_torch(lesson.hidden[0, first:end].contiguous()))
     assert lesson.aux_hidden is not None
