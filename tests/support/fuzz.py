@@ -339,7 +339,7 @@ class Fuzzer:
         parts = self._parts(frames)
         if not parts:
             return frames
-        declared = len(parts) - 2 + self._random.choice((-1, 0, 1, 300))
+        declared = max(0, len(parts) - 2 + self._random.choice((-1, 0, 1, 300)))
         at = self._random.randrange(len(parts))
         parts[at : at + 1] = parts[at : at + 1] * self._random.choice((0, 2))
         return [joined(parts, declared), *frames[1:]]

@@ -68,6 +68,12 @@ def test_fuzzed_frames_are_messages_or_the_one_error(count: int) -> None:
     check(count)
 
 
+def test_frames_that_a_first_change_has_emptied_are_changed_further() -> None:
+    empty = [joined([packed(MAGIC), packed(VERSION)])]
+    for seed in range(200):
+        survives(Fuzzer(seed).mutated(empty))
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_very_many_fuzzed_frames_are_messages_or_the_one_error() -> None:
