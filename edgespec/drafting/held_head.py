@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TypeVar
 
 import torch
 from torch import nn
 
-from edgespec.config import Quantisation
+from edgespec.config import FILE, QUANTISATIONS, Quantisation
 from edgespec.errors import ModelError
 from edgespec.model.aux_hidden import unpacked
 from edgespec.model.matrices import Product, plain_product
@@ -26,12 +26,13 @@ def filled(
     dtype: torch.dtype,
     device: torch.device,
     kind: str,
+    spared: Collection[str] = (),
 ) -> Head:
     """The head, which has no weights yet, with these by its names, in `dtype` on `device`; `kind`:
     what messages call it.
 
-    Its matrices are held in that quantisation, but for those of one row. Raises ModelError for one
-    that cannot be.
+    Its matrices are held in that quantisation, but for those of one row and those that are
+    `spared`. Raises ModelError for one that cannot be.
     """
 
     def own(name: str) -> torch.Tensor:
@@ -40,7 +41,7 @@ def filled(
     for name, matrix in list(head.named_modules()):
         if not isinstance(matrix, nn.Linear):
             continue
-        plain = quantisation.kind == "none" or matrix.out_features == 1
+        plain = quantisation.kind == "none" or matrix.out_features == 1 or name in spared
         bias = None if matrix.bias is None else own(f"{name}.bias")
         if plain and device.type == "cpu":
             head.set_submodule(name, ExactLinear(row_product(own(f"{name}.weight"), bias)))
@@ -62,11 +63,12 @@ def filled(
 def output_product(
     matrix: torch.Tensor, quantisation: Quantisation, dtype: torch.dtype, device: torch.device
 ) -> Product:
-    """The product with a head's own output matrix [vocab, hidden], held so."""
+    """The product with a head's own output matrix [vocab, hidden], held so; in 8 bits where the
+    base's head has the codes of its file, of which this matrix has none."""
     if quantisation.kind == "none":
         return plain_product(matrix.to(device, dtype, copy=True))
-    packed = pack(matrix, quantisation)
-    return linear_from(packed, None, matrix.shape, quantisation, dtype, device)
+    form = QUANTISATIONS["int8"] if quantisation == FILE else quantisation
+    return linear_from(pack(matrix, form), None, matrix.shape, form, dtype, device)
 
 
 def tapped(features: Features, layers: Sequence[int]) -> torch.Tensor | None:

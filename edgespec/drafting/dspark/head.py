@@ -74,6 +74,13 @@ class DSparkHead(nn.Module):
         own_mask = shape.mask_token is None
         self.mask_embedding = nn.Parameter(torch.zeros(shape.hidden)) if own_mask else None
 
+    def spared(self, group: int) -> set[str]:
+        """The matrices that stay plain where others are held in groups of so many columns (0: a row
+        is one): that which direct maps take apart, and the Markov head's if its rank is no multiple
+        of a group. Both are small."""
+        divided = not group or self.shape.markov_rank % group == 0
+        return {"direct_maps.up"} | (set() if divided else {"markov_head.markov_w2"})
+
     def context(self, given: torch.Tensor) -> torch.Tensor:
         """What the base gave, as all layers read it: [.., C, hidden]."""
         return self._norm(self.fc(given), self.hidden_norm)

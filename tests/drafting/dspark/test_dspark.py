@@ -396,18 +396,22 @@ def test_what_the_file_leaves_open_is_tried(
     assert len(draft._shapes) == 1
 
 
+@pytest.mark.parametrize("name", ["specforge-vocabulary", "own"])
 def test_a_quantised_head_guesses_as_one_with_the_rounded_matrices(
-    base: Path, tmp_path: Path
+    name: str, base: Path, tmp_path: Path
 ) -> None:
     int8 = Quantisation.parse("int8")
-    write_dspark(tmp_path, FORMS["specforge-vocabulary"])
+    write_dspark(tmp_path, FORMS[name])
     files = read_head(tmp_path, HIDDEN, VOCAB, LAYERS)
 
     def held(weight: torch.Tensor) -> torch.Tensor:
         return dequantised(pack(weight, int8), weight.shape, int8, torch.float64)
 
+    plain = ("markov_w1", "direct_maps.up")
     rounded = {
-        key: held(weight) if weight.ndim == 2 and len(weight) > 1 and "w1" not in key else weight
+        key: held(weight)
+        if weight.ndim == 2 and len(weight) > 1 and not any(one in key for one in plain)
+        else weight
         for key, weight in files.weights.items()
     }
     source = Checkpoint(base)
