@@ -98,8 +98,8 @@ def _with_default_model(ring: RingOptions, compare: bool, notes: Notes) -> RingO
     """The model that `make` installs. Where it is not, the bundled toys answer, which is said.
 
     So small a model has close calls that rounding to 16 bit turns: it computes in float32, with
-    the values that its file stands for, unless told otherwise. n-grams are the one draft for it;
-    they do not pay for short answers, and only a comparison takes them unasked.
+    the values that its file stands for, unless told otherwise. Its bundled head guesses as well as
+    any, but not on one machine, whose cores it shares: only a comparison takes it unasked.
     """
     known = MODELS[DEFAULT_MODEL]
     found = packaged(known)
@@ -113,7 +113,7 @@ def _with_default_model(ring: RingOptions, compare: bool, notes: Notes) -> RingO
     return replace(
         ring,
         model=found,
-        draft=ring.draft or ("ngram" if compare else ""),
+        draft=ring.draft or ("dspark" if compare else ""),
         quant="none" if ring.quant == AUTO else ring.quant,
         dtype="float32" if ring.dtype == AUTO else ring.dtype,
     )

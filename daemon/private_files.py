@@ -11,12 +11,14 @@ from pathlib import Path
 
 from edgespec.errors import AccessRefused, ConfigError
 from edgespec.model.locks import locked
+from edgespec.net.slowness import slowness
 
 MOST_BYTES = 4 << 20
 """A file that is longer is not read: ours are far shorter."""
 
 LOCK_WAIT_S = 1.0
-"""Less than the silence after which a node counts as lost: a coordinator may be waiting."""
+"""Less than the silence after which a node counts as lost, as a coordinator may be waiting; longer
+where all is slower (slowness), as that silence is."""
 
 REMEDY = "put a copy of it back, or remove it"
 """What to do about a damaged file."""
@@ -61,9 +63,9 @@ def require_own(folder: Path) -> None:
 def held(folder: Path) -> Iterator[None]:
     """Keep all other processes (and threads) from changing the files of a folder.
 
-    Raises ConfigError if another process holds it for longer than `LOCK_WAIT_S`.
+    Raises ConfigError if another process holds it for longer than `LOCK_WAIT_S`, times slowness.
     """
-    limit = time.monotonic() + LOCK_WAIT_S
+    limit = time.monotonic() + LOCK_WAIT_S * slowness()
     with ExitStack() as stack:
         while True:
             try:
