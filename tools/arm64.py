@@ -221,10 +221,11 @@ class System:
 
     def inside(self, *words: str) -> str:
         """What a program of that system prints; its processes and mounts end with it."""
+        # The shell stays, as the first process there: it waits for those whose parents have ended.
         script = (
             'cd "$0" && mount --rbind /dev dev && mount -t proc proc proc && '
             "mount -t sysfs sys sys && "
-            'exec chroot . /usr/bin/env -C /opt/edgespec -i "$@"'
+            'chroot . /usr/bin/env -C /opt/edgespec -i "$@"; exit "$?"'
         )
         settings = [f"{name}={value}" for name, value in SETTINGS.items()]
         namespaces = ("--mount", "--pid", "--fork", "--kill-child")
