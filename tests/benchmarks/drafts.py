@@ -78,14 +78,14 @@ def run(item: tuple[Case, int], news: Callable[[int], None]) -> dict[str, object
     }
 
 
-def cases(sources: Sequence[str]) -> list[Case]:
+def cases(sources: Sequence[str], policies: Sequence[str]) -> list[Case]:
     """Plain decoding of everything first."""
     return [
         Case(workload, temperature, source, policy)
         for source in (PLAIN, *sources)
         for workload in WORKLOADS
         for temperature in TEMPERATURES
-        for policy in (POLICIES if source != PLAIN else ("autoregressive",))
+        for policy in (policies if source != PLAIN else ("autoregressive",))
     ]
 
 
@@ -125,9 +125,10 @@ def main() -> int:
     parser.add_argument("--new-tokens", type=int, default=64)
     parser.add_argument("--jobs", type=int, default=0)
     parser.add_argument("--sources", default=",".join(SOURCES))
+    parser.add_argument("--policies", default=",".join(POLICIES))
     parser.add_argument("--json", default="")
     chosen = parser.parse_args()
-    todo = cases(chosen.sources.split(","))
+    todo = cases(chosen.sources.split(","), chosen.policies.split(","))
     done: set[int] = set()
 
     def news(index: int, answered: int) -> None:
