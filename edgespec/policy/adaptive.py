@@ -5,8 +5,9 @@ leave; whenever the draft source is free, the best nodes of the frontier are exp
 waits for its first guesses where a pass of the draft takes less than they gain. Both take nodes in
 descending probability of being on the model's path, as long as a node's expected gain
 covers its cost on this ring; probabilities and costs are learnt while running
-(policy.estimates). Where guesses do not pay, none are sent: what is left is autoregressive
-decoding. docs/policies.md says what else was tried.
+(policy.estimates). Where guesses do not pay by these, none are sent: what is left is autoregressive
+decoding. That the stages and D0 share cores is not seen (docs/drafts.md, "On one machine").
+docs/policies.md says what else was tried.
 """
 
 from __future__ import annotations
