@@ -63,11 +63,6 @@ class Guesser(ABC):
         its features are still to come."""
         yield from ()
 
-    def showing(self, request: int, paths: Sequence[TokenPath]) -> Steps[None]:
-        """What follows these paths is wanted next, and soon what follows that: a guesser that can
-        be shown them runs a pass for all of it."""
-        yield from ()
-
     @abstractmethod
     def guessing(self, request: int, paths: Sequence[TokenPath], width: int) -> Steps[Children]:
         """The `width` best children of each path after the context read last; width >= 1.

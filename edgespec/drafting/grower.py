@@ -182,8 +182,6 @@ class DraftSource:
         able = yield from self._reading(request, state, context, features)
         if width < 1 or not paths:
             return Children.none()
-        if able:
-            yield from self._guesser.showing(request, paths)
         found = yield from self._guessing(request, state, context, paths, width if able else 0)
         every = found
         if able and self._guesser.one_pass and further.most:

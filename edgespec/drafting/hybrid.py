@@ -189,11 +189,6 @@ class HybridGuesser(Guesser):
                 steps = member.guesser.reading_part(request, context, rows)
                 yield from self._timed(number, steps, counts=not is_prompt)
 
-    def showing(self, request: int, paths: Sequence[TokenPath]) -> Steps[None]:
-        for number in self._requests[request].able:
-            steps = self._members[number].guesser.showing(request, paths)
-            yield from self._timed(number, steps, counts=True)
-
     def guessing(self, request: int, paths: Sequence[TokenPath], width: int) -> Steps[Children]:
         state = self._requests[request]
         sampling = state.sampling.without_seed

@@ -26,7 +26,6 @@ from edgespec.daemon.bundled_models import bundled
 from edgespec.drafting.base import Guesser
 from edgespec.drafting.choice import parse_draft
 from edgespec.drafting.registry import BUILDERS, BaseParts
-from edgespec.drafting.steps import alone
 from edgespec.model.aux_hidden import packed
 from edgespec.model.ends import OutputHead
 from edgespec.model.loader import Checkpoint
@@ -105,7 +104,6 @@ def right(source: str, whole: Sequence[Text], depth: int, every: int) -> np.ndar
             behind = text.tokens[end : end + depth]
             paths = [behind[:level] for level in range(len(behind))]
             if guesser.read(number, text.tokens[:end], given):
-                alone(guesser.showing(number, paths))
                 found = guesser.guess(number, paths, max(RANKS))
                 for level, token in enumerate(behind):
                     guesses = found.tokens[found.parents == level].tolist()

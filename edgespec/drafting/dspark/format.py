@@ -26,6 +26,7 @@ from edgespec.drafting.weight_file import (
 )
 from edgespec.errors import ModelError
 from edgespec.model.hub import model_files
+from edgespec.model.loader import read_object
 
 SAFE, PICKLED, CONFIG = "model.safetensors", "pytorch_model.bin", "config.json"
 
@@ -48,6 +49,12 @@ class DSparkFiles:
     embedding: torch.Tensor | None
     matrix: torch.Tensor | None
     tokens: torch.Tensor | None
+
+
+def is_head(folder: Path) -> bool:
+    """Whether a folder holds a head as write_head writes it, not a whole model."""
+    file = folder / CONFIG
+    return file.is_file() and "target_layer_ids" in read_object(file, "make the head again")
 
 
 def read_head(path: str | Path, base_hidden: int, base_vocab: int, base_layers: int) -> DSparkFiles:

@@ -15,8 +15,9 @@ from edgespec.config import Quantisation
 from edgespec.drafting.base import Guesser, TokenPath
 from edgespec.drafting.dspark.format import DSparkFiles, read_head
 from edgespec.drafting.dspark.head import DSparkHead, rows_of
-from edgespec.drafting.dspark.rows import BlockPasses, BlockRows, shown_rows
+from edgespec.drafting.dspark.rows import BlockPasses, BlockRows
 from edgespec.drafting.dspark.shape import DSparkShape
+from edgespec.drafting.dspark.tree_rows import TreeRows
 from edgespec.drafting.eagle.guesser import PLAIN, TESTED_ROWS
 from edgespec.drafting.held_head import filled, output_product, tapped
 from edgespec.drafting.launches import Launches
@@ -42,8 +43,8 @@ _TESTED_BLOCKS, _TESTED_DEPTHS = 16, 4
 
 @dataclass(slots=True)
 class _Said:
-    """What slots say of the positions behind a path that they were shown: what they gave,
-    [depths, hidden], and once it is needed the logits [depths, vocab] before the Markov head."""
+    """What slots say of the positions behind a path: what they gave, [depths, hidden], and once it
+    is needed the logits [depths, vocab] before the Markov head."""
 
     out: torch.Tensor
     logits: torch.Tensor | None = None
@@ -51,22 +52,21 @@ class _Said:
 
 @dataclass(slots=True)
 class _BlockRequest:
-    """One request: its committed tokens and rows, and what is `said` behind them, by the path that
-    was shown. `broken`: some rows will never come."""
+    """One request: its committed tokens and rows, and what is `said` behind them: by a block behind
+    the empty path, or behind each path that was shown. `broken`: some rows will never come."""
 
-    rows: BlockRows
+    rows: BlockRows | TreeRows
     context: tuple[int, ...] = ()
     said: dict[TokenPath, _Said] = field(default_factory=dict)
     broken: bool = False
 
     def about(self, path: TokenPath) -> tuple[_Said, int] | None:
-        """What was said of what follows a path, by slots that were shown the most of it, and at
-        which depth; None if nothing."""
-        for length in range(len(path), -1, -1):
-            found = self.said.get(tuple(path[:length]))
-            if found is not None and len(path) - length < len(found.out):
-                return found, len(path) - length
-        return None
+        """What was said of what follows a path, and at which depth; None if nothing."""
+        if isinstance(self.rows, TreeRows):
+            found = self.said.get(tuple(path))
+            return (found, 0) if found else None
+        block = self.said.get(())
+        return (block, len(path)) if block and len(path) < len(block.out) else None
 
 
 class _Asked(NamedTuple):
@@ -81,7 +81,8 @@ class DSparkGuesser(Guesser):
     """A Guesser: a DSpark, DFlash or JetSpec head beside the base's ends.
 
     What it says of a position is the same whatever guesses lie before it, but for what the Markov
-    head adds by the last of them, and for guesses that it is shown.
+    head adds by the last of them. A head that learnt to be shown guesses, and whose slots see those
+    before them alone, has a slot for each path that is asked about, instead of masks.
     """
 
     def __init__(
@@ -108,6 +109,7 @@ class DSparkGuesser(Guesser):
         self._head = filled(
             empty, files.weights, quantisation, self._dtype, self._device, NAME, spared
         )
+        self._shows = len(files.shapes) == 1 and shape.shows
         self._base, self._config = base, source.config
         self._lent: InputEmbedding | None = None
         self._embedding: torch.Tensor | None = None
@@ -133,10 +135,11 @@ class DSparkGuesser(Guesser):
 
     @property
     def one_pass(self) -> bool:
-        return True
+        return not self._shows
 
     def open(self, request: int, sampling: Sampling) -> None:
-        self._requests[request] = _BlockRequest(BlockRows(request, self._passes))
+        rows = (TreeRows if self._shows else BlockRows)(request, self._passes)
+        self._requests[request] = _BlockRequest(rows)
         self._ranking.open(request, sampling)
 
     def fork(self, request: int, base: int, rows: int, ends: bool) -> None:
@@ -144,7 +147,7 @@ class DSparkGuesser(Guesser):
         if old is None:
             return
         state.broken = old.broken or old.rows.committed < rows
-        state.rows.begin_with(old.rows, rows, ends)
+        state.rows.begin_with(old.rows, rows, ends)  # type: ignore[arg-type]
 
     def reading(self, request: int, context: Sequence[int], features: Features) -> Steps[bool]:
         """Take features and committed tokens; False as long as the features of any but the newest
@@ -154,6 +157,8 @@ class DSparkGuesser(Guesser):
         self._ranking.read(request, news)
         if news:
             state.context, state.said = tuple(context), {}
+            if isinstance(state.rows, TreeRows):
+                state.rows.move_on(news)
         given = tapped(features, self._shapes[0].aux_hidden)
         if state.broken:
             return False
@@ -164,40 +169,32 @@ class DSparkGuesser(Guesser):
             yield from self._try(state)
         return state.rows.committed == len(context) - 1
 
-    def showing(self, request: int, paths: Sequence[TokenPath]) -> Steps[None]:
-        """One pass, of the anchor, all these paths and masks behind them, for a head that learnt to
-        be shown guesses and whose slots see those before them alone."""
-        state, shape, vocab = self._requests[request], self._shapes[0], self._base.vocab_size
-        if not shape.shows or state.context[-1] >= vocab:
-            return
-        wanted: dict[TokenPath, int] = {}
-        for path in paths:
-            known = tuple(path[: shape.revealed])
-            if len(path) < shape.depths and max(path, default=0) < vocab:
-                wanted[known] = max(len(path) - len(known), wanted.get(known, 0))
-        if all(path in state.said for path in wanted):
-            return
-        rows, places = shown_rows(state.context[-1], wanted, shape)
-        out = yield from state.rows.below(shape, rows)
-        state.said |= {path: _Said(out[at]) for path, at in places.items()}
-
     def guessing(self, request: int, paths: Sequence[TokenPath], width: int) -> Steps[Children]:
         """There are none for paths that end where the block does."""
-        state, shape, vocab = self._requests[request], self._shapes[0], self._base.vocab_size
+        state, vocab = self._requests[request], self._base.vocab_size
         known = [index for index, path in enumerate(paths) if max(path, default=0) < vocab]
         if not known or state.context[-1] >= vocab:
             return Children.none()
-        asks_root = any(not paths[index] for index in known)
-        if not state.said or (asks_root and not state.about(())):
-            anchor = len(state.context) - 1, state.context[-1:]
-            out = yield from state.rows.behind(shape, [anchor])
-            state.said[()] = _Said(out[shape.slot_of(0) :])
+        yield from self._run(state, [tuple(paths[index]) for index in known])
         usable = [index for index in known if state.about(paths[index])]
         if not usable:
             return Children.none()
         asked = _Asked(request, [paths[index] for index in usable], width)
         found = yield from call(self._rank, asked, late=True)
         return replace(found, parents=np.array(usable)[found.parents])
+
+    def _run(self, state: _BlockRequest, paths: Sequence[tuple[int, ...]]) -> Steps[None]:
+        """One pass of what is missing to say what follows these paths."""
+        if isinstance(state.rows, TreeRows):
+            missing = [path for path in paths if path not in state.said]
+            if missing:
+                out = yield from state.rows.behind(state.context[-1], missing)
+                found = zip(missing, out, strict=True)
+                state.said |= {path: _Said(row[None]) for path, row in found}
+        elif not state.said:
+            shape, anchor = self._shapes[0], (len(state.context) - 1, state.context[-1:])
+            out = yield from state.rows.behind(shape, [anchor])
+            state.said[()] = _Said(out[shape.slot_of(0) :])
 
     def close(self, request: int) -> None:
         self._requests.pop(request, None)
@@ -276,6 +273,7 @@ class DSparkGuesser(Guesser):
         anchors = np.unique(places.astype(int)).tolist()
         blocks = [(at, state.context[at : at + 1]) for at in anchors]
         right: list[float] = []
+        assert isinstance(state.rows, BlockRows)  # what shows guesses is in no doubt
         for shape in self._shapes:
             out = yield from state.rows.behind(shape, blocks)
             right.append(self._foreseen(shape, out, state.context, anchors))

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
 
-from edgespec.drafting.base import PASS_ROWS, TokenPath
+from edgespec.drafting.base import PASS_ROWS
 from edgespec.drafting.dspark.head import Attend, BlockPlaces, DSparkHead, packed_masks
 from edgespec.drafting.dspark.shape import DSparkShape
 from edgespec.drafting.eagle.head import attention
@@ -17,70 +17,32 @@ from edgespec.model.kv_cache import TwoRegionCache
 Embed = Callable[[torch.Tensor], torch.Tensor]
 
 
-class ShownRows(NamedTuple):
-    """A tree of slots below an anchor, which is its first: `tokens`, MASK for masks, and the
-    `parents` of slots, -1 of the anchor. A slot sees the context, its ancestors and itself, as
-    those of a causal block see theirs."""
-
-    tokens: Sequence[int]
-    parents: Sequence[int]
-
-    def seen(self) -> torch.Tensor:
-        """What slots see of each other, bool [R, R]."""
-        rows = torch.eye(len(self.tokens), dtype=torch.bool)
-        for at, parent in enumerate(self.parents):
-            if parent >= 0:
-                rows[at] |= rows[parent]
-        return rows
-
-
 MASK = -1
 """Stands for a mask among tokens."""
 
 
-def shown_rows(
-    anchor: int, paths: Mapping[TokenPath, int], shape: DSparkShape
-) -> tuple[ShownRows, dict[TokenPath, list[int]]]:
-    """These paths below the token `anchor`, with at least so many masks behind each, and a block's
-    worth of masks dealt out, first behind the first; and for each path its last row and the masks
-    behind that."""
-    tokens, parents = [anchor], [-1]
-    at: dict[TokenPath, int] = {(): 0}
-    for path in paths:
-        for end, token in enumerate(path, start=1):
-            if path[:end] not in at:
-                at[path[:end]] = len(tokens)
-                parents.append(at[path[: end - 1]])
-                tokens.append(token)
-    rows = {path: [at[path]] for path in paths}
-    left = shape.block
-    level = 0
-    while True:
-        level += 1
-        able = [path for path in paths if len(path) + level < shape.block]
-        wanted = [path for path in able if level <= paths[path]]
-        more = [path for path in able if level > paths[path]][: max(left - len(wanted), 0)]
-        left -= len(wanted) + len(more)
-        if not wanted and not more:
-            return ShownRows(tokens, parents), rows
-        for path in (*wanted, *more):
-            parents.append(rows[path][-1])
-            rows[path].append(len(tokens))
-            tokens.append(MASK)
+class ShownRows(NamedTuple):
+    """R slots that hold `tokens`, at the positions `places`, and which slots of the cache each of
+    them sees, `sees` bool [R, T]: those that are held, the new context rows, and these slots."""
+
+    tokens: Sequence[int]
+    places: Sequence[int]
+    sees: torch.Tensor
 
 
 class NextBlocks(NamedTuple):
-    """What a request needs of the next pass: `context` [C, hidden], committed rows that come after
-    those in the cache, and whole blocks, side by side: each begins with its `tokens` at that
+    """What a request needs of the next pass: `context` [C, hidden], committed rows from position
+    `first` on, and whole blocks, side by side: each begins with its `tokens` at that
     position, the anchor's first, and has masks behind them. `last` [blocks, hidden]: the context
-    rows before the anchors, for a head with direct maps. `shown`: in place of blocks, rows behind
-    the newest committed row."""
+    rows before the anchors, for a head with direct maps. `shown`: slots in place of blocks, which
+    stay in the cache; blocks are forgotten with their pass."""
 
     request: int
     shape: DSparkShape
     kv: TwoRegionCache
+    first: int
     context: torch.Tensor
-    blocks: Sequence[tuple[int, Sequence[int]]]
+    blocks: Sequence[tuple[int, Sequence[int]]] = ()
     last: torch.Tensor | None = None
     shown: ShownRows | None = None
 
@@ -137,7 +99,7 @@ class BlockPasses:
             self._keep(every, contexts, context, where.context)
             out = context[0, :0]
         for one, rows in zip(every, contexts, strict=True):
-            one.kv.advance(rows)
+            one.kv.advance(rows + (one.slots if one.shown else 0))
         shape = self.head.shape
         direct = (shape.block - 1) * shape.direct if sum(slots) else 0
         self._ran(sum(contexts) + sum(slots), *(one.request for one in every), direct=direct)
@@ -145,11 +107,11 @@ class BlockPasses:
 
     def _places(self, one: NextBlocks) -> BlockPlaces:
         """Where its new context rows and its slots are, int64 [1, C] and [1, R]."""
-        held, device = one.kv.length, self.device
-        context = torch.arange(held, held + len(one.context), device=device)
+        device = self.device
+        context = torch.arange(one.first, one.first + len(one.context), device=device)
         if one.shown:
-            depths = one.shown.seen().sum(1).to(device) - 1
-            return BlockPlaces(context[None], (held + len(one.context) + depths)[None])
+            places = torch.tensor(one.shown.places, dtype=torch.int64, device=device)
+            return BlockPlaces(context[None], places[None])
         anchors = torch.tensor([place for place, _ in one.blocks], dtype=torch.int64, device=device)
         slots = anchors[:, None] + torch.arange(one.shape.block, device=device)
         return BlockPlaces(context[None], slots.reshape(1, -1))
@@ -178,12 +140,10 @@ class BlockPasses:
     ) -> Attend:
         masks = []
         for one, where in zip(every, places, strict=True):
-            seen = torch.arange(one.kv.length + len(one.context), device=self.device)
             if one.shown:
-                own = one.shown.seen().to(self.device)
-                seen = torch.ones((len(own), len(seen)), dtype=torch.bool, device=self.device)
-                masks.append([torch.cat([seen, own], 1)[None, None]] * one.shape.layers)
+                masks.append([one.shown.sees.to(self.device)[None, None]] * one.shape.layers)
                 continue
+            seen = torch.arange(one.kv.length + len(one.context), device=self.device)
             masks.append(packed_masks(one.shape, BlockPlaces(seen[None], where.slots)))
         cut = [*contexts, *slots]
 
@@ -259,7 +219,7 @@ class BlockRows:
         while len(self._waiting) > PASS_ROWS:
             part, self._waiting = self._waiting[:PASS_ROWS], self._waiting[PASS_ROWS:]
             shape = self._passes.head.shape
-            given = NextBlocks(self.request, shape, self._kv, part, ())
+            given = NextBlocks(self.request, shape, self._kv, self._kv.length, part)
             yield from call(self._passes.run, given)
 
     def begin_with(self, other: BlockRows, rows: int, ends: bool) -> None:
@@ -279,13 +239,8 @@ class BlockRows:
     ) -> Steps[torch.Tensor]:
         """What the slots of these blocks (see NextBlocks) give, [R, hidden]."""
         waiting, self._waiting = self._waiting, self._waiting[:0]
-        given = NextBlocks(self.request, shape, self._kv, waiting, blocks, self._before(blocks))
-        return (yield from call(self._passes.run, given))
-
-    def below(self, shape: DSparkShape, shown: ShownRows) -> Steps[torch.Tensor]:
-        """What these slots behind the newest row give, [R, hidden]."""
-        waiting, self._waiting = self._waiting, self._waiting[:0]
-        given = NextBlocks(self.request, shape, self._kv, waiting, (), None, shown)
+        held, last = self._kv.length, self._before(blocks)
+        given = NextBlocks(self.request, shape, self._kv, held, waiting, blocks, last)
         return (yield from call(self._passes.run, given))
 
     def _before(self, blocks: Sequence[tuple[int, Sequence[int]]]) -> torch.Tensor | None:

@@ -21,7 +21,6 @@ from edgespec.drafting.grower import DraftSource, Further
 from edgespec.drafting.hybrid import HybridGuesser
 from edgespec.drafting.independent import IndependentGuesser
 from edgespec.drafting.ngram import NgramGuesser
-from edgespec.drafting.steps import alone
 from edgespec.errors import ModelError
 from edgespec.model.aux_hidden import packed, unpacked
 from edgespec.model.ends import OutputHead
@@ -70,9 +69,10 @@ def assert_guessed(
     draft: DSparkGuesser, reference: Reference, rows: torch.Tensor, context: list[int]
 ) -> None:
     """What follows PATHS behind request 1's context is what the reference says."""
-    out = reference.block(rows, context[-1:])
+    shows = reference.form is FORMS["own-shown"]
     children = draft.guess(1, PATHS, 5)
     for index, path in enumerate(PATHS):
+        out = reference.block(rows, [context[-1], *path] if shows else context[-1:])
         wanted = reference.log_probs(out, context, path)
         best = wanted.argsort(descending=True, stable=True)[:5]
         mine = children.parents == index
@@ -112,48 +112,71 @@ def test_how_the_rows_came_makes_no_difference(
     assert rows_of(draft) == (2 + FORMS[name].block,)
 
 
-def test_what_follows_guesses_that_are_shown(base: Path, tmp_path: Path) -> None:
-    """As behind a block that shows that path alone; one pass for all paths, none for those that are
-    known; and what is too long to be shown follows masks."""
+def test_guesses_are_shown_to_a_head_that_learnt_it(base: Path, tmp_path: Path) -> None:
+    """What follows a path is what a block says that holds it, however long; one pass runs all that
+    is missing, and what was run stays while it lies behind the context."""
     form = FORMS["own-shown"]
     tensors = write_dspark(tmp_path, form)
     draft, reference = guesser(base, tmp_path), Reference(form, tensors, base)
     rows = opened(draft)
-    long = [4, 77, 3, 9, 1]
-    asked = [*PATHS, long]
-    below = [[*path, 6] for path in asked]
-    alone(draft.showing(1, asked))
-    # The tokens of the paths, the anchor, and a block of masks.
-    assert rows_of(draft) == (len(CONTEXT) - 1 + 7 + 8,)
-    children = draft.guess(1, [*asked, *below], 5)
-    found = set()
-    for index, path in enumerate([*asked, *below]):
-        mine = children.parents == index
-        if not mine.any():
-            continue
-        found.add(index)
-        seen = next(path[:n] for n in (3, 2, 1, 0) if path[:n] in [one[:3] for one in asked])
-        out = reference.block(rows, [CONTEXT[-1], *seen])
+    asked = [[], [4], [4, 77], [8], [4, 77, 3, 9, 1]]
+    assert len(asked[-1]) > form.settings["revealed_tokens"]
+    children = draft.guess(1, asked, 5)
+    assert rows_of(draft) == (len(CONTEXT) - 1 + 7,), "the context, the anchor, six guesses"
+    for index, path in enumerate(asked):
+        out = reference.block(rows, [CONTEXT[-1], *path])
         wanted = reference.log_probs(out, CONTEXT, path)
         best = wanted.argsort(descending=True, stable=True)[:5]
+        mine = children.parents == index
         assert children.tokens[mine].tolist() == reference.token_of[best].tolist(), path
         np.testing.assert_allclose(children.scores[mine], wanted[best], rtol=0, atol=1e-9)
-    assert found >= set(range(len(asked) + 2)), "there are masks behind the first paths at least"
-    alone(draft.showing(1, [path[:3] for path in asked[1:]]))
+    again = draft.guess(1, [[4, 77]], 5)
+    assert again.tokens.tolist() == children.tokens[children.parents == 2].tolist()
+    draft.guess(1, [[4, 77, 3]], 5)
     assert rows_of(draft) == ()
-    assert draft.read(1, [*CONTEXT, 4], given_rows(1, 6)[1])
-    alone(draft.showing(1, [[77]]))
-    assert rows_of(draft) == (1 + 2 + 6,), "after a new token all is asked anew"
+
+    longer = [*CONTEXT, 4]
+    assert draft.read(1, longer, given_rows(1, len(CONTEXT) - 1)[1])
+    more, _ = given_rows(len(longer) - 1)
+    first = draft.guess(1, [[]], 5)
+    assert rows_of(draft) == (2,), "the row that is known now, and the anchor anew"
+    wanted = reference.log_probs(reference.block(more, [4]), longer, [])
+    best = wanted.argsort(descending=True, stable=True)[:5]
+    assert first.tokens.tolist() == reference.token_of[best].tolist()
+    np.testing.assert_allclose(first.scores, wanted[best], rtol=0, atol=1e-9)
+    draft.guess(1, [[77], [77, 3]], 5)
+    assert rows_of(draft) == (), "they stay as they were run"
+    draft.guess(1, [[77, 3, 2], [8]], 5)
+    assert rows_of(draft) == (2,), "8 lay elsewhere"
+    assert draft.read(1, [*longer, 9], given_rows(1, len(CONTEXT))[1])
+    draft.guess(1, [[77]], 5)
+    assert rows_of(draft) == (3,), "nothing that was run lies behind 9"
 
 
-@pytest.mark.parametrize("name", ["deepspec", "jetspec", "own"])
-def test_other_heads_are_shown_nothing(name: str, base: Path, tmp_path: Path) -> None:
-    write_dspark(tmp_path, FORMS[name])
+@pytest.mark.parametrize("ends", [True, False])
+def test_a_turn_that_is_shown_guesses_goes_on_from_committed_rows(
+    ends: bool, base: Path, tmp_path: Path
+) -> None:
+    form = FORMS["own-shown"]
+    tensors = write_dspark(tmp_path, form)
     draft = guesser(base, tmp_path)
     opened(draft)
+    draft.guess(1, PATHS, 4)
+    assert draft.read(1, [*CONTEXT, *PATHS[-1]], given_rows(len(PATHS[-1]), len(CONTEXT) - 1)[1])
+    draft.guess(1, [[], [7]], 4)
     rows_of(draft)
-    alone(draft.showing(1, PATHS))
-    assert rows_of(draft) == ()
+    draft.open(2, Sampling())
+    draft.fork(2, 1, 5, ends)
+    if ends:
+        draft.close(1)
+    rows, _ = given_rows(len(CONTEXT) - 1)
+    assert draft.read(2, CONTEXT, given_rows(len(CONTEXT) - 6, 5)[1])
+    found = draft.guess(2, [[4]], 5)
+    assert rows_of(draft) == (len(CONTEXT) - 6 + 2,)
+    reference = Reference(form, tensors, base)
+    wanted = reference.log_probs(reference.block(rows, [CONTEXT[-1], 4]), CONTEXT, [4])
+    best = wanted.argsort(descending=True, stable=True)[:5]
+    np.testing.assert_allclose(found.scores, wanted[best], rtol=0, atol=1e-9)
 
 
 class Thirds:
