@@ -86,7 +86,10 @@ def dspark(
     text: Path = TEXT,
     out: Path = typer.Option(..., metavar="DIR", help="Folder to write the head to."),
     start: Path | None = typer.Option(
-        None, metavar="DIR", help="A head that this command wrote, to go on with; its shape counts."
+        None,
+        metavar="DIR",
+        help="A head that this command wrote, to go on with; or a small model with the base's "
+        "tokenizer, whose layers, embedding and output matrix it begins with. Its shape counts.",
     ),
     layers: int = typer.Option(2, min=1, max=8, help="Layers of the head."),
     block: int = typer.Option(16, min=2, max=64, help="Tokens that a pass guesses."),
@@ -231,7 +234,13 @@ def _show(figures: dict[str, Any], out: Path, as_json: bool) -> None:
     print(f"draft weights in {out}, measured on the base's own answers to held-out text")
     for temperature, found in (("0", figures), ("1", figures["at_temperature_1"])):
         print(f"temperature {temperature}, {found['held_out_tokens']} places:")
-        for rank, shares in found["agreement_by_level"].items():
-            levels = "  ".join(f"{share:.3f}" for share in shares)
-            trip = found["tokens_per_trip"][rank]
-            print(f"  {rank}: by level {levels}; {trip:.2f} tokens a trip")
+        _show_levels(found)
+        if "shown" in found:
+            print("  shown the guesses above:")
+            _show_levels(found["shown"])
+
+
+def _show_levels(found: dict[str, Any]) -> None:
+    for rank, shares in found["agreement_by_level"].items():
+        levels = "  ".join(f"{share:.3f}" for share in shares)
+        print(f"  {rank}: by level {levels}; {found['tokens_per_trip'][rank]:.2f} tokens a trip")

@@ -37,9 +37,9 @@ def drawn(
     """Blocks at random places of the text that counts.
 
     An anchor is a token of the base's own (in drafting the newest one, whose rows are not there
-    yet), with at least one behind it. Half of the blocks see it alone; to the others 1 to
-    `shape.revealed` tokens behind it are shown, as those that travel are in a ring. The guess
-    `depth` tokens further counts exp(-depth / fading), DFlash's rule.
+    yet), with at least one behind it. To three quarters of the blocks `shape.revealed` tokens
+    behind it are shown, as those that travel are in a ring; to the others 0 to so many, each as
+    often. The guess `depth` tokens behind what is shown counts exp(-depth / fading), DFlash's rule.
     """
     batch = len(rows)
     first = rows.starts.clamp(min=0)[:, None] + 1
@@ -47,8 +47,8 @@ def drawn(
     anchors = first + (torch.rand(batch, count, generator=dice) * room).long()
     anchors = anchors.clamp(max=rows.tokens.shape[1] - 1)
     shares = torch.rand(batch, count, generator=dice)
-    # In two halves: below 0.5 none, above it 1 to `shape.revealed`, each as often.
-    revealed = ((2 * shares - 1) * shape.revealed).ceil().clamp(min=0).long()
+    # Of a causal block that is shown all, the first slots are lessons of fewer that are shown.
+    revealed = (4 * shares * (shape.revealed + 1)).long().clamp(max=shape.revealed)
     return blocks_at(anchors, revealed, rows, shape, fading)
 
 

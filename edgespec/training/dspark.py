@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypedDict
 
 import torch
 from torch import nn
@@ -11,7 +12,6 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from edgespec.drafting.dspark.format import write_head
 from edgespec.drafting.dspark.head import BlockPlaces, DSparkHead, rows_of
-from edgespec.drafting.dspark.settings import usual_taps
 from edgespec.drafting.dspark.shape import DSparkShape
 from edgespec.drafting.eagle.shape import Rope
 from edgespec.model.model_config import ModelConfig
@@ -34,15 +34,38 @@ _OUTER_SHARE = 0.5  # of the rate, for what AdamW learns
 
 
 class DSparkStudent(nn.Module):
-    """A head in training. It borrows the base's embedding and rows of its output matrix."""
+    """A head in training. It borrows the base's embedding and rows of its output matrix, unless its
+    shape has its own."""
 
     kept: torch.Tensor
 
-    def __init__(self, shape: DSparkShape, kept: torch.Tensor) -> None:
-        """`kept` int64 [vocab], ascending: the base's tokens that it scores."""
+    def __init__(self, shape: DSparkShape, kept: torch.Tensor, words: int = 0) -> None:
+        """`kept` int64 [vocab], ascending: the base's tokens that it scores; `words`: how many the
+        base has, if the head has an embedding of its own."""
         super().__init__()
         self.head = DSparkHead(shape)
         self.register_buffer("kept", kept, persistent=False)
+        own = shape.own_embedding
+        self.embed_tokens = nn.Embedding(words, shape.hidden) if own else None
+        own = shape.own_head
+        self.lm_head = nn.Linear(shape.hidden, shape.vocab, bias=False) if own else None
+
+    def embedded(self, tokens: torch.Tensor, teacher: Teacher) -> torch.Tensor:
+        """The tokens' vectors [.., hidden] as slots hold them."""
+        if self.embed_tokens is None:
+            return teacher.embedded(tokens)
+        vectors: torch.Tensor = self.embed_tokens(tokens)
+        return vectors
+
+    def matrix(self, teacher: Teacher) -> torch.Tensor:
+        """The output matrix [vocab, hidden]."""
+        return teacher.head_matrix[self.kept] if self.lm_head is None else self.lm_head.weight
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """All of a head's file, by its names there."""
+        return {
+            name.removeprefix("head."): weight.detach() for name, weight in self.named_parameters()
+        }
 
     def outputs(
         self, teacher: Teacher, tokens: torch.Tensor, given: torch.Tensor, blocks: Blocks
@@ -51,9 +74,9 @@ class DSparkStudent(nn.Module):
         [B, T, taps · H]: the base's rows."""
         shape, head = self.head.shape, self.head
         at = blocks.places.clamp(max=tokens.shape[1] - 1)
-        words = teacher.embedded(tokens.gather(1, at)).to(given.dtype)
+        words = self.embedded(tokens.gather(1, at), teacher).to(given.dtype)
         if head.mask_embedding is None:
-            mask = teacher.embedded(torch.tensor(shape.mask_token, device=tokens.device))
+            mask = self.embedded(torch.tensor(shape.mask_token, device=tokens.device), teacher)
         else:
             mask = head.mask_embedding
         block = torch.where(blocks.shown[..., None], words, mask.to(words.dtype))
@@ -91,11 +114,34 @@ def shape_for(
         kv_heads=int(config.num_key_value_heads),
         head_dim=int(dim),
         intermediate=intermediate or int(config.intermediate_size),
+        eps=float(config.rms_norm_eps),
+        rope=Rope(theta=theta_of(config)),
+        **block_settings(config, vocab, block, rank, direct),
+    )
+
+
+class BlockSettings(TypedDict):
+    """The fields of a DSparkShape that are of its blocks, not of its layers."""
+
+    vocab: int
+    block: int
+    aux_hidden: tuple[int, ...]
+    markov_rank: int
+    markov_rows: int
+    confidence: bool
+    causal: bool
+    revealed: int
+    direct: int
+
+
+def block_settings(
+    base: ModelConfig, vocab: int, block: int, rank: int, direct: int
+) -> BlockSettings:
+    """See shape_for."""
+    return BlockSettings(
         vocab=vocab,
         block=block,
-        eps=float(config.rms_norm_eps),
-        aux_hidden=taps_of(int(config.num_hidden_layers)),
-        rope=Rope(theta=theta_of(config)),
+        aux_hidden=taps_of(int(base.num_hidden_layers)),
         markov_rank=rank,
         markov_rows=vocab if rank else 0,
         confidence=bool(rank),
@@ -106,8 +152,13 @@ def shape_for(
 
 
 def taps_of(layers: int) -> tuple[int, ...]:
-    """Three layers from the second to the third last; of a small base all that there are."""
-    return tuple(sorted(set(usual_taps(layers, 3)))) if layers >= 6 else (layers // 2, layers - 1)
+    """What enters the second layer, which is hardly more than the token, the middle one and the
+    last; of a small base all of these that there are."""
+    return tuple(sorted({min(1, layers - 1), layers // 2, layers - 1}))
+
+
+Begin = Callable[[DSparkStudent, Teacher, TextRows, LessonOf], None]
+"""Sets the weights of a new head, by rows of text and what the base computes for them."""
 
 
 class DSparkTrainer(Trainer):
@@ -120,28 +171,28 @@ class DSparkTrainer(Trainer):
         settings: TrainingSettings,
         out: Path,
         anchors: int,
-        started: bool,
+        begin: Begin | None,
         kept_rows: KeptRows | None = None,
     ) -> None:
-        """`anchors` blocks in every row of text; `started`: whether the head is one already;
-        `kept_rows`: of the answers among the rows."""
+        """`anchors` blocks in every row of text; `begin`: what a new head begins as, None for one
+        that is there already; `kept_rows`: of the answers among the rows."""
         self._kept_rows = kept_rows
-        self.student, self._out, self._anchors, self._started = student, out, anchors, started
+        self.student, self._out, self._anchors, self._begin = student, out, anchors, begin
         matrix = teacher.head_matrix[student.kept]
         self._matrix = matrix.bfloat16() if settings.low else matrix
         super().__init__(teacher, student, optimizers(student, settings), settings, out)
 
     def begin(self, rows: TextRows) -> None:
-        if not self._started:
+        if self._begin is not None:
             first = rows.take(torch.arange(min(len(rows), _FITTED_ROWS)))
-            begin(self.student.head, self.teacher, first, self._lesson)
+            self._begin(self.student, self.teacher, first, self._lesson)
 
     def write(self) -> None:
         head, config = self.student.head, self.teacher.config
         write_head(
             self._out,
             head.shape,
-            dict(head.state_dict()),
+            self.student.tensors(),
             self.student.kept,
             int(config.vocab_size),
             int(config.num_hidden_layers),
@@ -152,7 +203,8 @@ class DSparkTrainer(Trainer):
         device, shape = self.teacher.device, self.student.head.shape
         # Of the seed and the step alone, so that a run that goes on draws what it would have drawn.
         dice = torch.Generator().manual_seed(self.settings.seed * 100_003 + self.step)
-        blocks = drawn(batch, shape, self._anchors, shape.block / 2, dice)
+        fading = shape.block / (4 if shape.shows else 2)
+        blocks = drawn(batch, shape, self._anchors, fading, dice)
         blocks = Blocks(*(part.to(device) for part in blocks))
         tokens = batch.tokens.to(device, torch.int64)
         lesson = self._lesson(batch, tokens)
@@ -189,7 +241,8 @@ def slot_losses(
     out: torch.Tensor,
 ) -> tuple[float, float]:
     """Losses of what slots gave, [B, K · block, hidden], a leaf whose gradient is set; and the
-    share of the blocks' first guesses that are the base's.
+    share of the blocks' first guesses that are the base's. `matrix`: the base's output matrix, of
+    the tokens that are scored.
 
     A few slots at a time: logits of all of them would be most of the memory.
     """
@@ -208,7 +261,8 @@ def slot_losses(
             known = lesson.hidden[rows, truth_at[part]]
             likely = torch.softmax((known @ matrix.T).float(), -1)
         before = rows_of(tokens[rows, truth_at[part]], shape, student.kept)
-        logits = here @ matrix.T.to(here.dtype)
+        own = student.lm_head
+        logits = here @ matrix.T.to(here.dtype) if own is None else own(here)
         if shape.markov_rank:
             logits = logits + head.markov(before)
         loss, slope, apart = divergence(likely, logits.detach().float())
@@ -248,19 +302,21 @@ def divergence(likely: torch.Tensor, logits: torch.Tensor) -> Divergence:
 
 def optimizers(student: DSparkStudent, settings: TrainingSettings) -> list[torch.optim.Optimizer]:
     """Muon for the matrices of layers and `fc`, AdamW for all else."""
-    named = list(student.head.named_parameters())
-    inner = [w for name, w in named if w.dim() == 2 and not name.startswith(("mark", "conf"))]
-    outer = [w for name, w in named if w.dim() != 2 or name.startswith(("mark", "conf"))]
+    named = list(student.tensors())
+    every = dict(zip(named, student.parameters(), strict=True))
+    words = ("mark", "conf", "embed", "lm_head")
+    inner = [w for name, w in every.items() if w.dim() == 2 and not name.startswith(words)]
+    outer = [w for name, w in every.items() if w.dim() != 2 or name.startswith(words)]
     adam = torch.optim.AdamW(outer, settings.rate, betas=(0.9, 0.95), weight_decay=0.0)
     adam.param_groups[0]["share"] = _OUTER_SHARE
     return [Muon(inner, settings.rate, settings.low), adam]
 
 
 @torch.no_grad()
-def begin(head: DSparkHead, teacher: Teacher, rows: TextRows, lesson_of: LessonOf) -> None:
+def begin(student: DSparkStudent, teacher: Teacher, rows: TextRows, lesson_of: LessonOf) -> None:
     """Let the head begin as one that reads every tapped row alike, whatever its size, and whose
     layers add nothing to what is in its slots yet: their tokens, or the best linear guess."""
-    shape = head.shape
+    head, shape = student.head, student.head.shape
     squares = torch.zeros(shape.fused_width, device=teacher.device)
     parts = torch.arange(min(len(rows), _FIRST_ROWS)).split(8)
     for part in parts:

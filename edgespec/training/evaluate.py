@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -27,11 +27,13 @@ class Agreement:
     """What a head is worth on `tokens` tokens of the base's own text. For each of RANKS:
     `by_level`, how often the base's token is among so many best guesses, by level of the tree (the
     guesses above it being right); `trip`, tokens that one trip would yield if so many children of
-    every guess travelled."""
+    every guess travelled. `shown`: the same of a head that may be shown guesses, behind those
+    above."""
 
     tokens: int
     by_level: dict[int, tuple[float, ...]]
     trip: dict[int, float]
+    shown: Agreement | None = None
 
 
 def eagle_agreement(
@@ -88,13 +90,19 @@ def dspark_agreement(
     say: Callable[[str], None],
 ) -> Agreement:
     """Measure on rows of the base's own text: behind every third of its tokens, how good the
-    guesses of a block there are."""
-    parts = _batches(rows, _BATCH, say)
-    return _agreement((_dspark_hits(student, teacher, part, levels) for part in parts), levels)
+    guesses of a block there are, behind masks alone and where it is shown as many as it may be."""
+    shape = student.head.shape
+
+    def measured(revealed: int) -> Agreement:
+        parts = _batches(rows, _BATCH, say)
+        found = (_dspark_hits(student, teacher, part, levels, revealed) for part in parts)
+        return _agreement(found, levels)
+
+    return replace(measured(0), shown=measured(shape.revealed) if shape.shows else None)
 
 
 def _dspark_hits(
-    student: DSparkStudent, teacher: Teacher, rows: TextRows, levels: int
+    student: DSparkStudent, teacher: Teacher, rows: TextRows, levels: int, revealed: int
 ) -> torch.Tensor:
     rows, device, shape = rows.trimmed(), teacher.device, student.head.shape
     tokens = rows.tokens.to(device, torch.int64)
@@ -103,11 +111,12 @@ def _dspark_hits(
     fits = anchors + levels < rows.ends[:, None]
     anchors = anchors[:, : max(1, int(fits.sum(1).max()))].clamp(max=wide - 1)
     fits = fits[:, : anchors.shape[1]].to(device)
-    blocks = blocks_at(anchors.to(device), torch.zeros_like(anchors, device=device), rows, shape)
+    shown = torch.full_like(anchors, revealed, device=device)
+    blocks = blocks_at(anchors.to(device), shown, rows, shape)
     given = teacher.read(tokens, shape.aux_hidden).aux_hidden
     assert given is not None
     out = student.outputs(teacher, tokens, given, blocks).unflatten(1, (-1, shape.block))
-    matrix = teacher.head_matrix[student.kept].to(out.dtype)
+    matrix = student.matrix(teacher).to(out.dtype)
     hits = []
     for level in range(levels):
         slot = shape.slot_of(level)

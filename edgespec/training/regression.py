@@ -39,14 +39,14 @@ def fit_direct(
     tapped. The final norm's gains are the base's."""
     shape, maps = head.shape, head.direct_maps
     together = min(_TOGETHER, shape.block)
-    first = _Regression(shape.fused_width + shape.hidden, together * shape.hidden)
+    first = Regression(shape.fused_width + shape.hidden, together * shape.hidden)
     for seen in _seen(head, teacher, rows, lesson_of):
         whole = seen.counts[:, together - 1]
         read = torch.cat([seen.given / sizes, _alike(seen.anchors)], -1)
         first.add(read[whole], seen.wanted[:, :together].flatten(1)[whole])
     fused = first.narrowed(shape.hidden)[0][:, : shape.fused_width]
     head.fc.weight.copy_(fused / sizes)
-    slots = [_Regression(2 * shape.hidden, shape.hidden) for _ in range(shape.block)]
+    slots = [Regression(2 * shape.hidden, shape.hidden) for _ in range(shape.block)]
     for seen in _seen(head, teacher, rows, lesson_of):
         read = head.direct_input(head.context(seen.given), seen.anchors)
         for slot, fit in enumerate(slots):
@@ -59,10 +59,12 @@ def fit_direct(
     maps.up.weight.copy_(torch.cat([up for _, up in narrow]))
 
 
-class _Regression:
+class Regression:
     """Least squares from what is read to what is wanted, a little towards zero."""
 
-    def __init__(self, wide: int, out: int) -> None:
+    def __init__(self, wide: int, out: int, ridge: float = _RIDGE) -> None:
+        """`ridge`: how much towards zero, of the mean square of what is read."""
+        self._ridge = ridge
         self._squares = torch.zeros((wide, wide), dtype=torch.float64)
         self._products = torch.zeros((wide, out), dtype=torch.float64)
 
@@ -75,7 +77,7 @@ class _Regression:
         return self._solved().float()
 
     def _solved(self) -> torch.Tensor:
-        ridge = _RIDGE * self._squares.diagonal().mean()
+        ridge = self._ridge * self._squares.diagonal().mean()
         found: torch.Tensor = torch.linalg.solve(
             self._squares + ridge * torch.eye(len(self._squares)), self._products
         )

@@ -5,17 +5,20 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from edgespec.drafting.dspark.format import is_head
 from edgespec.drafting.dspark.format import read_head as read_one_pass
 from edgespec.drafting.eagle.shape import Kind
 from edgespec.errors import ConfigError
 from edgespec.model.hub_cache import model_of
+from edgespec.model.model_config import ModelConfig
 from edgespec.training.corpus import Corpus, TrainingPlan, loaded, prepared
-from edgespec.training.dspark import DSparkStudent, DSparkTrainer, taps_of
+from edgespec.training.dspark import Begin, DSparkStudent, DSparkTrainer, begin, taps_of
 from edgespec.training.dspark import shape_for as shape_for_dspark
 from edgespec.training.eagle import EagleTrainer, Student, chosen_vocabulary
 from edgespec.training.evaluate import (
@@ -28,6 +31,7 @@ from edgespec.training.evaluate import (
 from edgespec.training.kept_rows import KeptRows
 from edgespec.training.loop import Trainer
 from edgespec.training.ppd import PPDTrainer, PPDVectors
+from edgespec.training.small_start import begin_as_model, small_shape
 from edgespec.training.start import shape_for
 from edgespec.training.teacher import Teacher
 from edgespec.training.texts import TextRows, counted_tokens
@@ -48,8 +52,8 @@ class EaglePlan(TrainingPlan):
 class DSparkPlan(TrainingPlan):
     """A run of a one-pass head: `layers` with MLPs of `intermediate` (0: the base's), a block of
     `block` slots, a Markov head of `rank`, `vocab` tokens that it scores (0: all); `anchors`
-    blocks in a row of a step. `start`: the folder of a head to begin with, whose shape counts;
-    `direct`: the rank of its direct maps."""
+    blocks in a row of a step. `start`: the folder of a head to begin with, whose shape counts,
+    or a small model's, whose layers count; `direct`: the rank of its direct maps."""
 
     layers: int
     block: int
@@ -99,10 +103,10 @@ def train_dspark(
     taps = taps_of(int(config.num_hidden_layers))
     kept_rows = KeptRows(plan.out, plan.row_length, taps, int(config.hidden_size))
     corpus = prepared(plan, tokenizer, teacher, say, kept_rows)
-    student = _one_pass(plan, teacher, corpus).to(teacher.device)
-    started = plan.start is not None
+    student, begins = _one_pass(plan, teacher, corpus, dtype)
+    student.to(teacher.device)
     trainer = DSparkTrainer(
-        teacher, student, plan.settings, plan.out, plan.anchors, started, kept_rows
+        teacher, student, plan.settings, plan.out, plan.anchors, begins, kept_rows
     )
     trainer.run(corpus.trained, say)
 
@@ -112,29 +116,45 @@ def train_dspark(
 
     has = student.head.shape
     shape = {"layers": has.layers, "block": has.block, "rank": has.markov_rank, "vocab": has.vocab}
-    shape |= {"direct": has.direct, "anchors": plan.anchors, "started": started}
+    shape |= {"direct": has.direct, "anchors": plan.anchors, "started": plan.start is not None}
     return _figures(plan, trainer, corpus, "dspark", shape, measured)
 
 
-def _one_pass(plan: DSparkPlan, teacher: Teacher, corpus: Corpus) -> DSparkStudent:
-    """A new head, or that of the folder to begin with."""
+def _one_pass(
+    plan: DSparkPlan, teacher: Teacher, corpus: Corpus, dtype: torch.dtype
+) -> tuple[DSparkStudent, Begin | None]:
+    """A head, and what it begins as: nothing new for that of the folder to begin with."""
     config = teacher.config
     whole = int(config.vocab_size)
+    if plan.start is not None and is_head(plan.start):
+        return _written(plan.start, config), None
+    kept = chosen_vocabulary(corpus.trained, plan.vocab or whole, whole)
+    kept = torch.arange(whole) if kept is None else kept
     if plan.start is None:
-        kept = chosen_vocabulary(corpus.trained, plan.vocab or whole, whole)
-        kept = torch.arange(whole) if kept is None else kept
         sizes = (plan.layers, plan.block, plan.rank, plan.intermediate, plan.direct)
-        return DSparkStudent(shape_for_dspark(config, len(kept), *sizes), kept)
-    files = read_one_pass(plan.start, int(config.hidden_size), whole, int(config.num_hidden_layers))
+        return DSparkStudent(shape_for_dspark(config, len(kept), *sizes), kept), begin
+    small = Teacher(plan.start, teacher.device, dtype)
+    shape = small_shape(small.config, plan.start, config, len(kept), plan.block, plan.rank)
+    return DSparkStudent(shape, kept, whole), partial(begin_as_model, small)
+
+
+def _written(folder: Path, config: ModelConfig) -> DSparkStudent:
+    """A head that `edgespec train` wrote."""
+    whole = int(config.vocab_size)
+    files = read_one_pass(folder, int(config.hidden_size), whole, int(config.num_hidden_layers))
     shape = files.shapes[0]
-    if shape.windows or shape.own_embedding or shape.own_head or len(files.shapes) > 1:
+    if shape.windows or len(files.shapes) > 1:
         raise ConfigError(
-            f"{plan.start} is no head that edgespec train wrote; begin with one of those, or "
-            "without --start"
+            f"{folder} is no head that edgespec train wrote; begin with one of those, with a small "
+            "model, or without --start"
         )
     kept = torch.arange(whole) if files.tokens is None else files.tokens
-    student = DSparkStudent(shape, kept)
-    student.head.load_state_dict({name: weight.float() for name, weight in files.weights.items()})
+    student = DSparkStudent(shape, kept, whole)
+    weights = {f"head.{name}": weight for name, weight in files.weights.items()}
+    for name, matrix in (("embed_tokens", files.embedding), ("lm_head", files.matrix)):
+        if matrix is not None:
+            weights[f"{name}.weight"] = matrix
+    student.load_state_dict({name: weight.float() for name, weight in weights.items()})
     return student
 
 
@@ -195,4 +215,5 @@ def _shares(found: Agreement) -> dict[str, Any]:
             f"top{rank}": [round(share, 4) for share in found.by_level[rank]] for rank in RANKS
         },
         "tokens_per_trip": {f"top{rank}": round(found.trip[rank], 3) for rank in RANKS},
+        **({} if found.shown is None else {"shown": _shares(found.shown)}),
     }

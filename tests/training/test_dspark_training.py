@@ -23,12 +23,14 @@ from edgespec.training.dspark import (
     VARIATION,
     DSparkStudent,
     DSparkTrainer,
+    begin,
     divergence,
 )
 from edgespec.training.evaluate import dspark_agreement
 from edgespec.training.kept_rows import KeptRows
 from edgespec.training.loop import TrainingSettings
 from edgespec.training.run import DSparkPlan, train_dspark
+from edgespec.training.small_start import begin_as_model, small_shape
 from edgespec.training.teacher import Lesson, Teacher
 from edgespec.training.texts import TextRows
 
@@ -141,7 +143,7 @@ def test_blocks_stand_in_the_bases_own_text() -> None:
     assert blocks.anchors.min(1).values.tolist() == [5, 1, 7]
     assert blocks.anchors.max(1).values.tolist() == [18, 10, 7]
     assert sorted(set(blocks.revealed.flatten().tolist())) == [0, 1, 2, 3]
-    assert 0.4 < (blocks.revealed == 0).float().mean() < 0.6
+    assert 0.7 < (blocks.revealed == 3).float().mean() < 0.9
     counts = (blocks.weights > 0).view(3, 400, 5)
     assert counts[blocks.anchors == 5][..., 0].any()
     last = counts[2]
@@ -168,7 +170,7 @@ def test_the_loss_falls_and_a_stopped_run_gives_the_same_head(
     base: Path, text: Path, tmp_path: Path
 ) -> None:
     said: list[str] = []
-    whole = train_dspark(plan(base, text, tmp_path / "a", 45), said.append, torch.float32)
+    whole = train_dspark(plan(base, text, tmp_path / "a", 45, 4e-3), said.append, torch.float32)
     assert any("left" in line and line.startswith("own texts: ") for line in said)
     assert any(line.startswith("step 2 of 45: ") and line.endswith("left") for line in said)
     lines = (tmp_path / "a" / "progress.jsonl").read_text().splitlines()
@@ -180,7 +182,7 @@ def test_the_loss_falls_and_a_stopped_run_gives_the_same_head(
         if line.startswith("step 7 "):
             raise KeyboardInterrupt
 
-    stopped = plan(base, text, tmp_path / "b", 45)
+    stopped = plan(base, text, tmp_path / "b", 45, 4e-3)
     with pytest.raises(KeyboardInterrupt):
         train_dspark(stopped, stop, torch.float32)
     half = read_head(tmp_path / "b", 32, 420, 6)
@@ -195,6 +197,92 @@ def test_the_loss_falls_and_a_stopped_run_gives_the_same_head(
     assert len(one.tokens) == 60
     assert len(whole["agreement_by_level"]["top1"]) == 4
     assert whole["at_temperature_1"]["held_out_tokens"] > 0
+
+
+def test_a_run_begins_as_a_small_model(base: Path, text: Path, tmp_path: Path) -> None:
+    """With its layers, embedding and output matrix; a run goes on with such a head, too. What it is
+    shown, it continues as the model does, but for what it takes of the context."""
+    small = tmp_path / "small"
+    small.mkdir()
+    write_checkpoint(small, num_hidden_layers=2, vocab_size=420, hidden_size=16, head_dim=8)
+    first = replace(plan(base, text, tmp_path / "a", 1, 1e-9), start=small, block=6)
+    figures = train_dspark(first, quiet, torch.float32)
+    assert figures["started"]
+    found = read_head(tmp_path / "a", 32, 420, 6)
+    (shape,) = found.shapes
+    assert (shape.layers, shape.hidden, shape.base_hidden, shape.block) == (2, 16, 32, 6)
+    assert shape.shows
+    assert shape.aux_hidden == (1, 3, 5)
+    assert len(figures["shown"]["agreement_by_level"]["top1"]) == 6
+    model = Teacher(small, CPU, torch.float32)
+    assert found.embedding is not None
+    assert found.matrix is not None
+    assert found.tokens is not None
+    for mine, its in (
+        (found.embedding, model.weights["model.embed_tokens.weight"]),
+        (found.matrix, model.head_matrix[found.tokens]),
+        (found.weights["norm.weight"], model.weights["model.norm.weight"]),
+        *(
+            (
+                found.weights[f"layers.1.{name}.weight"],
+                model.weights[f"model.layers.1.{name}.weight"],
+            )
+            for name in ("self_attn.q_proj", "self_attn.v_proj", "mlp.down_proj", "input_layernorm")
+        ),
+    ):
+        assert (mine - its).abs().max() < 1e-2 * its.abs().max()
+
+    second = replace(first, out=tmp_path / "b", start=tmp_path / "a", block=9)
+    (tmp_path / "b").mkdir()
+    train_dspark(second, quiet, torch.float32)
+    again = read_head(tmp_path / "b", 32, 420, 6)
+    assert again.shapes == found.shapes
+    assert again.embedding is not None
+    assert (again.embedding - found.embedding).abs().max() < 1e-2
+
+
+def test_a_small_start_reads_of_the_context_what_the_model_would(tmp_path: Path) -> None:
+    """Where the base's rows tell the embedded tokens, keys and values of the first layer come out
+    as the model's own: of one layer nothing else is wanted of them."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    write_checkpoint(folder, num_hidden_layers=1, vocab_size=30, hidden_size=32, head_dim=8)
+    small = Teacher(folder, CPU, torch.float32)
+    oracle = _Oracle()
+    table = torch.randn((30, 24), generator=torch.Generator().manual_seed(2))
+    words = small.weights["model.embed_tokens.weight"]
+    wide = torch.nn.functional.normalize(words, dim=-1) @ torch.randn((32, 40))
+
+    def lesson_of(text: TextRows, tokens: torch.Tensor) -> Lesson:
+        return Lesson(table[tokens], torch.cat([wide[tokens], table[tokens]], -1))
+
+    shape = small_shape(small.config, folder, small.config, 30, 4, 0)
+    shape = replace(shape, aux_hidden=(1, 2), base_hidden=32)
+    student = DSparkStudent(shape, torch.arange(30), 30)
+    tokens = torch.randint(0, 30, (40, 24), dtype=torch.int32)
+    text = TextRows(tokens, torch.zeros(40, dtype=torch.int64), torch.full((40,), 24))
+    begin_as_model(small, student, oracle, text, lesson_of)  # type: ignore[arg-type]
+    given = lesson_of(text, tokens.long()).aux_hidden
+    assert given is not None
+    context = student.head.context(given)
+    layer = student.head.layers[0]
+    own = small.read(tokens.long(), (0,)).aux_hidden
+    normed = torch.nn.functional.rms_norm(own, (32,), layer.input_layernorm.weight, 1e-5)
+    for one in (layer.self_attn.k_proj, layer.self_attn.v_proj):
+        wanted, mine = one(normed), one(context)
+        assert (mine - wanted).square().sum() < 0.05 * wanted.square().sum()
+
+
+@pytest.mark.parametrize("change", [{"vocab_size": 421}, {"mlp_bias": True}])
+def test_a_small_model_that_does_not_fit_is_refused(
+    change: dict[str, object], base: Path, text: Path, tmp_path: Path
+) -> None:
+    small = tmp_path / "small"
+    small.mkdir()
+    write_checkpoint(small, num_hidden_layers=2, **{"vocab_size": 420, **change})
+    wrong = replace(plan(base, text, tmp_path / "a", 1), start=small)
+    with pytest.raises(ConfigError, match="--start"):
+        train_dspark(wrong, quiet, torch.float32)
 
 
 @pytest.mark.thorough
@@ -320,7 +408,7 @@ def test_a_head_with_direct_maps_tells_tokens_before_the_first_step(tmp_path: Pa
     torch.manual_seed(0)
     student = DSparkStudent(shape, torch.arange(30))
     settings = TrainingSettings(1, 8, 4, 1e-3, low=False)
-    trainer = DSparkTrainer(_Oracle(), student, settings, tmp_path, 10, False)  # type: ignore[arg-type]
+    trainer = DSparkTrainer(_Oracle(), student, settings, tmp_path, 10, begin)  # type: ignore[arg-type]
     tokens = torch.randint(0, 30, (300, 40), dtype=torch.int32)
     text = TextRows(tokens, torch.zeros(300, dtype=torch.int64), torch.full((300,), 36))
     trainer.begin(text.take(torch.arange(200)))
@@ -360,11 +448,11 @@ def test_a_head_learns_what_the_row_before_the_anchor_tells_and_no_more(tmp_path
     """The row before the anchor tells the first two tokens behind it; later ones are chance, as
     they would not be if a block saw rows at its anchor or tokens behind it."""
     shape = replace(SHAPE, hidden=32, base_hidden=32, head_dim=8, intermediate=64, block=4)
-    shape = replace(shape, markov_rank=0, markov_rows=0, confidence=None, revealed=2)
+    shape = replace(shape, markov_rank=0, markov_rows=0, confidence=None, revealed=0)
     torch.manual_seed(0)
     student = DSparkStudent(shape, torch.arange(30))
     settings = TrainingSettings(360, 8, 4, 1e-2, low=False)
-    trainer = DSparkTrainer(_Oracle(), student, settings, tmp_path, 10, False)  # type: ignore[arg-type]
+    trainer = DSparkTrainer(_Oracle(), student, settings, tmp_path, 10, begin)  # type: ignore[arg-type]
     trainer.write = lambda: None  # type: ignore[method-assign]
     dice = torch.Generator().manual_seed(1)
     tokens = torch.randint(0, 30, (1200, 40), dtype=torch.int32, generator=dice)
