@@ -151,20 +151,22 @@ class DSparkGuesser(Guesser):
 
     def reading(self, request: int, context: Sequence[int], features: Features) -> Steps[bool]:
         """Take features and committed tokens; False as long as the features of any but the newest
-        are not here: the block stands on all of them."""
+        are not here: a block stands on all of them. A head that is shown guesses is shown those
+        tokens too."""
         state = self._requests[request]
         news = context[len(state.context) :]
         self._ranking.read(request, news)
         if news:
             state.context, state.said = tuple(context), {}
-            if isinstance(state.rows, TreeRows):
-                state.rows.move_on(news)
         given = tapped(features, self._shapes[0].aux_hidden)
         if state.broken:
             return False
         if given is not None:
             rows = yield from call(self._taken, given.to(self._device, self._dtype))
+            state.said = {}
             yield from state.rows.add(rows)
+        if isinstance(state.rows, TreeRows):
+            return state.rows.follow(state.context)
         if len(self._shapes) > 1 and state.rows.committed >= TESTED_ROWS:
             yield from self._try(state)
         return state.rows.committed == len(context) - 1
@@ -188,7 +190,7 @@ class DSparkGuesser(Guesser):
         if isinstance(state.rows, TreeRows):
             missing = [path for path in paths if path not in state.said]
             if missing:
-                out = yield from state.rows.behind(state.context[-1], missing)
+                out = yield from state.rows.behind(missing)
                 found = zip(missing, out, strict=True)
                 state.said |= {path: _Said(row[None]) for path, row in found}
         elif not state.said:

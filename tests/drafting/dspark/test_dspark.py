@@ -26,6 +26,7 @@ from edgespec.model.aux_hidden import packed, unpacked
 from edgespec.model.ends import OutputHead
 from edgespec.model.loader import Checkpoint
 from edgespec.model.quantised.linear import dequantised, pack
+from edgespec.tree.drafted import Children
 from edgespec.types.draft_pass import DraftPass, DraftWork, RankedRows
 from edgespec.types.features import NO_FEATURES, Features
 from edgespec.types.tensor import Layers
@@ -151,6 +152,36 @@ def test_guesses_are_shown_to_a_head_that_learnt_it(base: Path, tmp_path: Path) 
     assert draft.read(1, [*longer, 9], given_rows(1, len(CONTEXT))[1])
     draft.guess(1, [[77]], 5)
     assert rows_of(draft) == (3,), "nothing that was run lies behind 9"
+
+
+def test_tokens_whose_rows_are_not_here_yet_are_shown_too(base: Path, tmp_path: Path) -> None:
+    form = FORMS["own-shown"]
+    tensors = write_dspark(tmp_path, form)
+    draft, reference = guesser(base, tmp_path), Reference(form, tensors, base)
+    draft.open(1, Sampling())
+    known = len(CONTEXT) - 3
+    rows, features = given_rows(known)
+    assert draft.read(1, CONTEXT, features)
+    found = draft.guess(1, [[], [4]], 5)
+    assert rows_of(draft) == (known + 3 + 1,)
+
+    def assert_as_shown(children: Children, rows: torch.Tensor, path: list[int]) -> None:
+        shown = [*CONTEXT[len(rows) :], *path]
+        out = reference.block(rows, shown)
+        wanted = reference.log_probs(out, CONTEXT[: len(rows) + 1], shown[1:])
+        best = wanted.argsort(descending=True, stable=True)[:5]
+        assert children.tokens.tolist() == reference.token_of[best].tolist()
+        np.testing.assert_allclose(children.scores, wanted[best], rtol=0, atol=1e-9)
+
+    for index, path in enumerate(([], [4])):
+        mine = found.parents == index
+        part = replace(found, tokens=found.tokens[mine], scores=found.scores[mine])
+        assert_as_shown(part, rows, path)
+    more = given_rows(3, known)[1]
+    assert not draft.read(1, CONTEXT, more), "nothing stands for what comes next"
+    assert draft.read(1, [*CONTEXT, 4], Features())
+    draft.guess(1, [[]], 5)
+    assert rows_of(draft) == (3 + 1,)
 
 
 @pytest.mark.parametrize("ends", [True, False])
