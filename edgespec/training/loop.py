@@ -26,6 +26,8 @@ DECAY = 0.8
 _MOST_GRADIENT = 1.0
 _ALIKE = 32  # batches whose rows are sorted by length together
 _LEAST_FACTOR = 2.0**-8
+_FEW = 5  # steps by which a course is judged at first
+_SURE = 40  # steps by which a course is judged after the rate was lowered
 _KEPT_OF_MEAN = 0.98
 
 
@@ -52,19 +54,27 @@ class TrainingSettings:
 
 @dataclass(slots=True)
 class LossCourse:
-    """How the loss goes: its mean over about the last ten steps, and the lowest that this was."""
+    """How the loss goes: its means over about the last ten and the last fifty steps, and the lowest
+    that the latter was, once there were `sure` steps. Rows are not equally hard: the lowest mean of
+    few steps is luck."""
 
     mean: float = math.nan
+    slow_mean: float = math.nan
     lowest: float = math.inf
     steps: int = 0
+    sure: int = _FEW
 
     def took(self, loss: float) -> None:
         self.steps += 1
-        # The first few count alike; then an old one fades.
-        share = max(0.1, 1 / self.steps)
-        self.mean = loss if math.isnan(self.mean) else self.mean + share * (loss - self.mean)
-        if self.steps >= 5:
-            self.lowest = min(self.lowest, self.mean)
+        self.mean = self._moved(self.mean, loss, 0.1)
+        self.slow_mean = self._moved(self.slow_mean, loss, 0.02)
+        # From these steps on the course is judged by less: not by what was luck before.
+        lowest = math.inf if self.steps in (_FEW, self.sure) else self.lowest
+        self.lowest = min(lowest, self.slow_mean)
+
+    def _moved(self, mean: float, loss: float, share: float) -> float:
+        """The first few count alike; then an old one fades."""
+        return loss if self.steps == 1 else mean + max(share, 1 / self.steps) * (loss - mean)
 
     @property
     def is_good(self) -> bool:
@@ -73,8 +83,10 @@ class LossCourse:
 
     @property
     def has_diverged(self) -> bool:
-        """Whether the steps lead away: no number any more, or a quarter above the lowest."""
-        return not math.isfinite(self.mean) or self.mean > 1.25 * self.lowest
+        """Whether the steps lead away: no number any more, or a quarter above the lowest mean, or
+        much more while there are few steps."""
+        most = 1.25 if self.steps >= self.sure else 1.5 if self.steps >= _FEW else 4.0
+        return not math.isfinite(self.mean) or self.mean > most * self.lowest
 
 
 class Trainer(ABC):
@@ -230,7 +242,8 @@ class Trainer(ABC):
         self._resume()
         self.factor, self.seconds = factor, seconds
         # Kept in the file: without it a run that is stopped now would lead away again.
-        self._course = LossCourse()
+        # The same rows come again: what was no more than their luck must not end the run.
+        self._course = LossCourse(sure=_SURE)
         self._save()
         say(
             f"the loss rose at step {step + 1}: going on behind step {self.step} at "

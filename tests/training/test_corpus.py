@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from dataclasses import replace
 from pathlib import Path
 
@@ -116,6 +117,11 @@ def test_a_course_that_leads_away_is_noticed() -> None:
         course.took(loss)
     assert course.has_diverged
     assert not course.is_good
+    for seed in range(20):  # rows are not equally hard: a course that was taken for one led away
+        dice, uneven = random.Random(seed), LossCourse(sure=40)
+        for _ in range(2000):
+            uneven.took(dice.uniform(0.24, 0.52))
+            assert not uneven.has_diverged, seed
     none = LossCourse()
     none.took(float("inf"))
     assert none.has_diverged
