@@ -279,18 +279,28 @@ def eagle3_costs(base: str, of: Architecture, bits: int, head: HeadCosts) -> Dra
 
 DSPARK_LAYERS, DSPARK_TAPS, MARKOV_RANK = 2, 5, 256
 """A head of the DSpark paper's: two layers beat its five-layer DFlash (§4.3)."""
+OWN_TAPS = 3
+"""What a head reads that `edgespec train dspark` makes."""
 
 
 def dspark_costs(
-    base: str, of: Architecture, bits: int, head: HeadCosts, layers: int = DSPARK_LAYERS
+    base: str,
+    of: Architecture,
+    bits: int,
+    head: HeadCosts,
+    layers: int = DSPARK_LAYERS,
+    taps: int = DSPARK_TAPS,
+    has_own_head: bool = False,
 ) -> DraftCosts:
-    """A DSpark head for a base: layers like its, and the base's own output head over a block.
+    """A DSpark head for a base: layers like its, and an output head, the base's own or, if
+    `has_own_head`, one more.
 
     The matrix that joins the tapped rows is charged with the layers, in each pass; a committed row
     as one that goes through whole layers, which is too much, as only its keys and values are made.
     """
-    joining = -(-DSPARK_TAPS * of.hidden * of.hidden // layers)
+    joining = -(-taps * of.hidden * of.hidden // layers)
     markov = HeadCosts(packed_bytes(of.vocab * MARKOV_RANK, bits), bits)
+    held = of.head_bytes + 2 * of.vocab * MARKOV_RANK + markov.bytes
     return DraftCosts(
         name=f"{base}-dspark",
         layers=layers,
@@ -298,10 +308,17 @@ def dspark_costs(
         bits=bits,
         head=head,
         kv_bytes=of.kv_bytes,
-        ends_bytes=of.head_bytes + 2 * of.vocab * MARKOV_RANK + markov.bytes,
+        ends_bytes=held + (head.bytes if has_own_head else 0),
         vocab=of.vocab,
         markov=markov,
     )
+
+
+def begun_head_costs(base: str, of: Architecture) -> DraftCosts:
+    """A head as `edgespec train dspark` makes it of a small model: its own output matrix, in 4 bits
+    as its layers, and a Markov head, which it need not have."""
+    own = head_costs(of.vocab, of.hidden, QUANTISATIONS["int4"])
+    return dspark_costs(base, of, 4, own, DSPARK_LAYERS, OWN_TAPS, has_own_head=True)
 
 
 _EAGLE = "-eagle"
@@ -323,7 +340,7 @@ def _cost_model(name: str, head: Quantisation) -> CostModel:
         heads={
             "eagle": eagle_costs(base, of, 4, own),
             "eagle3": eagle3_costs(base, of, 4, own),
-            "dspark": dspark_costs(base, of, 4, own),
+            "dspark": begun_head_costs(base, of),
         },
     )
 

@@ -114,11 +114,12 @@ def test_a_one_pass_head_is_charged_by_the_pass_and_by_the_rows_that_are_ranked(
     head, node = model.draft_of("dspark"), NodeCosts(NANO, model, 0)
     layer = 4096 * (2 * 4096 + 2 * 1024) + 3 * 4096 * 14336
     assert head.layers == 2
-    # Beside its two layers the matrix that joins five tapped rows.
-    assert head.layers * head.layer_bytes == 2 * packed_bytes(layer + 5 * 4096 * 4096 // 2, 4)
+    # Beside its two layers the matrix that joins three tapped rows; an output matrix of its own.
+    assert head.layers * head.layer_bytes == 2 * packed_bytes(layer + 3 * 4096 * 4096 // 2, 4)
+    assert head.head == HeadCosts(128256 * 4096 * 9 // 16, 4, "int4")
     markov = packed_bytes(128256 * 256, 4) / 1e9 * NANO.four_bit.at(3)
     ranking = NANO.ranking.greedy.call + NANO.ranking.greedy.million * 3 * 128256 / 1e6
-    block = model.head.bytes / 1e9 * NANO.sixteen_bit.at(2 * 16)
+    block = head.head.bytes / 1e9 * NANO.four_bit.at(16)
     assert node.rank_seconds(3, "greedy", "dspark", 16) == pytest.approx(block + markov + ranking)
     assert node.rank_seconds(3, "greedy", "dspark", 0) == pytest.approx(markov + ranking)
     # What its layers take hardly grows with the slots of a block, where memory is what binds.

@@ -96,9 +96,9 @@ class DSparkGuesser(Guesser):
         head_quantisation: Quantisation = PLAIN,
     ) -> None:
         """`base` and its tensors `source` are lent where the head has no output matrix or embedding
-        of its own; `quantisation` is of the matrices of its layers, `head_quantisation` of its own
-        output matrix, or of the base's rows that it scores with. Raises ModelError for what cannot
-        be lent or held so."""
+        of its own; `quantisation` is of the matrices of its layers and of its own output matrix,
+        `head_quantisation` of the base's rows that it scores with. Raises ModelError for what
+        cannot be lent or held so."""
         shape = files.shapes[0]
         super().__init__(NAME, DraftNeeds(aux_layers=Layers(tuple(sorted(shape.aux_hidden)))))
         self._shapes = files.shapes
@@ -123,7 +123,9 @@ class DSparkGuesser(Guesser):
             matrix = _rows_of_base(source, files.tokens)
         self._matrix = None
         if matrix is not None:
-            self._matrix = output_product(matrix, head_quantisation, self._dtype, self._device)
+            # One of its own is a draft's, as its layers are: no text depends on it.
+            form = quantisation if self._own_matrix else head_quantisation
+            self._matrix = output_product(matrix, form, self._dtype, self._device)
         self._scored = None if files.tokens is None else files.tokens.to(self._device)
         self._tokens = None if files.tokens is None else files.tokens.numpy()
         self._launches = Launches(device)
