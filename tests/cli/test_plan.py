@@ -149,7 +149,7 @@ def test_every_source_that_takes_room_is_planned(
     made = json.loads(done.out)
     assert made["draft"] == charged
     assert f"--draft {draft}" in made["commands"][0]
-    bundled_too = charged and not draft.startswith(("dspark", "pard"))
+    bundled_too = charged and not draft.startswith("pard")
     assert (made["speculative_tokens_per_second"] is None) == (not bundled_too)
     # Wherever the head is with this draft.
     where = ("--head", made["head"], "--json")
