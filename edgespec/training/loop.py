@@ -79,7 +79,8 @@ class LossCourse:
     @property
     def is_good(self) -> bool:
         """Whether a checkpoint is worth keeping."""
-        return math.isfinite(self.mean) and not self.mean > 1.1 * self.lowest
+        few = self.steps < _FEW
+        return math.isfinite(self.mean) and (few or not self.mean > 1.1 * self.lowest)
 
     @property
     def has_diverged(self) -> bool:
