@@ -36,7 +36,7 @@ from edgespec.types.features import NO_FEATURES, NO_NEEDS, Features
 from edgespec.verify.sampling import Sampling
 
 RANKS = (1, 8)
-COMPARED = ("independent", "eagle", "eagle3", "ngram")
+COMPARED = ("independent", "eagle", "eagle3", "dspark", "ngram")
 
 
 @dataclass(frozen=True)
