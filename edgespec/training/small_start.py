@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from edgespec.drafting.dspark.shape import DSparkShape
+from edgespec.drafting.eagle.head import normed
 from edgespec.drafting.head_settings import rope
 from edgespec.errors import ConfigError
 from edgespec.model.model_config import ModelConfig
@@ -115,16 +116,16 @@ def _fit_context(
         entering = small.read(tokens, tuple(range(shape.layers))).aux_hidden
         assert given is not None
         assert entering is not None
-        normed = [
-            head._norm(rows_in, layer.input_layernorm)  # type: ignore[arg-type]
+        entered = [
+            normed(rows_in, layer.input_layernorm, shape.eps)  # type: ignore[arg-type]
             for rows_in, layer in zip(
                 entering[inside].split(shape.hidden, -1), head.layers, strict=True
             )
         ]
-        wanted = torch.cat([own @ by.T for own, by in zip(normed, maps, strict=True)], -1)
-        seen.append((given[inside].float(), wanted))
-        sizes += seen[-1][0].square().sum(0).cpu()
-        spread += wanted.square().sum(0).cpu()
+        wanted = torch.cat([own @ by.T for own, by in zip(entered, maps, strict=True)], -1)
+        seen.append((given[inside].float().cpu(), wanted.float().cpu()))
+        sizes += seen[-1][0].square().sum(0)
+        spread += seen[-1][1].square().sum(0)
         count += len(wanted)
     sizes, spread = (sizes / count).sqrt().clamp(min=1e-6), (spread / count).sqrt().clamp(min=1e-6)
     for given, wanted in seen:
