@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ import torch
 
 from edgespec.drafting.dspark.format import is_head
 from edgespec.drafting.dspark.format import read_head as read_one_pass
+from edgespec.drafting.dspark.shape import DSparkShape
 from edgespec.drafting.eagle.shape import Kind
 from edgespec.errors import ConfigError
 from edgespec.model.hub_cache import model_of
@@ -30,7 +31,9 @@ from edgespec.training.evaluate import (
 )
 from edgespec.training.kept_rows import KeptRows
 from edgespec.training.loop import Trainer
+from edgespec.training.narrowing import begin_narrower
 from edgespec.training.ppd import PPDTrainer, PPDVectors
+from edgespec.training.regression import LessonOf
 from edgespec.training.small_start import begin_as_model, small_shape
 from edgespec.training.start import shape_for
 from edgespec.training.teacher import Teacher
@@ -123,19 +126,44 @@ def train_dspark(
 def _one_pass(
     plan: DSparkPlan, teacher: Teacher, corpus: Corpus, dtype: torch.dtype
 ) -> tuple[DSparkStudent, Begin | None]:
-    """A head, and what it begins as: nothing new for that of the folder to begin with."""
+    """A head, and what it begins as: nothing new for that of the folder to begin with, unless it
+    is to be narrower."""
     config = teacher.config
     whole = int(config.vocab_size)
     if plan.start is not None and is_head(plan.start):
-        return _written(plan.start, config), None
+        wide = _written(plan.start, config)
+        shape = _narrower(wide.head.shape, plan)
+        if shape == wide.head.shape:
+            return wide, None
+        return DSparkStudent(shape, wide.kept, whole), partial(begin_narrower, wide)
     kept = chosen_vocabulary(corpus.trained, plan.vocab or whole, whole)
     kept = torch.arange(whole) if kept is None else kept
     if plan.start is None:
         sizes = (plan.layers, plan.block, plan.rank, plan.intermediate, plan.direct)
         return DSparkStudent(shape_for_dspark(config, len(kept), *sizes), kept), begin
     small = Teacher(plan.start, teacher.device, dtype)
-    shape = small_shape(small.config, plan.start, config, len(kept), plan.block, plan.rank)
-    return DSparkStudent(shape, kept, whole), partial(begin_as_model, small)
+    full = small_shape(small.config, plan.start, config, len(kept), plan.block, plan.rank)
+    shape = _narrower(full, plan)
+
+    def begin_as_small(
+        student: DSparkStudent, teacher: Teacher, rows: TextRows, lesson_of: LessonOf
+    ) -> None:
+        wide = student if shape == full else DSparkStudent(full, kept, whole).to(teacher.device)
+        begin_as_model(small, wide, teacher, rows, lesson_of)
+        if wide is not student:
+            begin_narrower(wide, student, teacher, rows, lesson_of)
+
+    return DSparkStudent(shape, kept, whole), begin_as_small
+
+
+def _narrower(shape: DSparkShape, plan: DSparkPlan) -> DSparkShape:
+    """The shape to begin with, its MLPs as wide as the plan says (0: as they are)."""
+    if plan.intermediate > shape.intermediate:
+        raise ConfigError(
+            f"--intermediate {plan.intermediate}: the MLPs in {plan.start} are "
+            f"{shape.intermediate} wide; give at most that"
+        )
+    return replace(shape, intermediate=plan.intermediate or shape.intermediate)
 
 
 def _written(folder: Path, config: ModelConfig) -> DSparkStudent:

@@ -12,7 +12,7 @@ import pytest
 import torch
 from support.checkpoints import write_checkpoint, write_tokenizer
 
-from edgespec.drafting.dspark.format import read_head
+from edgespec.drafting.dspark.format import read_head, write_head
 from edgespec.drafting.dspark.head import BlockPlaces, DSparkHead, masked, packed_masks
 from edgespec.drafting.dspark.shape import DSparkShape
 from edgespec.drafting.eagle.shape import Rope
@@ -239,6 +239,50 @@ def test_a_run_begins_as_a_small_model(base: Path, text: Path, tmp_path: Path) -
     assert again.shapes == found.shapes
     assert again.embedding is not None
     assert (again.embedding - found.embedding).abs().max() < 1e-2
+
+
+def test_a_run_begins_with_the_neurons_of_a_head_that_say_most(
+    base: Path, text: Path, tmp_path: Path
+) -> None:
+    """Those of a head whose other neurons say nothing make the same head; nothing wider can be
+    made of one. So it is of a small model."""
+    train_dspark(plan(base, text, tmp_path / "a", 1, 1e-9), quiet, torch.float32)
+    files = read_head(tmp_path / "a", 32, 420, 6)
+    (shape,) = files.shapes
+    silent = torch.arange(shape.intermediate) % 3 == 1
+    for name, weight in files.weights.items():
+        if ".mlp." in name:
+            weight.normal_(generator=torch.Generator().manual_seed(1))
+        if name.endswith("up_proj.weight"):
+            weight[silent] = 0.0
+    (tmp_path / "b").mkdir()
+    write_head(tmp_path / "b", shape, files.weights, files.tokens, 420, 6, 64, torch.float32)
+    width = shape.intermediate - int(silent.sum())
+    narrow = replace(plan(base, text, tmp_path / "c", 1, 1e-9), start=tmp_path / "b")
+    narrow = replace(narrow, intermediate=width)
+    train_dspark(narrow, quiet, torch.float32)
+    found = read_head(tmp_path / "c", 32, 420, 6)
+    assert found.shapes == (replace(shape, intermediate=width),)
+    for part, axis in (("gate_proj", 0), ("up_proj", 0), ("down_proj", 1)):
+        path = f"layers.0.mlp.{part}.weight"
+        its = files.weights[path].index_select(axis, (~silent).nonzero()[:, 0])
+        assert (found.weights[path] - its).abs().max() < 1e-2 * its.abs().max()
+    wider = replace(narrow, start=tmp_path / "c", intermediate=99)
+    with pytest.raises(ConfigError, match=f"--intermediate 99: the MLPs in .* are {width} wide"):
+        train_dspark(wider, quiet, torch.float32)
+
+
+@pytest.mark.thorough
+def test_a_run_begins_as_a_small_model_with_narrower_layers(
+    base: Path, text: Path, tmp_path: Path
+) -> None:
+    small = tmp_path / "small"
+    small.mkdir()
+    write_checkpoint(small, num_hidden_layers=2, vocab_size=420, hidden_size=16, head_dim=8)
+    made = replace(plan(base, text, tmp_path / "a", 1, 1e-9), start=small, intermediate=10)
+    train_dspark(made, quiet, torch.float32)
+    (shape,) = read_head(tmp_path / "a", 32, 420, 6).shapes
+    assert (shape.intermediate, shape.hidden) == (10, 16)
 
 
 def test_a_small_start_reads_of_the_context_what_the_model_would(tmp_path: Path) -> None:
