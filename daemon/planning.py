@@ -29,19 +29,21 @@ from edgespec.planning.architecture import Architecture, architecture_of, longes
 from edgespec.planning.catalogue import MODELS
 from edgespec.planning.cost_model import (
     NO_DRAFT,
+    PUBLISHED,
     DraftCosts,
     bits_of,
     cost_model_named,
     draft_costs_of,
     draft_head,
-    dspark_costs,
     eagle3_costs,
     eagle_costs,
+    one_pass_costs,
 )
 from edgespec.planning.memory import Device, PlannedModel
 from edgespec.planning.plan import Plan
 from edgespec.planning.profile import Figure, LogitTimes, Profile, RowTable
 from edgespec.schema import FileStruct, Text, as_type, parse_json
+from edgespec.types.draft_pass import HeadForm
 
 DEFAULT_CONTEXT = 4096
 
@@ -313,7 +315,8 @@ def _draft(choice: DraftChoice, base: PlannedModel, quantisation: Quantisation) 
         require_model(one.folder)
         bits, head = bits_of(quantisation), base.costs.head
         if one.name == "dspark":
-            return dspark_costs(base.name, base.of, bits, head, _head_layers(one.folder))
+            form = _head_form(one.folder, base.of)
+            return one_pass_costs(base.name, base.of, bits, head, form)
         return _HEADS[one.name](base.name, base.of, bits, head)
     known = MODELS.get(known_name(one.folder))
     of = known.sizes if known else architecture_of(*_config(one.folder))
@@ -326,18 +329,30 @@ def _draft(choice: DraftChoice, base: PlannedModel, quantisation: Quantisation) 
 
 
 _HEADS = {"eagle": eagle_costs, "eagle3": eagle3_costs}
-_USUAL_HEAD_LAYERS = 5
-"""Of published DSpark and DFlash heads."""
 
 
-def _head_layers(folder: str) -> int:
-    """How many layers a one-pass head has, if it is here."""
+def _head_form(folder: str, base: Architecture) -> HeadForm:
+    """What a one-pass head is made of by its config.json, if it is here; as for published ones
+    where that does not say it."""
     if not is_here(folder):
-        return _USUAL_HEAD_LAYERS
+        return PUBLISHED
     content, _ = _config(folder)
-    nested = content.get("transformer_layer_config")
-    layers = (nested if isinstance(nested, dict) else content).get("num_hidden_layers")
-    return layers if type(layers) is int and layers > 0 else _USUAL_HEAD_LAYERS
+    parts = [content.get(name) for name in ("transformer_layer_config", "dflash_config")]
+    said = dict(content)
+    for part in parts:
+        said |= part if isinstance(part, dict) else {}
+
+    def count(name: str, usual: int) -> int:
+        value = said.get(name)
+        return value if type(value) is int and value >= 0 else usual
+
+    taps = said.get("target_layer_ids", said.get("aux_hidden_state_layer_ids"))
+    return HeadForm(
+        layers=count("num_hidden_layers", PUBLISHED.layers) or PUBLISHED.layers,
+        taps=len(taps) if isinstance(taps, list) else PUBLISHED.taps,
+        mlp=count("intermediate_size", base.intermediate) / base.intermediate,
+        markov_rank=count("markov_rank", 0),
+    )
 
 
 def _config(model: str) -> tuple[dict[str, object], str]:

@@ -102,7 +102,7 @@ class TokenTimes:
     def ranked(self, rows: RankedRows) -> float:
         """A draft's output head over these rows, and the best guesses of each."""
         count = len(rows.positions)
-        seconds = self._costs.rank_seconds(count, rows.way, rows.source, rows.product)
+        seconds = self._costs.rank_seconds(count, rows.way, rows.source, rows.product, rows.form)
         if rows.way == "sampled" and self._costs.model.draft_of(rows.source).vocab:
             seconds += self._noise(rows.seed, rows.positions)
         return seconds
@@ -285,6 +285,6 @@ class CoordinatorDurations:
     def _capture(self, one: DraftPass, request: int, seen: int, replayed: float) -> float:
         """Seconds that a pass takes beside one that was captured before."""
         shape = self._costs.draft_shape(one.rows, seen, one.source)
-        layers = self._costs.model.draft_of(one.source).layers
+        layers = self._costs.model.draft_of(one.source, one.form).layers
         launched = self._costs.capture_seconds(layers)
         return self._captures.beside(request, shape and (one.source, shape), replayed, launched)

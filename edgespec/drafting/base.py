@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from edgespec.drafting.steps import Steps, alone
 from edgespec.tree.drafted import Children
 from edgespec.tree.ledger import IntArray
-from edgespec.types.draft_pass import DraftPass, DraftWork, RankedRows
+from edgespec.types.draft_pass import DraftPass, DraftWork, HeadForm, RankedRows
 from edgespec.types.features import NO_NEEDS, DraftNeeds, Features
 from edgespec.verify.rules import Mask
 from edgespec.verify.sampling import Sampling
@@ -25,14 +25,16 @@ class Guesser(ABC):
 
     `name`: what results and messages call it. `needs`: what it must be given beyond tokens.
     `sources`: the names of its members, in the order of the bits of Children.sources; a guesser
-    without members is its own. Calls come from one thread, in order, and name open requests only;
-    the steps of several requests may be carried out together (see drafting.steps).
+    without members is its own. `form`: what it is made of, if it says so. Calls come from one
+    thread, in order, and name open requests only; the steps of several requests may be carried out
+    together (see drafting.steps).
     """
 
     def __init__(
         self, name: str, needs: DraftNeeds = NO_NEEDS, sources: tuple[str, ...] = ()
     ) -> None:
         self.name, self.needs, self.sources = name, needs, sources or (name,)
+        self.form: HeadForm | None = None
         self._work: list[DraftWork] = []
         self._let_in: Callable[[], object] = lambda: None
         self.allowed: dict[int, Mapping[TokenPath, Mask]] = {}
@@ -99,15 +101,16 @@ class Guesser(ABC):
         self._let_in()
         return False
 
-    def ran(self, rows: int, *requests: int, direct: int = 0) -> None:
-        """Note a forward pass over so many rows of these requests; `direct`: see DraftPass."""
-        self._work.append(DraftPass(rows, self.name, requests, direct))
+    def ran(self, rows: int, *requests: int, joined: int = 0) -> None:
+        """Note a forward pass over so many rows of these requests; `joined`: see DraftPass."""
+        self._work.append(DraftPass(rows, self.name, requests, joined, self.form))
 
     def ranked(self, positions: IntArray, sampling: Sampling, product: int | None = None) -> None:
         """Note that guesses were taken from a row of logits for each of these positions; `product`:
         see RankedRows."""
         where = tuple(positions.tolist())
-        self._work.append(RankedRows(where, self.name, sampling.way, sampling.seed, product))
+        way, seed = sampling.way, sampling.seed
+        self._work.append(RankedRows(where, self.name, way, seed, product, self.form))
 
     def take_work(self) -> tuple[DraftWork, ...]:
         """What was done since the last call, in order: what a device is charged for."""

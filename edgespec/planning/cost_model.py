@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 
 from edgespec.config import FILE, NAMED, QUANTISATIONS, Quantisation
 from edgespec.errors import ConfigError
 from edgespec.planning.architecture import Architecture, matrix_bytes
 from edgespec.planning.catalogue import MODELS
 from edgespec.planning.operations import DRAFT_HEAD_OPERATIONS, layer_operations
+from edgespec.types.draft_pass import HeadForm
 
 GROUP = 64
 """Weights in 4 bits that share one scale of 16 bits."""
@@ -72,7 +74,8 @@ class DraftCosts:
     `ends_bytes`: what D0 holds of the draft's embedding and head, beside the base's head. `vocab`:
     of how many tokens it ranks guesses. `captured`: whether its passes are, where CUDA graphs are
     made: those of whole dense models. `operations`: of which a layer is made. `markov`: the matrix
-    that each ranked row goes through beside the head, of sources that have one.
+    that each ranked row goes through beside the head, `joining` that which rows of the base go
+    through once, and `direct` that which a block's first slot does, of sources that have them.
     """
 
     name: str
@@ -86,6 +89,8 @@ class DraftCosts:
     captured: bool = False
     operations: float = DRAFT_HEAD_OPERATIONS
     markov: HeadCosts = HeadCosts(0)
+    joining: HeadCosts = HeadCosts(0)
+    direct: HeadCosts = HeadCosts(0)
 
     @property
     def held_bytes(self) -> int:
@@ -106,7 +111,7 @@ class CostModel:
     `vocab`: tokens, of which one is chosen.
     `expert_bytes`: what the `experts` of a mixture have of `layer_bytes`; each row goes through
     `active` of them. `family`: its `model_type`. `draft`: the whole model that guesses; `heads`:
-    those that read its rows, by the names of their draft sources.
+    those that read its rows, by the names of their draft sources. `of`: its sizes.
     """
 
     name: str
@@ -118,6 +123,7 @@ class CostModel:
     head: HeadCosts
     vocab: int
     draft: DraftCosts
+    of: Architecture
     bits: int = 4
     quantisation: str = ""
     expert_bytes: int = 0
@@ -126,13 +132,16 @@ class CostModel:
     family: str = "llama"
     heads: Mapping[str, DraftCosts] = field(default_factory=dict)
 
-    def draft_of(self, source: str) -> DraftCosts:
-        """What a pass and the ranking of that draft source are charged as."""
+    def draft_of(self, source: str, form: HeadForm | None = None) -> DraftCosts:
+        """What a pass and the ranking of that draft source are charged as, one of that form."""
         if source == "ngram":  # it looks tokens up
             return NO_DRAFT
         if source == "ppd":  # its rows go round with the base's, and through the base's head
             return replace(NO_DRAFT, vocab=self.vocab)
-        return self.heads.get(source, self.draft)
+        usual = self.heads.get(source, self.draft)
+        if form is None:
+            return usual
+        return one_pass_costs(self.name, self.of, usual.bits, self.head, form)
 
     @property
     def activation_bytes(self) -> int:
@@ -178,6 +187,7 @@ def cost_model_of(
         head=head,
         vocab=of.vocab,
         draft=draft,
+        of=of,
         bits=_file_bits(file_bytes, of.layer_weights) if file_bytes else bits_of(quantisation),
         quantisation=quantisation.name,
         expert_bytes=expert_bytes if of.experts else 0,
@@ -277,48 +287,50 @@ def eagle3_costs(base: str, of: Architecture, bits: int, head: HeadCosts) -> Dra
     )
 
 
-DSPARK_LAYERS, DSPARK_TAPS, MARKOV_RANK = 2, 5, 256
-"""A head of the DSpark paper's: two layers beat its five-layer DFlash (§4.3)."""
-OWN_TAPS = 3
-"""What a head reads that `edgespec train dspark` makes."""
+PUBLISHED = HeadForm(layers=5, taps=5, markov_rank=256)
+"""A one-pass head of which nothing is known: as DSpark and DFlash publish them."""
+TRAINED = HeadForm(layers=2, taps=3, own_matrix=True)
+"""One as `edgespec train dspark` makes it of a small model."""
 
 
-def dspark_costs(
-    base: str,
-    of: Architecture,
-    bits: int,
-    head: HeadCosts,
-    layers: int = DSPARK_LAYERS,
-    taps: int = DSPARK_TAPS,
-    has_own_head: bool = False,
+@lru_cache(maxsize=64)
+def one_pass_costs(
+    base: str, of: Architecture, bits: int, head: HeadCosts, form: HeadForm
 ) -> DraftCosts:
-    """A DSpark head for a base: layers like its, and an output head, the base's own or, if
-    `has_own_head`, one more.
+    """A one-pass head of that form for a base, its matrices in `bits`, and an output matrix: its
+    own, held so too, or the rows of the base's that it scores.
 
-    The matrix that joins the tapped rows is charged with the layers, in each pass; a committed row
-    as one that goes through whole layers, which is too much, as only its keys and values are made.
+    A committed row is charged as one that goes through whole layers, which is too much, as only its
+    keys and values are made.
     """
-    joining = -(-taps * of.hidden * of.hidden // layers)
-    markov = HeadCosts(packed_bytes(of.vocab * MARKOV_RANK, bits), bits)
-    held = of.head_bytes + 2 * of.vocab * MARKOV_RANK + markov.bytes
+    attention = of.layer_weights - of.mlp_weights
+    weights = round(form.attention * attention + form.mlp * of.mlp_weights)
+    hidden, vocab = round(form.width * of.hidden), round(form.vocab * of.vocab)
+
+    def held(weights: int) -> HeadCosts:
+        return HeadCosts(packed_bytes(weights, bits), bits) if weights else HeadCosts(0)
+
+    scoring = replace(head, bytes=round(form.vocab * head.bytes))
+    if form.own_matrix:
+        scoring = head_costs(vocab, hidden, QUANTISATIONS[{4: "int4", 8: "int8", 16: "none"}[bits]])
+    markov, joining = held(form.markov_rank * vocab), held(form.taps * of.hidden * hidden)
+    direct = held((2 * hidden * hidden + 3 * hidden * form.direct) if form.direct else 0)
+    embeddings = of.head_bytes + 2 * of.vocab * form.markov_rank
     return DraftCosts(
         name=f"{base}-dspark",
-        layers=layers,
-        layer_bytes=packed_bytes(of.layer_weights + joining, bits),
+        layers=form.layers,
+        layer_bytes=packed_bytes(weights, bits),
         bits=bits,
-        head=head,
-        kv_bytes=of.kv_bytes,
-        ends_bytes=held + (head.bytes if has_own_head else 0),
-        vocab=of.vocab,
+        head=scoring,
+        kv_bytes=round(form.keys * of.kv_bytes),
+        ends_bytes=embeddings
+        + sum(one.bytes for one in (markov, joining, direct))
+        + (scoring.bytes if form.own_matrix else 0),
+        vocab=vocab,
         markov=markov,
+        joining=joining,
+        direct=direct,
     )
-
-
-def begun_head_costs(base: str, of: Architecture) -> DraftCosts:
-    """A head as `edgespec train dspark` makes it of a small model: its own output matrix, in 4 bits
-    as its layers, and a Markov head, which it need not have."""
-    own = head_costs(of.vocab, of.hidden, QUANTISATIONS["int4"])
-    return dspark_costs(base, of, 4, own, DSPARK_LAYERS, OWN_TAPS, has_own_head=True)
 
 
 _EAGLE = "-eagle"
@@ -340,7 +352,7 @@ def _cost_model(name: str, head: Quantisation) -> CostModel:
         heads={
             "eagle": eagle_costs(base, of, 4, own),
             "eagle3": eagle3_costs(base, of, 4, own),
-            "dspark": begun_head_costs(base, of),
+            "dspark": one_pass_costs(base, of, 4, own, TRAINED),
         },
     )
 

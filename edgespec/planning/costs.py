@@ -8,11 +8,11 @@ from itertools import pairwise, starmap
 from math import ceil
 
 from edgespec.errors import CapacityError, ConfigError
-from edgespec.planning.cost_model import CostModel, HeadCosts, packed_bytes
+from edgespec.planning.cost_model import CostModel, HeadCosts
 from edgespec.planning.operations import DRAFT_HEAD_OPERATIONS, USUAL_OPERATIONS
 from edgespec.planning.partition import blocks_of
 from edgespec.planning.profile import Profile
-from edgespec.types.draft_pass import DraftPass, DraftWork, Way
+from edgespec.types.draft_pass import DraftPass, DraftWork, HeadForm, Way
 from edgespec.types.static_shapes import groups, row_bucket, slot_bucket
 
 _HEADER_BYTES = 22  # of a segment, without what its requests and their rows take
@@ -138,30 +138,37 @@ class NodeCosts:
         return sum(
             sum(self.pass_parts(one, seen, max(len(one.requests), 1)), 0.0)
             if isinstance(one, DraftPass)
-            else self.rank_seconds(len(one.positions), one.way, one.source, one.product)
+            else self.rank_seconds(len(one.positions), one.way, one.source, one.product, one.form)
             for one in work
         )
 
     def pass_parts(self, one: DraftPass, seen: int, requests: int = 1) -> list[float]:
         """A pass as the draft source told it, by its parts (see draft_parts).
 
-        Direct maps (see drafting.dspark) take one row a block: a full one, two hidden states wide,
-        and those of low rank. They are held as the layers are, and launched with the first.
+        The matrix that joins rows of the base takes those that are new, direct maps (see
+        drafting.dspark) one row a block. Both are launched with the first layer.
         """
-        parts = self.draft_parts(one.rows, seen, one.source, requests)
-        if parts and one.direct:
-            hidden, bits = self.model.hidden_size, self.model.draft_of(one.source).bits
-            weights = 2 * hidden * hidden + 3 * hidden * one.direct
-            parts[0] += self._weights(requests, packed_bytes(weights, bits), bits)
+        parts = self.draft_parts(one.rows, seen, one.source, requests, one.form)
+        if parts:
+            draft = self.model.draft_of(one.source, one.form)
+            blocks = requests if one.rows > one.joined else 0
+            parts[0] += self._head(one.joined, draft.joining) + self._head(blocks, draft.direct)
         return parts
 
     def draft_seconds(self, rows: int, seen: int, source: str = "", requests: int = 1) -> float:
         """One forward pass through the layers of a draft source; "": of the draft model."""
         return sum(self.draft_parts(rows, seen, source, requests), 0.0)
 
-    def draft_parts(self, rows: int, seen: int, source: str = "", requests: int = 1) -> list[float]:
+    def draft_parts(
+        self,
+        rows: int,
+        seen: int,
+        source: str = "",
+        requests: int = 1,
+        form: HeadForm | None = None,
+    ) -> list[float]:
         """The same pass by the parts between which it can be interrupted; nothing for no rows."""
-        draft = self.model.draft_of(source)
+        draft = self.model.draft_of(source, form)
         if rows == 0:
             return []
         captures = self._captures_draft(source, requests)
@@ -177,14 +184,19 @@ class NodeCosts:
         return [fill * (not number) + layer * part for number, part in enumerate(parts)]
 
     def rank_seconds(
-        self, rows: int, way: Way, source: str = "", product: int | None = None
+        self,
+        rows: int,
+        way: Way,
+        source: str = "",
+        product: int | None = None,
+        form: HeadForm | None = None,
     ) -> float:
         """A draft source's output head over `product` rows, None: `rows`, and the best guesses of
         the logits of `rows` rows.
 
         A look-up without logits takes no longer than the fixed part of choosing a token.
         """
-        draft, profile = self.model.draft_of(source), self.profile
+        draft, profile = self.model.draft_of(source, form), self.profile
         if rows == 0:
             return 0.0
         if not draft.vocab:

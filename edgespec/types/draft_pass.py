@@ -9,15 +9,38 @@ Way = Literal["greedy", "sampled", "filtered"]
 that filters leave. Sampling has one; what it costs to take or to guess a token depends on it."""
 
 
+class HeadForm(NamedTuple):
+    """What a head is made of, so that it can be charged beside a base of another size.
+
+    As shares of its own base's: `width` of rows, `attention` and `mlp`, weights of a layer's,
+    `keys`, the width of a row's keys, and `vocab`, the tokens that it scores. `layers`; `taps`:
+    rows of the base that are joined to one; `markov_rank`, 0: no such head; `direct`: numbers
+    between the direct maps of low rank over all slots, 0: none; `own_matrix`: whether it brings an
+    output matrix, held as its layers are.
+    """
+
+    layers: int
+    taps: int
+    width: float = 1.0
+    attention: float = 1.0
+    mlp: float = 1.0
+    keys: float = 1.0
+    vocab: float = 1.0
+    markov_rank: int = 0
+    direct: int = 0
+    own_matrix: bool = False
+
+
 class DraftPass(NamedTuple):
     """A forward pass over so many rows, by the draft source of that name; `requests`: whose rows
-    they are, none named: of the request that asked. `direct`: 0, or for a head with direct maps
-    how many numbers lie between the two of low rank, over all slots."""
+    they are, none named: of the request that asked. `joined`: how many of them are rows of the base
+    that a head reads for the first time. `form`: of a head that says what it is made of."""
 
     rows: int
     source: str
     requests: tuple[int, ...] = ()
-    direct: int = 0
+    joined: int = 0
+    form: HeadForm | None = None
 
 
 class RankedRows(NamedTuple):
@@ -26,7 +49,7 @@ class RankedRows(NamedTuple):
     `positions`: absolute, of the tokens that were guessed. `seed`: the request's, whose noise at
     these positions was needed if `way` is "sampled". `product`: rows of the product with the
     output matrix that gave the logits, None: just these; of several requests that share one, the
-    first has the rows of all, and the others 0.
+    first has the rows of all, and the others 0. `form`: see DraftPass.
     """
 
     positions: tuple[int, ...]
@@ -34,6 +57,7 @@ class RankedRows(NamedTuple):
     way: Way
     seed: int
     product: int | None = None
+    form: HeadForm | None = None
 
 
 DraftWork: TypeAlias = DraftPass | RankedRows

@@ -29,7 +29,7 @@ from edgespec.planning.cost_model import (
 from edgespec.planning.costs import LinkCosts, NodeCosts, RingCosts, ring_costs
 from edgespec.planning.operations import LIBRARY_OPERATIONS, OWN_OPERATIONS, USUAL_OPERATIONS
 from edgespec.planning.profile import Figure
-from edgespec.types.draft_pass import DraftPass
+from edgespec.types.draft_pass import DraftPass, HeadForm
 from edgespec.types.tensor import Tensor
 from edgespec.wire.codec import encode
 from edgespec.wire.segment import Header, Part, Segment, StageTime, Verdict
@@ -114,23 +114,47 @@ def test_a_one_pass_head_is_charged_by_the_pass_and_by_the_rows_that_are_ranked(
     head, node = model.draft_of("dspark"), NodeCosts(NANO, model, 0)
     layer = 4096 * (2 * 4096 + 2 * 1024) + 3 * 4096 * 14336
     assert head.layers == 2
-    # Beside its two layers the matrix that joins three tapped rows; an output matrix of its own.
-    assert head.layers * head.layer_bytes == 2 * packed_bytes(layer + 3 * 4096 * 4096 // 2, 4)
+    assert head.layer_bytes == packed_bytes(layer, 4)
     assert head.head == HeadCosts(128256 * 4096 * 9 // 16, 4, "int4")
-    markov = packed_bytes(128256 * 256, 4) / 1e9 * NANO.four_bit.at(3)
     ranking = NANO.ranking.greedy.call + NANO.ranking.greedy.million * 3 * 128256 / 1e6
     block = head.head.bytes / 1e9 * NANO.four_bit.at(16)
-    assert node.rank_seconds(3, "greedy", "dspark", 16) == pytest.approx(block + markov + ranking)
-    assert node.rank_seconds(3, "greedy", "dspark", 0) == pytest.approx(markov + ranking)
+    assert node.rank_seconds(3, "greedy", "dspark", 16) == pytest.approx(block + ranking)
+    assert node.rank_seconds(3, "greedy", "dspark", 0) == pytest.approx(ranking)
     # What its layers take hardly grows with the slots of a block, where memory is what binds.
     one, many = (sum(node.draft_parts(rows, 500, "dspark")) for rows in (1, 16))
     assert one < many < 1.5 * one
-    # Direct maps, two of rank 6 behind the anchor's slot, are read once for each block.
-    plain, direct = (DraftPass(16, "dspark", (1,), between) for between in (0, 12))
+
+
+def test_a_one_pass_head_is_charged_by_what_it_is_made_of() -> None:
+    """Its own shares of the base's sizes, whatever base is charged."""
+    model = cost_model_named("llama-3.1-8b")
+    form = HeadForm(3, 2, attention=0.5, mlp=0.25, keys=0.5, vocab=0.5, markov_rank=16, direct=12)
+    head, node = model.draft_of("dspark", form), NodeCosts(NANO, model, 0)
+    layer = 4096 * (2 * 4096 + 2 * 1024) // 2 + 3 * 4096 * 14336 // 4
+    assert (head.layers, head.layer_bytes) == (3, packed_bytes(layer, 4))
+    assert head.kv_bytes == 2 * 1024
+    assert head.head == replace(model.head, bytes=model.head.bytes // 2), "of the base's rows"
+    # Rows of the base are joined once; direct maps, two of rank 6 behind the anchor's slot, are
+    # read once for each block.
+    rest, joined, alone = (DraftPass(16, "dspark", (1,), rows, form) for rows in (0, 5, 16))
+    layers = sum(node.draft_parts(16, 500, "dspark", form=form))
+    join = packed_bytes(2 * 4096 * 4096, 4) / 1e9
     maps = packed_bytes(2 * 4096 * 4096 + 3 * 4096 * 12, 4) / 1e9 * NANO.four_bit.at(1)
-    assert node.pass_parts(plain, 500) == node.draft_parts(16, 500, "dspark")
-    assert sum(node.pass_parts(direct, 500)) == pytest.approx(many + maps)
-    assert node.draft_work_seconds((direct,), 500) == pytest.approx(many + maps)
+    for one, wanted in (
+        (rest, layers + maps),
+        (joined, layers + maps + join * NANO.four_bit.at(5)),
+        (alone, layers + join * NANO.four_bit.at(16)),
+    ):
+        assert sum(node.pass_parts(one, 500)) == pytest.approx(wanted)
+        assert node.draft_work_seconds((one,), 500) == pytest.approx(wanted)
+    # Each row that is ranked goes through the Markov head.
+    rank = node.rank_seconds(3, "greedy", "dspark", 0, form)
+    plain = node.rank_seconds(3, "greedy", "dspark", 0, form._replace(markov_rank=0))
+    markov = packed_bytes(128256 // 2 * 16, 4) / 1e9 * NANO.four_bit.at(3)
+    assert rank == pytest.approx(plain + markov)
+    narrow = model.draft_of("dspark", HeadForm(2, 3, width=0.5, own_matrix=True))
+    assert narrow.head == HeadCosts(128256 * 2048 * 9 // 16, 4, "int4")
+    assert narrow.joining.bytes == packed_bytes(3 * 4096 * 2048, 4)
 
 
 def test_heads_are_charged_as_they_are_held() -> None:

@@ -65,7 +65,7 @@ class BlockPasses:
         between_layers: Callable[[], object],
     ) -> None:
         """`embed` gives the vectors [R, hidden] of tokens int64 [R]; `ran` is told the rows of
-        every pass, and whose they were."""
+        every pass, whose they were, and how many of them are of the base."""
         self.head, self.dtype, self.device = head, dtype, device
         self._embed, self._ran, self._between_layers = embed, ran, between_layers
 
@@ -100,9 +100,8 @@ class BlockPasses:
             out = context[0, :0]
         for one, rows in zip(every, contexts, strict=True):
             one.kv.advance(rows + (one.slots if one.shown else 0))
-        shape = self.head.shape
-        direct = (shape.block - 1) * shape.direct if sum(slots) else 0
-        self._ran(sum(contexts) + sum(slots), *(one.request for one in every), direct=direct)
+        joined = sum(contexts)
+        self._ran(joined + sum(slots), *(one.request for one in every), joined=joined)
         return list(out.split(slots))
 
     def _places(self, one: NextBlocks) -> BlockPlaces:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from edgespec.drafting.eagle.shape import Rope
+from edgespec.model.model_config import ModelConfig
+from edgespec.types.draft_pass import HeadForm
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,3 +89,22 @@ class DSparkShape:
     def window(self, layer: int) -> int | None:
         """How many positions a slot of that layer sees; None for all."""
         return self.windows[layer] if self.windows else None
+
+    def beside(self, base: ModelConfig) -> HeadForm:
+        """What it is made of, beside the base that it was trained for."""
+        hidden, heads = int(base.hidden_size), int(base.num_attention_heads)
+        dim = int(getattr(base, "head_dim", None) or hidden // heads)
+        kv_heads = int(getattr(base, "num_key_value_heads", None) or heads)
+        own_rows = (self.heads + self.kv_heads) * self.head_dim * self.hidden
+        return HeadForm(
+            layers=self.layers,
+            taps=len(self.aux_hidden),
+            width=self.hidden / hidden,
+            attention=own_rows / ((heads + kv_heads) * dim * hidden),
+            mlp=self.intermediate * self.hidden / (int(base.intermediate_size) * hidden),
+            keys=self.kv_heads * self.head_dim / (kv_heads * dim),
+            vocab=self.vocab / int(base.vocab_size),
+            markov_rank=self.markov_rank,
+            direct=(self.block - 1) * self.direct,
+            own_matrix=self.own_head,
+        )

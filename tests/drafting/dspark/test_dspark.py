@@ -293,7 +293,7 @@ def test_a_block_runs_once_for_all_its_levels(base: Path, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(("name", "between"), [("own", 7 * 3), ("deepspec", 0)])
-def test_a_pass_of_blocks_tells_its_direct_maps(
+def test_a_pass_tells_what_the_head_is_made_of_and_which_rows_are_new(
     name: str, between: int, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("edgespec.drafting.dspark.rows.PASS_ROWS", 4)
@@ -302,7 +302,11 @@ def test_a_pass_of_blocks_tells_its_direct_maps(
     opened(draft)
     draft.guess(1, PATHS, 4)
     passes = [one for one in draft.take_work() if isinstance(one, DraftPass)]
-    assert [one.direct for one in passes] == [0, between], "rows alone need none"
+    assert sum(one.joined for one in passes) == len(CONTEXT) - 1
+    assert passes[0].rows == passes[0].joined, "rows alone"
+    (form,) = {one.form for one in passes}
+    assert form is not None
+    assert (form.direct, form.layers) == (between, 2)
 
 
 def test_a_hybrid_charges_what_the_head_does_alone(base: Path, tmp_path: Path) -> None:
