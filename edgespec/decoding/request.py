@@ -114,6 +114,7 @@ class Request:
         self.exhausted = False
         self.rows_missing_until: float | None = None
         self.asks = False  # its policy is to be asked
+        self.alone = False  # no other request goes on
         self.turn = 0  # the segment in which rows of it left last; 0: none has
         self._head_log = HeadLog()
         self.retains = RetainLog(number, len(self.prefix))
@@ -301,7 +302,9 @@ class Request:
         if self.hidden is not None:
             self.hidden.passed(guessed, ids[-1])
         stats.smallest_margin = min(stats.smallest_margin, self._head_log.take(ids))
-        stats.committed(step.sources[:used], len(guessed), now, self.flights.clock.now)
+        took = stats.committed(step.sources[:used], len(guessed), now, self.flights.clock.now)
+        if self.alone and not self.opening:
+            self.estimates.came(used, took)
         self.opening = False
         return Tokens(self.tag, step.tokens[:used], "".join(text), logprobs)
 

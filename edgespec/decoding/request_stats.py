@@ -30,6 +30,7 @@ class RequestStats:
     sources: Counter[int] = field(default_factory=Counter)
     smallest_margin: float = float("inf")
     entered: Fraction | None = None
+    newest_token: float | None = None
     _first_token_trip: Fraction | None = None
     _newest_token_trip: Fraction = Fraction(0)
 
@@ -39,15 +40,17 @@ class RequestStats:
             self.accepted_per_step[len(step.tokens) - opening] += 1
         self.misses += step.missed and drafts and not opening
 
-    def committed(self, sources: Sequence[int], rows: int, now: float, trip: Fraction) -> None:
+    def committed(self, sources: Sequence[int], rows: int, now: float, trip: Fraction) -> float:
         """Tokens of these sources were committed, at `trip` on the ring's clock; `rows` guessed
-        rows gave them."""
+        rows gave them. Returns seconds since the token before them, 0 for the first."""
         self.sources.update(sources)
         self.rows_used += rows
         self._newest_token_trip = trip
-        if self.first_token is None:
+        before, self.newest_token = self.newest_token, now
+        if before is None:
             self.first_token = now
             self._first_token_trip = trip
+        return 0.0 if before is None else now - before
 
     def speed(self, tokens: int, now: float) -> float:
         """Tokens a second behind the first one until now, of so many in all."""

@@ -138,6 +138,8 @@ class Scheduler:
         """Carry out what the policies decide; whatever may leave leaves."""
         self.at = None
         going_on = self._in_turn()
+        for request in going_on:
+            request.alone = len(going_on) == 1
         return self._alone(going_on[0], now) if len(going_on) == 1 else self._together(now)
 
     def _alone(self, request: Request, now: float) -> list[Effect]:

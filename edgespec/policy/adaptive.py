@@ -5,9 +5,9 @@ leave; whenever the draft source is free, the best nodes of the frontier are exp
 waits for its first guesses where a pass of the draft takes less than they gain. Both take nodes in
 descending probability of being on the model's path, as long as a node's expected gain
 covers its cost on this ring; probabilities and costs are learnt while running
-(policy.estimates). Where guesses do not pay by these, none are sent: what is left is autoregressive
-decoding. That the stages and D0 share cores is not seen (docs/drafts.md, "On one machine").
-docs/policies.md says what else was tried.
+(policy.estimates). Where guesses do not pay by these, or by what tokens really took with and
+without them (policy.pace), none are sent: what is left is autoregressive decoding. docs/policies.md
+says what else was tried.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ class Adaptive(Policy):
     def decide(self, view: RequestView) -> list[Decision]:
         """Send if the first stage is free, expand if the draft source is."""
         root_waits = not view.tree[view.tree.root].sent
-        if not view.estimates.step.known:  # the very first prompt: no idea yet what rows cost
+        # The very first prompt: no idea yet what rows cost.
+        if not (view.estimates.step.known and view.estimates.pace.guesses):
             return [Send((view.tree.root,))] if root_waits else []
         expand = None if view.drafting else self.best_nodes([view])[0]
         decisions: list[Decision] = []

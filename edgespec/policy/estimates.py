@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from edgespec.policy.hint_mix import HintMix
+from edgespec.policy.pace import Pace
 from edgespec.tree.draft_tree import Advance
 
 FADE = 0.1
@@ -257,7 +258,7 @@ class RingEstimates:
     `ranks`: how often the model's token had which rank among the guesses of its level (None: it was
     not there). `calibrations`: one for each way of sampling, as scores are ranked differently for
     each; of MOST_CALIBRATIONS ways, those that were used last. `hint_mixes`: likewise, for each way
-    of sampling and stage.
+    of sampling and stage. `pace`: whether guesses pay, for one request alone.
     """
 
     step: StepTimes = field(default_factory=StepTimes)
@@ -267,6 +268,7 @@ class RingEstimates:
     ranks: Counter[int | None] = field(default_factory=Counter)
     calibrations: dict[object, Calibration] = field(default_factory=dict)
     hint_mixes: dict[tuple[object, int], HintMix] = field(default_factory=dict)
+    pace: Pace = field(default_factory=Pace)
 
     def segment(self, ran: Sequence[tuple[int, float]], stages: int) -> None:
         """A segment came back; rows and seconds at each of the `stages` that computed it."""
@@ -301,6 +303,12 @@ class RingEstimates:
         time of messages. 0 if that is not known."""
         head = self.head.seconds(1) if self.head.known else 0.0
         return self.step.one_row and self.step.one_row + head
+
+    def came(self, tokens: int, seconds: float) -> None:
+        """So many tokens of a request that is alone came `seconds` after the one before them."""
+        if self.step.known:
+            around = self.step.seconds(1) * self.step.spread
+            self.pace.learn(tokens, seconds, around + (self.head.known and self.head.seconds(1)))
 
     @property
     def levels(self) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import numpy as np
 import pytest
 from support.segments import run_block
@@ -11,11 +13,14 @@ from edgespec.decoding.effects import Draft, RunHead
 from edgespec.machines.effects import Effect, RunBlock
 from edgespec.machines.events import Event
 from edgespec.policy.base import Grow
+from edgespec.policy.pace import Pace
 from edgespec.sim.clock import Clock
 from edgespec.sim.faults import Crash
+from edgespec.sim.oracle import Oracle
 from edgespec.sim.toy import ToyCodec, plain_answer
 from edgespec.sim.worker import Span, Turns, VirtualWorker
 from edgespec.tree.ledger import Rows
+from edgespec.types.draft_pass import DraftPass, DraftWork
 from edgespec.types.tensor import Tensor
 from edgespec.verify.sampling import Sampling
 from edgespec.wire.client_messages import Finished, Tokens
@@ -142,3 +147,37 @@ def test_the_ring_recovers_from_the_loss_of_either_stage(lost: int) -> None:
     world.run()
     (end,) = [one.message for one in world.replies if isinstance(one.message, Finished)]
     assert end.token_ids == plain_answer(ToyCodec(), submit(limit=4), 2, 2000).token_ids
+
+
+class _LongPasses(FixedDurations):
+    """A pass of the draft takes twice as long as a block, and a little more with more rows."""
+
+    def coordinator(self, effect: Effect, done: Event | None, work: tuple[DraftWork, ...]) -> float:
+        """The head's time, or the passes'."""
+        if isinstance(effect, RunHead):
+            return self.head
+        return sum(0.5 + one.rows / 128 for one in work if isinstance(one, DraftPass))
+
+
+@pytest.mark.parametrize("accuracy", [0.1, 0.4])
+def test_where_guesses_take_the_stage_s_time_plain_decoding_is_kept(
+    accuracy: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What steps and passes take does not tell it: what tokens take does."""
+    ask, codec = submit(limit=400, policy="adaptive"), ToyCodec()
+    plain = plain_answer(codec, ask, 2, 2000).token_ids
+
+    def seconds() -> float:
+        oracle = Oracle(random.Random(1), accuracy)
+        oracle.tell([*codec.encode(ask.prompt), *plain])
+        world = toy_world(_LongPasses((0.25, 0.25), head=0.0625), draft=oracle, with_stage=1)
+        world.submit(ask)
+        world.run()
+        (end,) = [one.message for one in world.replies if isinstance(one.message, Finished)]
+        assert end.token_ids == plain
+        return world.replies[-1].at
+
+    with_pace, alone = seconds(), 400 * 0.5625
+    assert with_pace < 1.12 * alone
+    monkeypatch.setattr(Pace, "learn", lambda *_: None)
+    assert seconds() > 1.3 * alone
