@@ -4,8 +4,7 @@
 
 For the bundled prompts of GSM8K's test split, of command help and of code, at temperatures 0 and 1,
 under `adaptive` and `flowspec`: tokens a trip and a second of four stages and a coordinator, as
-`edgespec simulate` charges them, and whether the tokens are those of plain decoding. Every forward
-pass of a draft is charged as one of the cost model's draft, whichever source makes it.
+`edgespec simulate` charges them, and whether the tokens are those of plain decoding.
 """
 
 from __future__ import annotations
@@ -29,7 +28,10 @@ from edgespec.verify.sampling import Sampling
 WORKLOADS = {"GSM8K": "gsm8k-test-40", "command help": "help-20", "code": "code-20"}
 TEMPERATURES = (0.0, 1.0)
 POLICIES = ("adaptive", "flowspec")
-SOURCES = ("ngram", "ppd", "eagle", "eagle3", "easyspec", "independent", "hybrid")
+SOURCES = (
+    *("ngram", "ppd", "eagle", "eagle3", "easyspec", "independent", "dspark", "hybrid"),
+    *("hybrid:ngram+dspark", "hybrid:independent+dspark"),
+)
 PLAIN = "none"
 
 
