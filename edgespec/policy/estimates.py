@@ -307,8 +307,9 @@ class RingEstimates:
     def came(self, tokens: int, seconds: float) -> None:
         """So many tokens of a request that is alone came `seconds` after the one before them."""
         if self.step.known:
-            around = self.step.seconds(1) * self.step.spread
-            self.pace.learn(tokens, seconds, around + (self.head.known and self.head.seconds(1)))
+            # `plain` needs single rows, which a ring that guesses well hardly ever sends.
+            head = self.head.seconds(1) if self.head.known else 0.0
+            self.pace.learn(tokens, seconds, self.step.seconds(1) * self.step.spread + head)
 
     @property
     def levels(self) -> int:

@@ -17,6 +17,9 @@ AGAIN = 256
 """Tokens until the other way is timed again; doubled each time, up to 8 times."""
 SETTLING = 2
 """Times that tokens come after a change that are not timed: a draft first reads what it missed."""
+STALL = 8
+"""Plain tokens' time that one wait counts for at most: a link that stands still for seconds says
+nothing of guesses."""
 
 
 @dataclass(slots=True)
@@ -24,9 +27,8 @@ class Pace:
     """Of answers to one request at a time. `guesses`: whether guesses are made now."""
 
     guesses: bool = True
-    _each: dict[bool, float] = field(
-        default_factory=dict
-    )  # seconds of a token, the newest half of it
+    # Seconds of a token with and without guesses: half of it is what was timed last.
+    _each: dict[bool, float] = field(default_factory=dict)
     _settling: int = 0
     _tokens: int = 0
     _seconds: float = 0.0
@@ -41,7 +43,7 @@ class Pace:
             self._settling -= 1
             return
         self._tokens += tokens
-        self._seconds += seconds
+        self._seconds += min(seconds, STALL * plain)
         if self._tokens < TIMED:
             return
         each = self._seconds / self._tokens

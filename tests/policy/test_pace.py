@@ -63,3 +63,10 @@ def test_what_the_draft_missed_is_read_before_it_is_judged() -> None:
     come(pace, SETTLING, 500.0, 1.0)
     come(pace, TIMED, 0.3, 1.0)
     assert pace.guesses
+
+
+def test_a_link_that_stands_still_once_is_no_reason_for_doubt() -> None:
+    pace = Pace()
+    come(pace, 100, 0.2, 1.0)
+    pace.learn(1, 60.0, 1.0)
+    assert come(pace, 1000, 0.2, 1.0) == 1000
