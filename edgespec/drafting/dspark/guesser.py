@@ -101,7 +101,7 @@ class DSparkGuesser(Guesser):
         cannot be lent or held so."""
         shape = files.shapes[0]
         super().__init__(NAME, DraftNeeds(aux_layers=Layers(tuple(sorted(shape.aux_hidden)))))
-        self.form = shape.beside(source.config)
+        self.form = shape.form(source.config)
         self._shapes = files.shapes
         self._dtype, self._device = compute_dtype(dtype), torch.device(device)
         with torch.device("meta"):

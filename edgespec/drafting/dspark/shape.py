@@ -90,7 +90,7 @@ class DSparkShape:
         """How many positions a slot of that layer sees; None for all."""
         return self.windows[layer] if self.windows else None
 
-    def beside(self, base: ModelConfig) -> HeadForm:
+    def form(self, base: ModelConfig) -> HeadForm:
         """What it is made of, beside the base that it was trained for."""
         hidden, heads = int(base.hidden_size), int(base.num_attention_heads)
         dim = int(getattr(base, "head_dim", None) or hidden // heads)
