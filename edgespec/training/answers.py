@@ -16,8 +16,6 @@ from edgespec.training.remaining import Remaining
 from edgespec.training.teacher import Teacher
 from edgespec.training.texts import TextRows
 
-_BATCH = 64
-
 
 @dataclass(frozen=True, slots=True)
 class OwnAnswer:
@@ -63,7 +61,8 @@ class OwnAnswers:
         # Those of one length side by side: a batch is as long as its longest. The batches in any
         # order: a run that is stopped has answers to prompts of all lengths.
         missing.sort(key=lambda one: len(one[0]))
-        batches = [missing[at : at + _BATCH] for at in range(0, len(missing), _BATCH)]
+        size = self._teacher.texts_at_once(self._length)
+        batches = [missing[at : at + size] for at in range(0, len(missing), size)]
         random.Random(self._seed).shuffle(batches)
         # In tokens, as if no answer ended early.
         left = Remaining(sum(self._length - len(prompt) for prompt, _ in missing))

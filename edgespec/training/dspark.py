@@ -30,6 +30,7 @@ CROSS_ENTROPY, VARIATION = 0.1, 0.9
 _FIRST_ROWS = 64  # from which the spread of what is tapped is taken
 _FITTED_ROWS = 512  # to which direct maps are fitted
 _AT_ONCE = 256  # slots whose logits are there at one time
+_LOGITS = 1 << 26  # that are there on a GPU at one time: few and long steps
 _OUTER_SHARE = 0.5  # of the rate, for what AdamW learns
 
 
@@ -254,7 +255,8 @@ def slot_losses(
     first = blocks.sources == (blocks.anchors + blocks.revealed).repeat_interleave(shape.block, 1)
     is_first = first[counts]
     total, hits = 0.0, 0.0
-    for part in torch.arange(len(picked), device=picked.device).split(_AT_ONCE):
+    most = _AT_ONCE if picked.device.type == "cpu" else max(_AT_ONCE, _LOGITS // shape.vocab)
+    for part in torch.arange(len(picked), device=picked.device).split(most):
         rows, slots = picked[part].unbind(1)
         here, weight = out[rows, slots], weights[part]
         with torch.no_grad():

@@ -104,7 +104,10 @@ def train_dspark(
     teacher, tokenizer = loaded(plan, say, dtype)
     config = teacher.config
     taps = taps_of(int(config.num_hidden_layers))
-    kept_rows = KeptRows(plan.out, plan.row_length, taps, int(config.hidden_size))
+    # A GPU computes rows sooner than a disk gives them.
+    kept_rows = None
+    if teacher.device.type == "cpu":
+        kept_rows = KeptRows(plan.out, plan.row_length, taps, int(config.hidden_size))
     corpus = prepared(plan, tokenizer, teacher, say, kept_rows)
     student, begins = _one_pass(plan, teacher, corpus, dtype)
     student.to(teacher.device)

@@ -23,6 +23,11 @@ from edgespec.model.sources import open_source
 from edgespec.model.stored_names import TEXT_PART
 from edgespec.training.growing import Grown, grown
 
+_TEXTS, _MOST_TEXTS = 64, 2048
+_SHARE = 0.25
+"""Texts that are continued side by side: on a CPU, and on a GPU as many at most as their keys and
+values fill this share of its free memory."""
+
 
 class Lesson(NamedTuple):
     """What the base computes for rows of tokens: hidden rows after the final norm [B, T, H], and
@@ -107,6 +112,16 @@ class Teacher:
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits [.., V] of hidden rows; gradients go through to `hidden`."""
         return logits_from(self.config, self._model.lm_head(hidden))
+
+    def texts_at_once(self, length: int) -> int:
+        """How many texts of `length` tokens it continues side by side: a GPU is as quick with many
+        as with few."""
+        if self.device.type != "cuda":
+            return _TEXTS
+        config, free = self.config, torch.cuda.mem_get_info(self.device)[0]
+        dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        numbers = 2 * length * config.num_hidden_layers * config.num_key_value_heads * dim
+        return max(1, min(_MOST_TEXTS, int(_SHARE * free / numbers / self._model.dtype.itemsize)))
 
     @torch.no_grad()
     def continued(
