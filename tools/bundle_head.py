@@ -2,7 +2,7 @@
 
 Usage::
 
-    python tools/bundle_head.py RUN [RUN ...]
+    python tools/bundle_head.py RUN [RUN ...] [--on DEVICE]
 
 RUN is the folder of a finished run (its ``--out``) on prompts of ``tools/smollm2_prompts.py``: the
 card says so. Of several each began with the head of the one before (``--start``). The last head
@@ -27,6 +27,7 @@ from matplotlib import pyplot as plt
 FOLDER = Path(__file__).parent.parent / "edgespec" / "models" / "smollm2-135m-dspark"
 BASE = "SmolLM2-135M-Instruct"
 MOST_BYTES = 12_000_000
+CORE = "a shared x86 core"
 STARTED = """
 It began with the head of an earlier run, whose steps, hours and answers are not counted here."""
 SEVERAL = """
@@ -36,17 +37,18 @@ Of held-out places its first guess was right at level 1, after each run: {shares
 CARD = """\
 # A one-pass draft head for SmolLM2-135M-Instruct
 
-It guesses {block} tokens in one pass (DSpark, arXiv 2607.05147): {layers} layers that read the rows
-entering three of the base's layers, a Markov head of rank {rank}, and a confidence head. It scores
-the {vocab} tokens that are commonest in the base's answers, by the base's own output rows, and
-guesses for nothing but that base: `edgespec serve --model smollm2-135m --draft dspark`. What it
-guesses changes the speed of an answer, never its text.
+It guesses {block} tokens in one pass (DSpark, arXiv 2607.05147): {layers} layers that read the
+rows entering three of the base's layers{heads}.
+It scores the {vocab} tokens that are commonest in the base's answers, by the base's own output
+rows, and guesses for nothing but that base: `edgespec serve --model smollm2-135m --draft dspark`.
+What it guesses changes the speed of an answer, never its text.
 
 ## Training
 
 `edgespec train dspark`: {steps} steps of {batch} answers with {anchors} blocks each, {hours:.2f}
-hours of a shared x86 core. It learnt from the base's own answers alone: {rows} of them, {tokens}
-tokens, greedy or drawn at temperature 1 by turns, to prompts of `tools/smollm2_prompts.py`.{start}
+hours of {device}. It learnt from the base's own answers
+alone: {rows} of them, {tokens} tokens, greedy or drawn at temperature 1 by turns, to prompts of
+`tools/smollm2_prompts.py`.{start}
 [docs/drafts.md](../../../docs/drafts.md#one-pass-heads) has the commands.
 
 The prompts are made of GSM8K's training split (MIT), pages of tldr-pages (CC BY 4.0, the
@@ -58,7 +60,7 @@ project's benchmarks report on.
 
 On {greedy} places of greedy answers, and {sampled} of answers drawn at temperature 1, to prompts
 that were held out: how often the base's token is among the head's first 1, 4 and 8 guesses, by
-level, the guesses above being right.
+level, the guesses above being right.{shown}
 
 {accuracy}
 
@@ -70,6 +72,10 @@ The plot is of the batches that it learnt from; answers that come again are part
 
 Apache-2.0, as SmolLM2-135M-Instruct (Hugging Face), of whose answers it was made.
 """
+
+
+BEHIND = """
+Behind "masks" it sees none of those above; "shown" them, it does, as in a ring."""
 
 
 def steps_of(runs: Sequence[Path]) -> list[dict[str, float]]:
@@ -105,12 +111,17 @@ def plot(steps: Sequence[dict[str, float]], target: Path) -> None:
 def accuracy(figures: dict[str, Any]) -> str:
     """The card's table."""
     levels = [*(one for one in (1, 2, 4, 8, 12) if one < figures["block"]), figures["block"]]
-    shown = ["temperature", "first", *(f"level {level}" for level in levels)]
-    rows = [shown, ["---"] * len(shown)]
-    for temperature, found in (("0", figures), ("1", figures["at_temperature_1"])):
-        for rank, shares in found["agreement_by_level"].items():
-            cells = [f"{shares[level - 1]:.3f}" for level in levels]
-            rows.append([temperature, rank.removeprefix("top"), *cells])
+    names = ["temperature", *["behind"] * ("shown" in figures), "first"]
+    names += [f"level {level}" for level in levels]
+    rows = [names, ["---"] * len(names)]
+    for temperature, of_it in (("0", figures), ("1", figures["at_temperature_1"])):
+        parts = [("masks", of_it), ("shown", of_it["shown"])] if "shown" in of_it else [("", of_it)]
+        for behind, found in parts:
+            for rank, shares in found["agreement_by_level"].items():
+                cells = [f"{shares[level - 1]:.3f}" for level in levels]
+                rows.append(
+                    [temperature, *[behind] * bool(behind), rank.removeprefix("top"), *cells]
+                )
     return "\n".join("| " + " | ".join(row) + " |" for row in rows)
 
 
@@ -144,20 +155,25 @@ def grown(runs: Sequence[dict[str, Any]]) -> str:
     return SEVERAL.format(shares=shares)
 
 
-def bundle(runs: Sequence[Path], folder: Path) -> str:
-    """Copy, plot and write; returns the card. Ends the program as `finished` does."""
+def bundle(runs: Sequence[Path], folder: Path, device: str = CORE) -> str:
+    """Copy, plot and write; returns the card, which says what device the hours are of. Ends the
+    program as `finished` does."""
     known = [finished(run) for run in runs]
     figures = known[-1]
     folder.mkdir(exist_ok=True)
     for name in ("config.json", "model.safetensors", "training.json"):
         shutil.copyfile(runs[-1] / name, folder / name)
     plot(steps_of(runs), folder / "growth.png")
-    names = ("block", "layers", "rank", "vocab", "rows", "tokens", "anchors")
+    rank = figures["rank"]
+    names = ("block", "layers", "vocab", "rows", "tokens", "anchors")
     card = CARD.format(
         **{name: figures[name] for name in names},
         steps=" and ".join(str(one["steps"]) for one in known),
         batch=figures["settings"]["batch"],
         hours=sum(one["seconds"] for one in known) / 3600,
+        device=device,
+        heads=f", a Markov head of rank {rank}, and a confidence head" if rank else "",
+        shown=BEHIND if "shown" in figures else "",
         start=grown(known),
         greedy=figures["held_out_tokens"],
         sampled=figures["at_temperature_1"]["held_out_tokens"],
@@ -171,7 +187,9 @@ def main() -> None:
     """The command."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("runs", type=Path, nargs="+", metavar="RUN")
-    print(bundle(parser.parse_args().runs, FOLDER))
+    parser.add_argument("--on", default=CORE, metavar="DEVICE", help="what took those hours")
+    options = parser.parse_args()
+    print(bundle(options.runs, FOLDER, options.on))
 
 
 if __name__ == "__main__":

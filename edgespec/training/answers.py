@@ -85,7 +85,7 @@ class OwnAnswers:
 
         def tell(tokens: int) -> None:
             say(f"own texts: {left} (tokens; batch of {len(prompts)}, longest {tokens})")
-            left.done(len(prompts))
+            left.done(min(len(prompts), room - (left.made - first)))
 
         torch.manual_seed(self._seed * 100_003 + len(self._known))
         taps = None if self._rows is None else self._rows.taps

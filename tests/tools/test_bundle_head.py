@@ -40,15 +40,29 @@ def test_a_finished_run_becomes_a_folder_with_a_card(run: Path, tmp_path: Path) 
     assert "It guesses 4 tokens in one pass" in card
     assert "8 steps of 2 answers with 6 blocks each" in card
     assert "began with the head of an earlier run" not in card
-    for temperature, found in (("0", figures), ("1", figures["at_temperature_1"])):
-        (row,) = (line for line in card.splitlines() if line.startswith(f"| {temperature} | 8 |"))
-        shares = found["agreement_by_level"]["top8"]
-        assert row.split(" | ")[2:] == [*(f"{shares[n]:.3f}" for n in (0, 1)), f"{shares[3]:.3f} |"]
+    for temperature, of_it in (("0", figures), ("1", figures["at_temperature_1"])):
+        for behind, found in (("masks", of_it), ("shown", of_it["shown"])):
+            begins = f"| {temperature} | {behind} | 8 |"
+            (row,) = (line for line in card.splitlines() if line.startswith(begins))
+            shares = [f"{found['agreement_by_level']['top8'][level]:.3f}" for level in (0, 1, 3)]
+            assert row.removesuffix(" |").split(" | ")[3:] == shares
     assert (bundled / "growth.png").read_bytes().startswith(b"\x89PNG")
     assert torch.equal(
         read_head(bundled, 32, 420, 6).weights["fc.weight"],
         read_head(run, 32, 420, 6).weights["fc.weight"],
     )
+
+
+def test_a_head_that_is_not_shown_guesses_has_other_parts(run: Path, tmp_path: Path) -> None:
+    figures = json.loads((run / "training.json").read_text())
+    for found in (figures, figures["at_temperature_1"]):
+        del found["shown"]
+    (run / "training.json").write_text(json.dumps({**figures, "rank": 5}))
+    card = TOOL["bundle"]([run], tmp_path / "bundled", "a GPU")
+    assert "hours of a GPU." in card
+    assert "a Markov head of rank 5, and a confidence head." in card
+    assert "masks" not in card
+    assert sum(line.startswith("| 1 | 8 |") for line in card.splitlines()) == 1
 
 
 def test_several_runs_are_told_as_one_after_the_other(run: Path, tmp_path: Path) -> None:
