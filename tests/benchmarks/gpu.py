@@ -240,7 +240,8 @@ def _replayed(
         maker.warm(work)
         replay = maker.capture(work).replay
 
-    def run() -> None:
+    # A graph does not hold what it reads: it would go on in memory that something else has by then.
+    def run(_held: object = work) -> None:
         replay()
         settled(device)
 
