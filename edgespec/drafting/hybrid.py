@@ -28,6 +28,8 @@ LEAST = 128
 LEAST_PAY = 1 / 32
 """A member is paused if the right guesses that it alone made are less than this share of all, for
 all of the time; half of that for half of the time."""
+LEAST_ALONE = 1 / 64
+"""... or less than this share, however little time it took: its wrong guesses take rows."""
 PAUSE = 256
 """Committed tokens until a paused member is tried again; doubled after every failure in a row, up
 to 8 times."""
@@ -42,7 +44,8 @@ Guesses = dict[int, float]
 class _PathGuesses:
     """The guesses for one path: of each member that was asked, and of all together.
 
-    `merged`: the best of each token's scores; `sources`: the members that named it, as bits.
+    `merged`: each token's score, the best of members that run a model; only of a token that none
+    of these named the others count. `sources`: the members that named it, as bits.
     """
 
     members: dict[int, Guesses]
@@ -99,9 +102,10 @@ class _MembersRun:
 class HybridGuesser(Guesser):
     """A Guesser that asks several others and merges their guesses.
 
-    The best of a token's scores is calibrated by how often tokens with such a score, named by the
-    same members, were right (see policy.estimates). So over-confident scores are calibrated down,
-    and so are tokens that the best member does not name. A member that does not pay is paused. It
+    A token has the score of a model, where one names it: shares of n-grams say less. It is
+    calibrated by how often tokens with such a score, named by the same members, were right (see
+    policy.estimates). So over-confident scores are calibrated down, and so are tokens that the best
+    member does not name. A member that does not pay is paused. It
     is tried again after a while, or when the others guess less than half as well as they did. Of
     members that cost about the same, one is asked at a time (see drafting.rivals).
     """
@@ -219,15 +223,16 @@ class HybridGuesser(Guesser):
         for member in self._members:
             member.guesser.close(request)
 
-    @staticmethod
-    def _merged(members: dict[int, Guesses]) -> _PathGuesses:
-        merged: Guesses = {}
+    def _merged(self, members: dict[int, Guesses]) -> _PathGuesses:
+        by_models: Guesses = {}
+        by_others: Guesses = {}
         sources: dict[int, int] = {}
         for number, guesses in members.items():
+            best = by_models if self._members[number].runs_model else by_others
             for token, score in guesses.items():
-                merged[token] = max(score, merged.get(token, score))
+                best[token] = max(score, best.get(token, score))
                 sources[token] = sources.get(token, 0) | 1 << number
-        return _PathGuesses(members, merged, sources)
+        return _PathGuesses(members, by_others | by_models, sources)
 
     def _calibration(self, guessed: _PathGuesses, token: int, sampling: Sampling) -> Calibration:
         """The calibration for tokens that just these members named."""
@@ -309,8 +314,11 @@ class HybridGuesser(Guesser):
         self._recent += RECENT * (bool(right) - self._recent)
         if len(right) == 1:
             self._members[right[0]].alone += 1
+        resumes = any(member.paused == 1 for member in self._members)
         for member in self._members:
             member.paused = max(member.paused - 1, 0)
+        if resumes:
+            self._restart_counts()
 
     def _review(self) -> None:
         """Pause a member that does not pay; ask all again once the others fail."""
@@ -323,8 +331,8 @@ class HybridGuesser(Guesser):
             return
         total = sum(member.seconds for member in asked)
         for member in sorted(asked, key=lambda one: -one.seconds):
-            pay = LEAST_PAY * self._right * (member.seconds / total if total else 0.0)
-            if member.alone >= pay:
+            share = max(LEAST_PAY * (member.seconds / total if total else 0.0), LEAST_ALONE)
+            if member.alone >= share * self._right:
                 member.failures = 0
             elif len(asked) > 1:
                 member.paused = PAUSE << min(member.failures, 3)

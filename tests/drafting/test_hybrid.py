@@ -174,6 +174,26 @@ def test_it_comes_back_at_once_when_the_others_fail() -> None:
     assert all(hits[20:])
 
 
+def test_a_member_that_costs_nothing_but_adds_nothing_is_given_up_too() -> None:
+    free = Scripted("free", always((3, -0.1), (5, -0.2)))
+    model = Scripted("model", always((3, -0.1), (6, -0.3)), rows=10)
+    made = hybrid(free, model)
+    follow(made, lambda step: 3 * (1 + step % 2), LEAST + PAUSE - 1)
+    assert free.asked == LEAST, "its wrong guesses take rows"
+    hits = follow(made, lambda step: 5 if step > LEAST else 3, 3 * LEAST)
+    assert all(hits[-LEAST:]), "and it is tried again"
+
+
+def test_a_model_is_believed_where_others_name_the_token_too() -> None:
+    shares = Scripted("shares", always((3, math.log(0.9)), (4, math.log(0.5))))
+    model = Scripted("model", always((3, math.log(0.2)), (5, math.log(0.4))), rows=10)
+    made = hybrid(shares, model)
+    made.guess(1, [()], 4)  # who runs a model is seen then
+    children = made.guess(1, [()], 4)
+    assert children.tokens.tolist() == [4, 5, 3]
+    assert np.exp(children.scores) == pytest.approx([0.5, 0.4, 0.2])
+
+
 def test_a_dear_member_that_pays_and_a_cheap_one_that_hardly_does_stay() -> None:
     cheap = Scripted("cheap", always((3, -2.0)))
     dear = Scripted("dear", always((4, -0.1)), rows=10)
