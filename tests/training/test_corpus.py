@@ -13,6 +13,7 @@ from support.checkpoints import write_checkpoint, write_tokenizer
 
 from edgespec.errors import ConfigError
 from edgespec.model.tokenizer import Tokenizer
+from edgespec.training.answers import OwnAnswers
 from edgespec.training.corpus import TrainingPlan, prepared
 from edgespec.training.loop import LossCourse, RowOrder, TrainingSettings
 from edgespec.training.remaining import duration
@@ -85,6 +86,30 @@ def test_conversations_are_answered_from_the_whole_prompt_on(
     answers.write_text("{}\n" + whole)
     with pytest.raises(ConfigError, match=r"line 1 of .* is no answer"):
         prepared(plan(base, file), tokenizer, teacher, quiet)
+
+
+def test_a_gpu_answers_as_many_side_by_side_as_have_room(
+    teacher: Teacher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert teacher.texts_at_once(64) == 64
+    config = teacher.config
+    of_one = 2 * 64 * 2 * config.num_key_value_heads * config.head_dim * 4  # bytes, two layers
+    monkeypatch.setattr(teacher, "device", torch.device("cuda"))
+    for room, texts in ((40.5, 10), (0.5, 1), (1e6, 2048)):
+        free = int(room * of_one)
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device, free=free: (free, 0))
+        assert teacher.texts_at_once(64) == texts
+
+
+def test_what_is_left_of_the_answers_is_never_less_than_nothing(
+    base: Path, teacher: Teacher, tmp_path: Path
+) -> None:
+    file, said = tmp_path / "answers.jsonl", list[str]()
+    prompts = [range(2, 2 + length) for length in (3, 4, 20, 30)]
+    OwnAnswers(file, teacher, 32, 1, 0).to(prompts, said.append)
+    counts = [int(line.split()[2]) for line in said]
+    assert counts == sorted(counts)
+    assert counts[-1] <= int(said[-1].split()[4].rstrip(","))
 
 
 def test_rows_of_a_step_are_about_as_long_and_each_comes_once() -> None:
