@@ -24,15 +24,16 @@ from edgespec.verify.rules import Mask
 from edgespec.verify.sampling import Sampling
 
 LEAST = 128
-"""Committed tokens that are counted before members are compared, and again before the next time."""
+"""Committed tokens that are counted before members are compared, and again before the next time;
+halved for each time in a row that a member did not pay, down to an eighth."""
 LEAST_PAY = 1 / 32
 """A member is paused if the right guesses that it alone made are less than this share of all, for
 all of the time; half of that for half of the time."""
 LEAST_ALONE = 1 / 64
 """... or less than this share, however little time it took: its wrong guesses take rows."""
 PAUSE = 256
-"""Committed tokens until a paused member is tried again; doubled after every failure in a row, up
-to 8 times."""
+"""Committed tokens of a request until a paused member is tried again; doubled after every failure in
+a row, up to 8 times. A new request is another text: it is tried again there."""
 RECENT = 1 / 16
 """Weight of a new committed token in the share that was guessed of late."""
 
@@ -148,6 +149,8 @@ class HybridGuesser(Guesser):
 
     def open(self, request: int, sampling: Sampling) -> None:
         self._rivals.opens()
+        if not self._requests and any(member.paused for member in self._members):
+            self._ask_all()
         self._requests[request] = _HybridRequest(sampling)
         for member in self._members:
             member.guesser.open(request, sampling)
@@ -324,10 +327,8 @@ class HybridGuesser(Guesser):
         """Pause a member that does not pay; ask all again once the others fail."""
         asked = [one for number, one in enumerate(self._members) if self._is_asked(number)]
         if any(member.paused for member in self._members) and self._recent < self._usual / 2:
-            for member in self._members:
-                member.paused = 0
-            self._restart_counts()
-        if self._watched < LEAST:
+            self._ask_all()
+        if self._watched < LEAST >> min(max(one.failures for one in self._members), 3):
             return
         total = sum(member.seconds for member in asked)
         for member in sorted(asked, key=lambda one: -one.seconds):
@@ -339,6 +340,12 @@ class HybridGuesser(Guesser):
                 member.failures += 1
                 self._usual = self._recent
                 break
+        self._restart_counts()
+
+    def _ask_all(self) -> None:
+        """Nobody is paused any more."""
+        for member in self._members:
+            member.paused = 0
         self._restart_counts()
 
     def _restart_counts(self) -> None:

@@ -184,6 +184,22 @@ def test_a_member_that_costs_nothing_but_adds_nothing_is_given_up_too() -> None:
     assert all(hits[-LEAST:]), "and it is tried again"
 
 
+def test_a_new_request_is_another_text() -> None:
+    """Each time a member that is given up is tried for fewer tokens, an eighth in the end."""
+    idle = Scripted("idle", always((5, -0.2)))
+    model = Scripted("model", always((3, -0.1)), rows=10)
+    made = hybrid(idle, model)
+    tried = []
+    for _ in range(6):
+        asked = idle.asked
+        follow(made, lambda step: 3, LEAST + 32)
+        tried.append(idle.asked - asked)
+        made.close(1)
+        made.open(1, Sampling())
+        made.read(1, (0, 3), row(0))
+    assert tried == [LEAST, LEAST // 2, LEAST // 4, *[LEAST // 8] * 3]
+
+
 def test_a_model_is_believed_where_others_name_the_token_too() -> None:
     shares = Scripted("shares", always((3, math.log(0.9)), (4, math.log(0.5))))
     model = Scripted("model", always((3, math.log(0.2)), (5, math.log(0.4))), rows=10)
