@@ -97,8 +97,8 @@ def demo(
 def _with_default_model(ring: RingOptions, compare: bool, notes: Notes) -> RingOptions:
     """The model that `make` installs. Where it is not, the bundled toys answer, which is said.
 
-    So small a model has close calls that rounding to 16 bit turns: it computes in float32, with
-    the values that its file stands for, unless told otherwise. Its bundled head guesses as well as
+    So small a model has close calls that rounding to 16 bit turns: it computes in float32, by
+    the codes of its file, unless told otherwise. Its bundled head guesses as well as
     any, but not on one machine, whose cores it shares: only a comparison takes it unasked.
     """
     known = MODELS[DEFAULT_MODEL]
@@ -114,7 +114,6 @@ def _with_default_model(ring: RingOptions, compare: bool, notes: Notes) -> RingO
         ring,
         model=found,
         draft=ring.draft or ("dspark" if compare else ""),
-        quant="none" if ring.quant == AUTO else ring.quant,
         dtype="float32" if ring.dtype == AUTO else ring.dtype,
     )
 
