@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -29,11 +30,14 @@ halved for each time in a row that a member did not pay, down to an eighth."""
 LEAST_PAY = 1 / 32
 """A member is paused if the right guesses that it alone made are less than this share of all, for
 all of the time; half of that for half of the time."""
-LEAST_ALONE = 1 / 64
-"""... or less than this share, however little time it took: its wrong guesses take rows."""
+LEAST_GAIN = 1 / 100
+"""... or if all together rank the tokens that come no better than the best of the others does: by
+so much, of one over the rank."""
 PAUSE = 256
-"""Committed tokens of a request until a paused member is tried again; doubled after every failure in
-a row, up to 8 times. A new request is another text: it is tried again there."""
+"""Committed tokens of a request until a paused member is tried again; doubled after every failure
+in a row, up to 8 times. A new request is another text: it is tried again there."""
+MODEL = 2.0
+"""What the log-odds of a member that runs a model count, for 1.0 of another's."""
 RECENT = 1 / 16
 """Weight of a new committed token in the share that was guessed of late."""
 
@@ -43,14 +47,10 @@ Guesses = dict[int, float]
 
 @dataclass(frozen=True, slots=True)
 class _PathGuesses:
-    """The guesses for one path: of each member that was asked, and of all together.
-
-    `merged`: each token's score, the best of members that run a model; only of a token that none
-    of these named the others count. `sources`: the members that named it, as bits.
-    """
+    """The guesses for one path of each member that was asked; `sources`: of each token, the members
+    that named it, as bits."""
 
     members: dict[int, Guesses]
-    merged: Guesses
     sources: dict[int, int]
 
 
@@ -61,14 +61,16 @@ Result = TypeVar("Result")
 class _Member:
     """One source: what it cost, and what it gained.
 
-    `alone`: right guesses that no other member made; `seconds`: what its guesses took; both since
-    the last restart of the counts. `paused`: committed tokens until it is asked again, 0 while it
-    is asked. `runs_model`: it has run one; only such members are rivals.
+    `alone`: right guesses that no other member made; `seconds`: what its guesses took; `worth`: the
+    sum of one over the rank that it gave to tokens that came; all since the last restart of the
+    counts. `paused`: committed tokens until it is asked again, 0 while it is asked. `runs_model`:
+    it has run one; only such members are rivals.
     """
 
     guesser: Guesser
     alone: int = 0
     seconds: float = 0.0
+    worth: float = 0.0
     paused: int = 0
     failures: int = 0
     runs_model: bool = False
@@ -103,12 +105,12 @@ class _MembersRun:
 class HybridGuesser(Guesser):
     """A Guesser that asks several others and merges their guesses.
 
-    A token has the score of a model, where one names it: shares of n-grams say less. It is
-    calibrated by how often tokens with such a score, named by the same members, were right (see
-    policy.estimates). So over-confident scores are calibrated down, and so are tokens that the best
-    member does not name. A member that does not pay is paused. It
-    is tried again after a while, or when the others guess less than half as well as they did. Of
-    members that cost about the same, one is asked at a time (see drafting.rivals).
+    Each member's score of a token is calibrated by how often tokens with such a score, named by the
+    same members, were right (see policy.estimates); the mean of their log-odds counts, a model's
+    twice. So over-confident scores are calibrated down, and so are tokens that the best member does
+    not name. A member that does not pay is paused. It is tried again after a while, with a new request, or
+    when the others guess less than half as well as they did. Of members that cost about the same,
+    one is asked at a time (see drafting.rivals).
     """
 
     def __init__(
@@ -123,8 +125,11 @@ class HybridGuesser(Guesser):
         self._members = [_Member(guesser) for guesser in members]
         self._seconds = seconds
         self._requests: dict[int, _HybridRequest] = {}
-        self._agreed: defaultdict[tuple[Sampling, int, int], Calibration] = defaultdict(Calibration)
+        self._agreed: defaultdict[tuple[Sampling, int, int, int], Calibration] = defaultdict(
+            Calibration
+        )
         self._watched = self._right = 0  # committed tokens, and those that any member guessed
+        self._worth = 0.0  # the sum of one over the ranks that all together gave these
         self._recent = 0.0  # share of the newest committed tokens that any member guessed
         self._usual = 0.0  # that share when a member was paused last
         self._rivals = Rivals()
@@ -206,7 +211,7 @@ class HybridGuesser(Guesser):
             columns = children.parents.tolist(), children.tokens.tolist(), children.scores.tolist()
             for path, token, score in zip(*columns, strict=True):
                 named[path][number][token] = score
-        guessed = [self._merged(one) for one in named]
+        guessed = [_PathGuesses(one, _sources(one)) for one in named]
         state.feedback.guessed(paths, guessed)
         found = [
             (index, *guess)
@@ -226,34 +231,32 @@ class HybridGuesser(Guesser):
         for member in self._members:
             member.guesser.close(request)
 
-    def _merged(self, members: dict[int, Guesses]) -> _PathGuesses:
-        by_models: Guesses = {}
-        by_others: Guesses = {}
-        sources: dict[int, int] = {}
-        for number, guesses in members.items():
-            best = by_models if self._members[number].runs_model else by_others
-            for token, score in guesses.items():
-                best[token] = max(score, best.get(token, score))
-                sources[token] = sources.get(token, 0) | 1 << number
-        return _PathGuesses(members, by_others | by_models, sources)
+    def _calibration(
+        self, guessed: _PathGuesses, token: int, number: int, sampling: Sampling
+    ) -> Calibration:
+        """The calibration of a member's word for tokens that just the same members named."""
+        asked = sum(1 << member for member, guesses in guessed.members.items() if guesses)
+        return self._agreed[sampling, asked, guessed.sources[token], number]
 
-    def _calibration(self, guessed: _PathGuesses, token: int, sampling: Sampling) -> Calibration:
-        """The calibration for tokens that just these members named."""
-        asked = sum(1 << number for number, guesses in guessed.members.items() if guesses)
-        return self._agreed[sampling, asked, guessed.sources[token]]
+    def _score(self, guessed: _PathGuesses, token: int, sampling: Sampling) -> float:
+        """The natural log of the probability that all who named a token give it."""
+        total = weights = 0.0
+        for number, guesses in guessed.members.items():
+            if token in guesses:
+                weight = MODEL if self._members[number].runs_model else 1.0
+                odds = self._calibration(guessed, token, number, sampling).odds(guesses[token])
+                total += weight * math.log(odds)
+                weights += weight
+        return -math.log1p(math.exp(-total / weights))
 
     def _ranked(self, guessed: _PathGuesses, sampling: Sampling) -> list[tuple[int, float, int]]:
         """Tokens with their scores and the bits of their sources, the best first; of a member that
         was asked alone, as it said: its scores compare without that."""
-        is_alone = len(guessed.members) == 1
-        found = [
-            (
-                token,
-                score if is_alone else self._calibration(guessed, token, sampling).score(score),
-                guessed.sources[token],
-            )
-            for token, score in guessed.merged.items()
-        ]
+        if len(guessed.members) == 1:
+            (scores,) = guessed.members.values()
+        else:
+            scores = {token: self._score(guessed, token, sampling) for token in guessed.sources}
+        found = [(token, score, guessed.sources[token]) for token, score in scores.items()]
         return sorted(found, key=lambda guess: (-guess[1], guess[0]))
 
     def _reading(
@@ -306,12 +309,18 @@ class HybridGuesser(Guesser):
 
     def _learn(self, guessed: _PathGuesses, token: int, sampling: Sampling) -> None:
         """Learn from one committed token for which guesses were made."""
-        for guess, score in guessed.merged.items():
-            self._calibration(guessed, guess, sampling).learn(score, guess == token)
+        ranked = [guess for guess, _, _ in self._ranked(guessed, sampling)]
+        self._worth += 1 / (1 + ranked.index(token)) if token in guessed.sources else 0.0
+        for number, guesses in guessed.members.items():
+            for guess, score in guesses.items():
+                calibration = self._calibration(guessed, guess, number, sampling)
+                calibration.learn(score, guess == token)
         right = [number for number, guesses in guessed.members.items() if token in guesses]
         worth = {number: _worth(guesses, token) for number, guesses in guessed.members.items()}
         times = [member.seconds if member.runs_model else 0.0 for member in self._members]
         self._rivals.learn(worth, times)
+        for number, share in worth.items():
+            self._members[number].worth += share
         self._watched += 1
         self._right += bool(right)
         self._recent += RECENT * (bool(right) - self._recent)
@@ -332,8 +341,10 @@ class HybridGuesser(Guesser):
             return
         total = sum(member.seconds for member in asked)
         for member in sorted(asked, key=lambda one: -one.seconds):
-            share = max(LEAST_PAY * (member.seconds / total if total else 0.0), LEAST_ALONE)
-            if member.alone >= share * self._right:
+            share = LEAST_PAY * (member.seconds / total if total else 0.0)
+            others = max((one.worth for one in asked if one is not member), default=0.0)
+            gains = self._worth - others >= LEAST_GAIN * self._watched
+            if gains and member.alone >= share * self._right:
                 member.failures = 0
             elif len(asked) > 1:
                 member.paused = PAUSE << min(member.failures, 3)
@@ -351,8 +362,18 @@ class HybridGuesser(Guesser):
     def _restart_counts(self) -> None:
         """The counts so far were of other members."""
         self._watched = self._right = 0
+        self._worth = 0.0
         for member in self._members:
-            member.alone, member.seconds = 0, 0.0
+            member.alone, member.seconds, member.worth = 0, 0.0, 0.0
+
+
+def _sources(members: dict[int, Guesses]) -> dict[int, int]:
+    """Of each token, the members that named it, as bits."""
+    sources: dict[int, int] = {}
+    for number, guesses in members.items():
+        for token in guesses:
+            sources[token] = sources.get(token, 0) | 1 << number
+    return sources
 
 
 def _worth(guesses: Guesses, token: int) -> float:

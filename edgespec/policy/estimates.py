@@ -218,13 +218,17 @@ class Calibration:
 
     def score(self, score: float) -> float:
         """The natural log of the calibrated probability; never above 0."""
+        odds = self.odds(score)
+        return math.log(odds / (1.0 + odds))
+
+    def odds(self, score: float) -> float:
+        """Of the calibrated probability."""
         expected = _share(score)
         guesses, right, total = self._seen.get(_class_of(expected), (0, 0, 0.0))
         weight = guesses + PRIOR_WEIGHT
         found = (right + PRIOR_WEIGHT * expected) / weight
         usual = (total + PRIOR_WEIGHT * expected) / weight
-        odds = _odds(expected) * _odds(found) / _odds(usual)
-        return math.log(odds / (1.0 + odds))
+        return _odds(expected) * _odds(found) / _odds(usual)
 
 
 def _share(score: float) -> float:

@@ -200,14 +200,19 @@ def test_a_new_request_is_another_text() -> None:
     assert tried == [LEAST, LEAST // 2, LEAST // 4, *[LEAST // 8] * 3]
 
 
-def test_a_model_is_believed_where_others_name_the_token_too() -> None:
+def test_what_several_name_has_the_mean_of_their_log_odds() -> None:
+    """A model's count twice; who runs one is seen when it has."""
     shares = Scripted("shares", always((3, math.log(0.9)), (4, math.log(0.5))))
-    model = Scripted("model", always((3, math.log(0.2)), (5, math.log(0.4))), rows=10)
+    model = Scripted("model", always((3, math.log(0.2)), (5, math.log(0.7))), rows=10)
     made = hybrid(shares, model)
-    made.guess(1, [()], 4)  # who runs a model is seen then
-    children = made.guess(1, [()], 4)
-    assert children.tokens.tolist() == [4, 5, 3]
-    assert np.exp(children.scores) == pytest.approx([0.5, 0.4, 0.2])
+    for _ in range(2):
+        children = made.guess(1, [()], 4)
+    assert children.tokens.tolist() == [5, 4, 3]
+    odds = (9 * 0.25**2) ** (1 / 3)
+    assert np.exp(children.scores) == pytest.approx([0.7, 0.5, odds / (1 + odds)])
+    two = Scripted("two", always((3, math.log(0.2))))
+    children = hybrid(shares, two).guess(1, [()], 4)
+    assert np.exp(children.scores[0]) == pytest.approx(1.5 / 2.5)
 
 
 def test_a_dear_member_that_pays_and_a_cheap_one_that_hardly_does_stay() -> None:
