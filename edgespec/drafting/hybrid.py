@@ -108,9 +108,9 @@ class HybridGuesser(Guesser):
     Each member's score of a token is calibrated by how often tokens with such a score, named by the
     same members, were right (see policy.estimates); the mean of their log-odds counts, a model's
     twice. So over-confident scores are calibrated down, and so are tokens that the best member does
-    not name. A member that does not pay is paused. It is tried again after a while, with a new request, or
-    when the others guess less than half as well as they did. Of members that cost about the same,
-    one is asked at a time (see drafting.rivals).
+    not name. A member that does not pay is paused. It is tried again after a while, with a new
+    request, or when the others guess less than half as well as they did. Of members that cost about
+    the same, one is asked at a time (see drafting.rivals).
     """
 
     def __init__(
