@@ -26,7 +26,7 @@ from edgespec.verify.sampling import Sampling
 
 LEAST = 128
 """Committed tokens that are counted before members are compared, and again before the next time;
-halved for each time in a row that a member did not pay, down to an eighth."""
+for a member that did not pay, halved for each time in a row, down to an eighth."""
 LEAST_PAY = 1 / 32
 """A member is paused if the right guesses that it alone made are less than this share of all, for
 all of the time; half of that for half of the time."""
@@ -47,10 +47,11 @@ Guesses = dict[int, float]
 
 @dataclass(frozen=True, slots=True)
 class _PathGuesses:
-    """The guesses for one path of each member that was asked; `sources`: of each token, the members
-    that named it, as bits."""
+    """The guesses for one path of each member that was asked. As bits, `able`: the members that
+    named any; `sources`: of each token, those that named it."""
 
     members: dict[int, Guesses]
+    able: int
     sources: dict[int, int]
 
 
@@ -211,7 +212,7 @@ class HybridGuesser(Guesser):
             columns = children.parents.tolist(), children.tokens.tolist(), children.scores.tolist()
             for path, token, score in zip(*columns, strict=True):
                 named[path][number][token] = score
-        guessed = [_PathGuesses(one, _sources(one)) for one in named]
+        guessed = [_joined(one) for one in named]
         state.feedback.guessed(paths, guessed)
         found = [
             (index, *guess)
@@ -235,8 +236,7 @@ class HybridGuesser(Guesser):
         self, guessed: _PathGuesses, token: int, number: int, sampling: Sampling
     ) -> Calibration:
         """The calibration of a member's word for tokens that just the same members named."""
-        asked = sum(1 << member for member, guesses in guessed.members.items() if guesses)
-        return self._agreed[sampling, asked, guessed.sources[token], number]
+        return self._agreed[sampling, guessed.able, guessed.sources[token], number]
 
     def _score(self, guessed: _PathGuesses, token: int, sampling: Sampling) -> float:
         """The natural log of the probability that all who named a token give it."""
@@ -337,10 +337,10 @@ class HybridGuesser(Guesser):
         asked = [one for number, one in enumerate(self._members) if self._is_asked(number)]
         if any(member.paused for member in self._members) and self._recent < self._usual / 2:
             self._ask_all()
-        if self._watched < LEAST >> min(max(one.failures for one in self._members), 3):
-            return
         total = sum(member.seconds for member in asked)
         for member in sorted(asked, key=lambda one: -one.seconds):
+            if self._watched < LEAST >> min(member.failures, 3):
+                continue
             share = LEAST_PAY * (member.seconds / total if total else 0.0)
             others = max((one.worth for one in asked if one is not member), default=0.0)
             gains = self._worth - others >= LEAST_GAIN * self._watched
@@ -350,8 +350,10 @@ class HybridGuesser(Guesser):
                 member.paused = PAUSE << min(member.failures, 3)
                 member.failures += 1
                 self._usual = self._recent
-                break
-        self._restart_counts()
+                self._restart_counts()
+                return
+        if self._watched >= LEAST:
+            self._restart_counts()
 
     def _ask_all(self) -> None:
         """Nobody is paused any more."""
@@ -367,13 +369,13 @@ class HybridGuesser(Guesser):
             member.alone, member.seconds, member.worth = 0, 0.0, 0.0
 
 
-def _sources(members: dict[int, Guesses]) -> dict[int, int]:
-    """Of each token, the members that named it, as bits."""
-    sources: dict[int, int] = {}
+def _joined(members: dict[int, Guesses]) -> _PathGuesses:
+    able, sources = 0, dict[int, int]()
     for number, guesses in members.items():
+        able |= bool(guesses) << number
         for token in guesses:
             sources[token] = sources.get(token, 0) | 1 << number
-    return sources
+    return _PathGuesses(members, able, sources)
 
 
 def _worth(guesses: Guesses, token: int) -> float:

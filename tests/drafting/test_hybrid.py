@@ -200,6 +200,21 @@ def test_a_new_request_is_another_text() -> None:
     assert tried == [LEAST, LEAST // 2, LEAST // 4, *[LEAST // 8] * 3]
 
 
+def test_the_few_tokens_of_a_new_trial_judge_nobody_else() -> None:
+    """What two name for a while pauses the one that failed, not the one that they need."""
+    idle = Scripted("idle", always((3, -0.2)))
+    model = Scripted("model", always((3, -0.3), (6, -0.1)), rows=10)
+    made = hybrid(idle, model)
+    for _ in range(4):
+        follow(made, lambda step: 6, LEAST)
+        made.close(1)
+        made.open(1, Sampling())
+        made.read(1, (0, 3), row(0))
+    asked = model.asked
+    follow(made, lambda step: 3, LEAST // 8 + 8)
+    assert model.asked == asked + LEAST // 8 + 8
+
+
 def test_what_several_name_has_the_mean_of_their_log_odds() -> None:
     """A model's count twice; who runs one is seen when it has."""
     shares = Scripted("shares", always((3, math.log(0.9)), (4, math.log(0.5))))
