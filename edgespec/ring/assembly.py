@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from ipaddress import ip_address
-from itertools import pairwise
 
 from msgspec.structs import replace
 
@@ -63,7 +62,8 @@ class RingAssembly:
 
     def enter(self, peer: bytes, join: Join, stage: int, heard: float) -> list[Effect]:
         self.devices.health.forget(peer)
-        member = self.stages[stage] = Member(peer, join, heard, stage)
+        number = self.assignment.next_number()
+        member = self.stages[stage] = Member(peer, join, heard, stage, number)
         if not self.free:
             self.missing_since = None
         text = f"{member} joined, {len(self.stages)} of {len(self.assignment)}"
@@ -74,12 +74,13 @@ class RingAssembly:
         return SendPeer(member.peer, self._assign_of(member))
 
     def _assign_of(self, member: Member) -> Assign:
-        assign = self.assignment.of(member.stage)
+        assign = replace(self.assignment.of(member.stage), number=member.number)
         return replace(assign, rows=self._rows(assign, member.join)) if self._rows else assign
 
     def add_spare(self, peer: bytes, join: Join, heard: float, now: float) -> list[Effect]:
         self.devices.health.forget(peer)
-        member = Member(peer, join, heard, SPARE, "standing by", since=now)
+        number = self.assignment.next_number()
+        member = Member(peer, join, heard, SPARE, number, "standing by", since=now)
         self.spares[peer] = member
         return [self.stand_by(member), Log(f"{member} stands by")]
 
@@ -90,7 +91,7 @@ class RingAssembly:
             why = "; it gets layers again when no request runs"
         elif wish:
             why = f"; stage {wish} was given to another while it was away"
-        return SendPeer(spare.peer, StandBy(f"standing by as a spare{why}"))
+        return SendPeer(spare.peer, StandBy(f"standing by as a spare{why}", spare.number))
 
     def reassign(self, assigns: Sequence[Assign], to: Sequence[Member], now: float) -> list[Effect]:
         """Begin a ring with other layers, for these members in order; the rest become spares."""
@@ -109,10 +110,11 @@ class RingAssembly:
 
     # --- up and down --------------------------------------------------------------------------
 
-    def ready(self, member: Member, seconds: float, ring: int) -> list[Effect]:
-        """A stage has loaded its layers; the last one has all stages connect."""
-        if ring != self.assignment.ring or member.ready or member.stage == SPARE:
-            return []  # of an earlier ring, or repeated
+    def ready(self, member: Member, seconds: float, number: int) -> list[Effect]:
+        """A stage has the layers of its Assign of that number; the last one has all stages
+        connect."""
+        if number != member.number or member.ready or member.stage == SPARE:
+            return []  # of an earlier place or ring, or repeated
         effects: list[Effect] = []
         if not member.loaded:
             effects.append(Log(f"{member} loaded its layers in {seconds:.1f} s"))
@@ -125,29 +127,43 @@ class RingAssembly:
 
     def _connect(self) -> list[Effect]:
         """Have every node push to the next one, and the last stage to the coordinator."""
-        ring = self.in_order
-        first = ring[0].join
+        first = self.in_order[0].join
         effects: list[Effect] = [
             OpenRing(self.assignment.of(1).ring_key),
             ConnectRing(first.host, first.port, first.key),
         ]
-        for member, following in pairwise(ring):
-            join = following.join
+        return [*effects, *self._connects()]
+
+    def _connects(self) -> list[Effect]:
+        """A Connect for each stage that has not answered one in this ring."""
+        targets = [self._home]
+        for member in reversed(self.in_order[1:]):
+            join = member.join
             # A stage that reached us over loopback is where we are, by whatever name that is known.
             host = "" if ip_address(join.host).is_loopback else join.host
-            effects.append(SendPeer(member.peer, Connect(host, join.port, join.key)))
-        return [*effects, SendPeer(ring[-1].peer, self._home)]
+            targets.insert(0, Connect(host, join.port, join.key))
+        return [
+            SendPeer(member.peer, replace(target, number=member.number))
+            for member, target in zip(self.in_order, targets, strict=True)
+            if not member.connected
+        ]
 
-    def reached(self, member: Member | None, ring: int, now: float) -> list[Effect]:
-        """A stage, or the coordinator (None), has reached the next node; with the last of them the
-        ring is up."""
+    def repeat(self) -> list[Effect]:
+        """Say again what has not been answered: with a connection that breaks a message is lost."""
+        if self._is_linked:
+            return [] if self.is_up else self._connects()
+        return [self.assign(member) for member in self.in_order if not member.ready]
+
+    def reached(self, member: Member | None, number: int, now: float) -> list[Effect]:
+        """A stage has carried out its Connect of that number, or the coordinator (None) has reached
+        the first one; with the last of them the ring is up."""
         if member is None:
             self._is_reached = True
-        else:
-            member.connected = ring
+        elif member.number == number:
+            member.connected = True
         if self.is_up or not self._is_linked or not self._is_reached:
             return []
-        if any(m.connected != self.assignment.ring for m in self.stages.values()):
+        if not all(m.connected for m in self.stages.values()):
             return []
         self.is_up = self.was_up = True
         self.up_since = now
@@ -164,6 +180,7 @@ class RingAssembly:
         self.is_up = self._is_linked = False
         self.assignment.ring += 1
         for member in self.stages.values():
-            member.ready, member.state = False, "waiting"
+            member.number = self.assignment.next_number()
+            member.ready, member.connected, member.state = False, False, "waiting"
             effects.append(self.assign(member))
         return effects

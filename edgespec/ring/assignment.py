@@ -28,9 +28,10 @@ class Member:
     join: Join
     heard: float
     stage: int
+    number: int  # of its newest Assign, or StandBy, by which it names it in what it answers
     state: str = "loading"
     ready: bool = False
-    connected: int = 0  # the number of the ring in which it has reached the next node
+    connected: bool = False  # whether it has reached the next node, in that place
     loaded: bool = False  # whether it was ever ready for this stage
     since: float = 0.0  # when it became a spare
     rival: tuple[bytes, float] | None = None  # another process that asks for this stage, since when
@@ -65,6 +66,7 @@ class Assignment:
         """The number of stages at first, which a later assignment does not exceed."""
         self.ring = 1
         """The number of the current ring; a new ring begins whenever a stage is lost."""
+        self._number = _start_of(assigns[0].ring_key)
 
     def __len__(self) -> int:
         return len(self._assigns)
@@ -76,6 +78,11 @@ class Assignment:
     def is_first(self) -> bool:
         """Whether this is the assignment that the ring began with."""
         return self._assigns == self.first
+
+    def next_number(self) -> int:
+        """A number for the next Assign, see there."""
+        self._number += 1
+        return self._number
 
     def of(self, stage: int) -> Assign:
         """The stage's Assign with the number and the key of the current ring."""
@@ -100,9 +107,14 @@ class Assignment:
         self.ring += 1
 
 
-def in_no_ring(assign: Assign) -> Assign:
-    """An Assign to prepare for, which belongs to no ring yet."""
-    return _in_ring(assign, NO_RING)
+def in_no_ring(assign: Assign, number: int) -> Assign:
+    """An Assign of that number to prepare for, which belongs to no ring yet."""
+    return replace(_in_ring(assign, NO_RING), number=number)
+
+
+def _start_of(secret: str) -> int:
+    """Far from where another run of the coordinator started, which had another secret."""
+    return int(hashlib.sha256(f"{secret} numbers".encode()).hexdigest()[:12], 16)
 
 
 def _in_ring(assign: Assign, ring: int) -> Assign:

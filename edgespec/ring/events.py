@@ -43,9 +43,10 @@ class BlockLoading(Event):
 
 @dataclass(frozen=True, slots=True)
 class BlockFetched(Event):
-    """The block is on this device's disk."""
+    """The block of the planned Assign of that number is on this device's disk."""
 
     seconds: float
+    number: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,7 @@ from edgespec.ring.events import (
 from edgespec.ring.membership import ALL_REQUESTS
 from edgespec.ring.reports import STILL_S, report_pause
 from edgespec.wire.messages import (
+    MOST_ASSIGNS,
     NO_RING,
     Assign,
     Connect,
@@ -66,11 +67,14 @@ class MemberMachine:
         self._place: Assign | None = None  # the newest one
         self._was_placed = False
         self._block: object = None  # what is, or is being, loaded
-        self._fetching: object = None  # the block that is fetched for a planned ring
+        self._plan: Assign | None = None  # whose block is fetched for a planned ring
         self._loading = 0  # blocks that are being loaded: all but the last are obsolete
         self._doing = ""  # how far that is
         self._began_at = 0.0
+        self._newest = 0  # the number of the newest place, or of the newest StandBy
+        self._connecting = False  # as a Connect for its place asked
         self._is_up = False
+        self._broke = ""  # why it cannot go on in its place, until it has another
         self._started = False
 
     @property
@@ -102,37 +106,42 @@ class MemberMachine:
                 return self._on_loading(text, now)
             case BlockLoaded(seconds):
                 return self._on_loaded(seconds, now)
-            case BlockFetched(seconds):
-                self._fetching = None
-                return [SendCoordinator(Ready(seconds, NO_RING))]
+            case BlockFetched(seconds, number):
+                if self._plan is None or self._plan.number != number:
+                    return []  # that is not planned any more
+                self._plan = None
+                return [SendCoordinator(Ready(seconds, number))]
             case LoadFailed(reason):
                 return self._on_load_failed(reason)
             case RingReached():
                 assert self._place is not None, "a connection comes with a place"
-                connected = SendCoordinator(Connected(self._place.ring))
+                if self._broke:
+                    return []
+                connected = SendCoordinator(Connected(self._place.number))
                 self._is_up = True
                 return [connected, Log("the ring is up")]
             case RingBroke(why):
-                lost = [SendCoordinator(Fault(ALL_REQUESTS, why))]
-                return [*lost, *self._ask_again(why, now)]
+                self._broke = why
+                return [*self._fault(), *self._ask_again(why, now)]
             case _:
                 raise LocalProtocolError(f"a member cannot handle {type(event).__name__}")
 
     def _on_message(self, message: object, now: float) -> list[Effect]:
         match message:
-            case Assign(ring=number) if number == NO_RING and not self._is_spare:
+            case Assign(ring=ring) if ring == NO_RING and not self._is_spare:
                 return self._on_plan(message)
+            case Assign(number=number) | StandBy(number=number) if self._is_obsolete(number):
+                return []  # it comes late
             case Assign():
                 return self._on_assign(message, now)
             case Heartbeat(silence=silence):
                 self._silence = silence or self._timing.silence
                 return []
             case StandBy(text):
-                self._asking_since, self._was_placed, self._next = None, True, now
-                self._place = None
+                self._take(None, now)
                 return [*self._fetch_nothing(), CloseRing(), Log(text)]
-            case Connect(host, port, key):
-                return [ConnectRing(host, port, key)]
+            case Connect():
+                return self._on_connect(message)
             case Refuse(reason) if not self._was_placed:
                 return [Stop(f"the coordinator refused: {reason}", failed=True)]
             case Refuse(reason):
@@ -143,14 +152,30 @@ class MemberMachine:
                 return self._ask_again(f"the coordinator let it go: {reason}", now)
         return []
 
+    def _is_obsolete(self, number: int) -> bool:
+        """Whether a place of that number is older than the newest one; if not, it is the newest."""
+        is_older = 0 < self._newest - number < MOST_ASSIGNS
+        self._newest = self._newest if is_older else number
+        return is_older
+
     # --- a stage and its block ----------------------------------------------------------------
 
-    def _on_assign(self, assign: Assign, now: float) -> list[Effect]:
+    def _take(self, place: Assign | None, now: float) -> None:
+        """It has this place from now on; None: it is a spare."""
         self._asking_since, self._was_placed, self._next = None, True, now
-        before, self._place = self._place, assign
-        self._is_up = self._is_up and before == assign
-        if before == assign:  # the coordinator was missed for a while, and is back
-            return [] if self._loading else [SendCoordinator(Ready(0.0, assign.ring))]
+        self._place = place
+        self._connecting = self._is_up = False
+        self._broke = ""
+
+    def _on_assign(self, assign: Assign, now: float) -> list[Effect]:
+        before = self._place
+        if before == assign:  # the coordinator was missed for a while and is back, or asks again
+            if self._broke:
+                return self._fault()
+            if self._asking_since is not None:
+                self._asking_since, self._next = None, now
+            return [] if self._loading else [SendCoordinator(Ready(0.0, assign.number))]
+        self._take(assign, now)
         place = f"stage {assign.stage} of {assign.stages}"
         text = f"shall be {place}" if self._is_spare else f"joined as {place}"
         effects: list[Effect] = [*self._fetch_nothing(), OpenRing(assign.ring_key)]
@@ -159,7 +184,7 @@ class MemberMachine:
                 return effects
             again = f"{text}: layers {assign.first} to {assign.end - 1} are loaded already"
             self._wait_for_others(now)
-            ready = SendCoordinator(Ready(0.0, assign.ring))
+            ready = SendCoordinator(Ready(0.0, assign.number))
             return [*effects, ResetStage(assign), ready, Log(again)]
         self._block = assign.block
         self._loading += 1
@@ -170,20 +195,35 @@ class MemberMachine:
 
     def _on_plan(self, assign: Assign) -> list[Effect]:
         """Prepare another block, while the one that it has runs on."""
-        if self._fetching == assign.block:
-            return []
         if self._block == assign.block:
-            return [*self._fetch_nothing(), SendCoordinator(Ready(0.0, NO_RING))]
-        self._fetching = assign.block
+            return [*self._fetch_nothing(), SendCoordinator(Ready(0.0, assign.number))]
+        if self._plan == assign:
+            return []
+        self._plan = assign
         layers = f"layers {assign.first} to {assign.end - 1}"
         place = f"stage {assign.stage} of {assign.stages}"
         return [Log(f"shall be {place}: fetching {layers} meanwhile"), FetchBlock(assign)]
 
     def _fetch_nothing(self) -> list[Effect]:
-        if self._fetching is None:
+        if self._plan is None:
             return []
-        self._fetching = None
+        self._plan = None
         return [FetchBlock(None)]
+
+    def _on_connect(self, message: Connect) -> list[Effect]:
+        if self._place is None or message.number != self._place.number:
+            return []  # for a place that it has no more
+        if self._is_up:
+            return [SendCoordinator(Connected(message.number))]  # that it was, may have been lost
+        if self._connecting or self._broke:
+            return []
+        self._connecting = True
+        return [ConnectRing(message.host, message.port, message.key)]
+
+    def _fault(self) -> list[Effect]:
+        """Tell the coordinator why it cannot go on in its place."""
+        number = self._place.number if self._place else 0
+        return [SendCoordinator(Fault(ALL_REQUESTS, self._broke, number))]
 
     def _on_loading(self, text: str, now: float) -> list[Effect]:
         effects: list[Effect] = [SendCoordinator(Loading(text))]
@@ -208,14 +248,15 @@ class MemberMachine:
         # Meanwhile it may have got another stage or ring for the same block.
         ready = []
         if self._asking_since is None:
-            ready = [SendCoordinator(Ready(seconds, self._place.ring))]
+            ready = [SendCoordinator(Ready(seconds, self._place.number))]
         return [ResetStage(self._place), *ready, Log(loaded)]
 
     def _on_load_failed(self, reason: str) -> list[Effect]:
         self._loading -= 1
         if self._loading:
             return []
-        return [SendCoordinator(Fault(ALL_REQUESTS, reason)), Stop(reason, failed=True)]
+        self._broke = reason
+        return [*self._fault(), Stop(reason, failed=True)]
 
     # --- without a stage ----------------------------------------------------------------------
 

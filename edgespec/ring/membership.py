@@ -33,7 +33,6 @@ from edgespec.wire.client_messages import (
     Submit,
 )
 from edgespec.wire.messages import (
-    NO_RING,
     Assign,
     Connect,
     Connected,
@@ -90,6 +89,7 @@ class MembershipMachine:
         self._now = 0.0
         self._own_stage = own_stage
         self._next_beat: float | None = 0.0 if own_stage else None
+        self._next_repeat = 0.0
         self._loading_since: float | None = None
         self._told_loading = 0.0
 
@@ -178,20 +178,21 @@ class MembershipMachine:
                 shares = ", beside the coordinator," if member.join.key in self._own_keys else ""
                 who = f"{member}{shares}"  # which explains why it may be slow
                 return self._ring.devices.health.heard(peer, who, layers, message, now)
-            case Ready(ring=ring) if ring == NO_RING:
-                return self._repartition.on_prepared(member, now)
-            case Ready(seconds, ring):
-                return self._ring.ready(member, seconds, ring)
-            case Connected(ring):
-                return self._on_reached(member, ring, now)
+            case Ready(seconds, number):
+                prepared = self._repartition.on_prepared(member, number, now)
+                return prepared + self._ring.ready(member, seconds, number)
+            case Connected(number):
+                return self._on_reached(member, number, now)
             case Goodbye(reason):
                 return self._lose(member, f"left: {printable(reason, REASON_CHARS)}", now)
-            case Fault(request, reason) if request == ALL_REQUESTS:
+            case Fault(request, reason, number) if request == ALL_REQUESTS:
+                if number != member.number:
+                    return []  # of a place that it has no more
                 return self._lose(member, f"cannot go on: {printable(reason, REASON_CHARS)}", now)
         return []
 
-    def _on_reached(self, member: Member | None, ring: int, now: float) -> list[Effect]:
-        effects = self._ring.reached(member, ring, now)
+    def _on_reached(self, member: Member | None, number: int, now: float) -> list[Effect]:
+        effects = self._ring.reached(member, number, now)
         if effects:
             self._repartition.on_up()
         return effects
@@ -321,6 +322,9 @@ class MembershipMachine:
                 effects.append(SendPeer(member.peer, Goodbye(f"{member} {cause}")))
                 effects += self._lose(member, cause, now)
         effects += self._repartition.on_tick(now)
+        if now >= self._next_repeat:
+            self._next_repeat = now + self._timing.retry
+            effects += ring.repeat()
         effects += self._still_loading(now)
         beat, limit = ring.devices.trips.beat, self._timing.silence
         effects += [SendPeer(m.peer, beat(m.peer, now, limit)) for m in ring.members]

@@ -80,6 +80,7 @@ class _Growth:
 
     assigns: Sequence[Assign]
     devices: Sequence[Member]
+    number: int  # of all its Assigns
     prepared: set[bytes] = field(default_factory=set)
     since: float | None = None
     held: bool = False
@@ -231,7 +232,8 @@ class Repartition:
         if assigns is None or len(assigns) <= len(ring.assignment):
             self._declined = {spare.peer for spare in fresh}
             return [Log("the spares have no memory for a part of the model")]
-        self._growth = _Growth(assigns, devices[: len(assigns)])
+        number = ring.assignment.next_number()
+        self._growth = _Growth(assigns, devices[: len(assigns)], number)
         text = (
             f"the model will be shared out again, over {len(assigns)} device(s), when they have "
             "prepared for it and no request runs"
@@ -240,13 +242,19 @@ class Repartition:
 
     def prepare(self, member: Member) -> list[Effect]:
         """Tell a member what it has to prepare for, if it has a part in a growth."""
-        assign = self._growth.assign_for(member) if self._growth else None
-        return [] if assign is None else [SendPeer(member.peer, in_no_ring(assign))]
+        growth = self._growth
+        assign = growth.assign_for(member) if growth else None
+        if growth is None or assign is None:
+            return []
+        return [SendPeer(member.peer, in_no_ring(assign, growth.number))]
 
-    def on_prepared(self, member: Member, now: float) -> list[Effect]:
-        """A member is prepared for its part in a growth."""
+    def on_prepared(self, member: Member, number: int, now: float) -> list[Effect]:
+        """A member is prepared for the Assign of that number: for its part in a growth, if that is
+        what is planned now."""
+        if self._growth is None or number != self._growth.number:
+            return []
         member.state = "ready" if member.ready else "prepared; waits until no request runs"
-        if self._growth is not None and self._growth.is_prepared(member, now):
+        if self._growth.is_prepared(member, now):
             return [Log("all are prepared for the places that they will have")]
         return []
 
@@ -279,6 +287,8 @@ class Repartition:
             return []
         self._growth = None
         others = [d for d in growth.devices if d.stage == SPARE and d is not lost]
+        for spare in others:  # what it is told now is newer than what it was to prepare for
+            spare.number = self._ring.assignment.next_number()
         effects = [self._ring.stand_by(spare) for spare in others]
         if growth.held and lost.stage == SPARE:
             effects.append(Forward(Hold("")))

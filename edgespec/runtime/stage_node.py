@@ -222,7 +222,7 @@ class StageNode(RingNode):
                 self.worker.post(BlockLoading(f"cannot prepare for another place: {problem}"))
                 time.sleep(FETCH_AGAIN_S)
             else:
-                self.worker.post(BlockFetched(time.monotonic() - started))
+                self.worker.post(BlockFetched(time.monotonic() - started, assign.number))
                 return
 
     def _progress(self, stop: Callable[[], bool]) -> Callable[[str], None]:

@@ -24,6 +24,9 @@ SHORTEST_S, LONGEST_S = 1e-9, 1e9
 NO_RING = 0
 """The number of an Assign's ring that is only planned."""
 
+MOST_ASSIGNS = 1 << 20
+"""Numbers of Assigns that are this far apart are not of one run of a coordinator."""
+
 
 def require(condition: bool, problem: str) -> None:
     """In `check` of a message or a record in one: raise ValueError if its fields do not fit."""
@@ -64,8 +67,12 @@ class Assign(Message, tag=4, frozen=True):
     name; "" for a stage that has none. `rows`: cache rows of all requests together, guesses beyond
     what is planned not counted.
 
-    With `ring` NO_RING it is a place to prepare for, and the answer a Ready of that number: a spare
-    loads the block, a stage goes on with its own and fetches that one.
+    `number`: that of this assignment. Whatever answers it names it, so that no answer to an earlier
+    one counts for this. It goes up while a coordinator runs, from a start of its own: what is lower
+    than another by less than MOST_ASSIGNS is older.
+
+    With `ring` NO_RING it is a place to prepare for: a spare loads the block, a stage goes on with
+    its own and fetches that one.
     """
 
     stage: int
@@ -83,6 +90,7 @@ class Assign(Message, tag=4, frozen=True):
     block_number: int = 0
     head: Text = ""
     rows: int = 0
+    number: int = 0
 
     @property
     def block(self) -> tuple[str, int, int, str, str, str]:
@@ -93,22 +101,24 @@ class Assign(Message, tag=4, frozen=True):
 class StandBy(Message, tag=8, frozen=True):
     """All places are taken: the stage is a spare, which gets the place of a lost one.
 
-    The text says why, fit for a user.
+    The text says why, fit for a user. `number`: as that of an Assign.
     """
 
     text: Text
+    number: int = 0
 
 
 class Connect(Message, tag=5, frozen=True):
     """Every stage is ready: push what you compute to this TCP address.
 
     An empty host means the coordinator, by the name that the stage knows it by. `key`: the public
-    key that the node there has to prove.
+    key that the node there has to prove. `number`: of the stage's Assign.
     """
 
     host: Text
     port: int
     key: Text
+    number: int = 0
 
 
 class Refuse(Message, tag=6, frozen=True):
@@ -178,24 +188,26 @@ class Loading(Message, tag=21, frozen=True):
 
 
 class Ready(Message, tag=22, frozen=True):
-    """The stage has its block in memory, and holds nothing of a ring before number `ring`; for
-    NO_RING, it is prepared."""
+    """The stage has the block of its Assign of that `number` in memory, and holds nothing of an
+    earlier ring; of an Assign for NO_RING: it is prepared."""
 
     seconds: Annotated[float, Meta(ge=0.0, le=LONGEST_S)]
-    ring: int = 1
+    number: int = 0
 
 
 class Connected(Message, tag=28, frozen=True):
-    """The stage's connection to the next node of ring number `ring` stands."""
+    """The connection that the Connect of that `number` asked for stands."""
 
-    ring: int
+    number: int
 
 
 class Fault(Message, tag=23, frozen=True):
-    """A stage cannot go on with a request (or, request -1, at all)."""
+    """A stage cannot go on with a request (or, request -1, in its place: `number` is then that of
+    its Assign)."""
 
     request: int
     reason: Text
+    number: int = 0
 
 
 class Credit(Message, tag=25, frozen=True):
@@ -207,10 +219,14 @@ class Credit(Message, tag=25, frozen=True):
 class Heartbeat(Message, tag=24, frozen=True):
     """Still alive; both ways. One with a `number` above 0 is sent back at once, so that the
     coordinator learns how long a message takes to a stage and back. `silence`: seconds without a
-    message for which its sender, a coordinator, is not to be given up; 0: as usual."""
+    message for which its sender, a coordinator, is not to be given up; 0: as usual. A stage says
+    how many segments it `holds`, and the number of the one that it `passed` on last in this ring;
+    -1: none."""
 
     number: int = 0
     silence: Finite = 0.0
+    holds: int = 0
+    passed: int = -1
 
 
 # --- holders of a token, and devices that leave → coordinator -------------------------------------

@@ -27,14 +27,13 @@ from edgespec.machines.events import (
     Tick,
 )
 from edgespec.planning.partition import split_layers
-from edgespec.ring.effects import FetchBlock, LoadBlock, Log, Stop
+from edgespec.ring.effects import ConnectRing, FetchBlock, LoadBlock, Log, Stop
 from edgespec.ring.events import BlockFetched, BlockLoaded, KeyRemoved, RingBroke, RingReached
 from edgespec.ring.member import MemberMachine
 from edgespec.ring.membership import ALL_REQUESTS, MembershipMachine
 from edgespec.ring.repartition import SETTLED_BEATS
 from edgespec.wire.messages import (
     Assign,
-    Connect,
     Fault,
     Goodbye,
     Join,
@@ -114,9 +113,7 @@ class Cluster:
             self.done.append(effect)
             if isinstance(effect, SendPeer):
                 self._say(effect.peer, MessageArrived(b"", effect.message))
-                if isinstance(effect.message, Connect):
-                    self._say(effect.peer, RingReached())
-            elif type(effect).__name__ == "ConnectRing":
+            elif isinstance(effect, ConnectRing):
                 self.tell(RingReached())
 
     def _say(self, peer: bytes, event: Event) -> None:
@@ -135,7 +132,10 @@ class Cluster:
             elif isinstance(effect, FetchBlock) and effect.assign is not None:
                 assert board.on_disk is not None
                 board.on_disk.add(effect.assign.block)
-                self._later.append((self.now + board.takes, peer, BlockFetched(board.takes)))
+                fetched = BlockFetched(board.takes, effect.assign.number)
+                self._later.append((self.now + board.takes, peer, fetched))
+            elif isinstance(effect, ConnectRing):
+                self._say(peer, RingReached())
             elif isinstance(effect, Stop):
                 board.is_on = False
 

@@ -19,7 +19,7 @@ from edgespec.ring.health import (
 )
 from edgespec.ring.membership import MembershipMachine
 from edgespec.wire.client_messages import LiveRequest, NodeStatus, Status, StatusRequest
-from edgespec.wire.messages import Goodbye, Health, Heartbeat, Loading, Ready
+from edgespec.wire.messages import Goodbye, Health, Heartbeat, Loading
 
 FINE = Health(60.0, 95.0, 8 << 30, 2 << 30, 0.4, False, "", 1.0, 0.02, 0.03)
 
@@ -320,7 +320,7 @@ def test_a_status_tells_of_places_without_a_stage_and_of_losses() -> None:
     ring.say(address(1), replace(FINE, memory=0, free=0))
     assert ring.machine.status().nodes[0].memory == 77, "what it said when it joined"
     ring.join(2)
-    ring.all_ready(1)
+    ring.all_ready()
     ring.say(address(2), FINE)
     ring.say(address(2), Goodbye("out of\x1b[2J battery"))
     ring.now += 30.0
@@ -331,7 +331,7 @@ def test_a_status_tells_of_places_without_a_stage_and_of_losses() -> None:
     lost = NodeStatus(2, 1, 2, losses=1, last_loss="left: out of [2J battery", lost_ago=30.0)
     assert second == lost
     ring.join(2)
-    ring.say(address(2), Ready(0.1, 2))
+    ring.ready(address(2))
     (back,) = status_of(ring).nodes[1:]
     assert (back.state, back.losses, back.memory) == ("ready", 1, 0), "its health is not known yet"
 

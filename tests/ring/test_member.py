@@ -41,7 +41,7 @@ from edgespec.wire.messages import (
 TIMING = Timing(beat=0.5, silence=4.0, retry=1.0)
 JOIN = Join(2, "board", 7, "10.0.0.2", 5002, "key of V2")
 PLACE = Assign(2, 3, 4, 8, "/models/big", "mark", "bfloat16", "int4", 4096, 7, "key")
-SECOND = replace(PLACE, ring=2, ring_key="key of the second")
+SECOND = replace(PLACE, ring=2, ring_key="key of the second", number=2)
 WAIT = 10.0
 
 
@@ -337,14 +337,16 @@ def test_a_stage_that_became_a_spare_keeps_its_block() -> None:
     member.load()
     member.hear(Goodbye("silent"))
     member.hear(StandBy("standing by"))
-    later = replace(PLACE, ring=5)
+    later = replace(PLACE, ring=5, number=5)
     assert sent(member.hear(later)) == [Ready(0.0, 5)]
 
 
-def test_that_it_has_reached_the_next_node_is_told_with_the_ring() -> None:
+def test_that_it_has_reached_the_next_node_is_told_with_the_number_of_its_place() -> None:
     member = Member()
     member.load()
-    assert sent(member.machine.handle(RingReached(), member.now)) == [Connected(PLACE.ring)]
+    member.hear(SECOND)
+    member.hear(Connect("", 1, "key", SECOND.number))
+    assert sent(member.machine.handle(RingReached(), member.now)) == [Connected(SECOND.number)]
 
 
 def test_a_broken_connection_is_told_and_it_asks_again() -> None:

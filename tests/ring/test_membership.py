@@ -76,14 +76,14 @@ def test_the_log_is_not_silent_while_stages_are_waited_for() -> None:
     assert len(said) >= 3
     assert {*said} == {"stage 3: not here yet"}
     ring.join(1)
-    ring.say(address(1), Ready(1.5, 1))
+    ring.ready(address(1))
     said = logged(ring, 12.0)
     assert len(said) >= 3
     assert {*said} == {"stage 2: not here yet; stage 3: not here yet"}
     assert len(logged(ring, 600.0)) < 40, "once a minute when it goes on"
     for stage in (2, 3):
         ring.join(stage)
-    ring.all_ready(1)
+    ring.all_ready()
     assert logged(ring, 12.0) == []
 
 
@@ -101,7 +101,7 @@ def test_a_stage_that_asks_twice_gets_the_same_place_again() -> None:
     ring.join(1)
     again = ring.join(1)
     assert to(again, address(1)) == [ring.place(1, 1)]
-    assert again == [SendPeer(address(1), ring.place(1, 1))], "and it is no news"
+    assert len(again) == 1, "and it is no news"
 
 
 @pytest.mark.parametrize("stage", [-1, 4, 2**40])
@@ -152,18 +152,18 @@ def test_the_ring_is_up_when_all_are_ready_and_each_pushes_to_the_next() -> None
     for stage in (3, 1, 2):
         ring.join(stage)
     for stage in (2, 3):
-        assert not goes_up(ring.say(address(stage), Ready(1.0)))
+        assert not goes_up(ring.ready(address(stage)))
         assert not ring.machine.status().ready
-    effects = ring.say(address(1), Ready(1.0))
+    effects = ring.ready(address(1))
     assert effects[1:3] == [OpenRing(ring_key(1)), ConnectRing("10.0.0.1", 5001, "key of V1")]
     assert to(effects, address(1)) == [Connect("10.0.0.2", 5002, "key of V2")]
     assert to(effects, address(2)) == [Connect("10.0.0.3", 5003, "key of V3")]
     assert to(effects, address(3)) == [HOME]
     for stage in (3, 1):
-        assert not goes_up(ring.say(address(stage), Connected(1)))
+        assert not goes_up(ring.connected(address(stage)))
     assert not goes_up(ring.machine.handle(RingReached(), ring.now))
     assert not ring.machine.status().ready
-    assert goes_up(ring.say(address(2), Connected(1)))
+    assert goes_up(ring.connected(address(2)))
     assert ring.machine.status().ready
 
 
@@ -173,12 +173,12 @@ def test_a_stage_on_the_coordinator_s_machine_is_reached_as_the_coordinator_is(h
     ring.join(1)
     ring.join(2, host=host, key="own")
     ring.join(3)
-    effects = ring.all_ready(1)
+    effects = ring.all_ready()
     assert to(effects, address(1)) == [Connect("", 5002, "own")]
     ring = Membership(2)
     ring.join(1, host=host)
     ring.join(2)
-    assert ConnectRing(host, 5001, "key of V1") in ring.all_ready(1)
+    assert ConnectRing(host, 5001, "key of V1") in ring.all_ready()
 
 
 def test_a_status_says_which_stage_is_on_the_coordinator_s_machine() -> None:
@@ -201,16 +201,19 @@ def test_a_ring_is_not_up_while_one_node_does_not_reach_the_next() -> None:
     ring = Membership(2)
     ring.bring_up()
     ring.join(2)  # by a connection that it made anew: another ring
+    before = ring.number(address(2))
     ring.machine.handle(RingBroke("it cannot reach it"), ring.now)
     for stage in (1, 2):
-        ring.say(address(stage), Ready(0.0, 2))
-    ring.say(address(1), Connected(2))
-    ring.say(address(2), Connected(1))  # of the ring before
+        ring.ready(address(stage))
+    ring.connected(address(1))
+    ring.say(address(2), Connected(before))
     assert not goes_up(ring.machine.handle(RingReached(), ring.now))
-    down = ring.say(address(2), Fault(ALL_REQUESTS, "it cannot reach the next node"))
+    why = "it cannot reach the next node"
+    assert ring.say(address(2), Fault(ALL_REQUESTS, why, before)) == []
+    down = ring.say(address(2), Fault(ALL_REQUESTS, why, ring.number(address(2))))
     (why,) = why_down(down)
     assert why == "stage 2 (board2, process 72) cannot go on: it cannot reach the next node"
-    assert not goes_up(ring.say(address(1), Connected(2)))
+    assert not goes_up(ring.connected(address(1)))
 
 
 def test_a_ring_of_one_stage_leads_back_to_the_coordinator() -> None:
@@ -222,14 +225,14 @@ def test_a_ring_of_one_stage_leads_back_to_the_coordinator() -> None:
 def test_ready_twice_changes_nothing() -> None:
     ring = Membership(2)
     ring.bring_up()
-    assert ring.say(address(1), Ready(1.0)) == []
+    assert ring.ready(address(1)) == []
 
 
 def test_status_tells_who_is_missing_loading_and_ready() -> None:
     ring = Membership(3)
     ring.join(1)
     ring.join(2)
-    ring.say(address(1), Ready(1.0))
+    ring.ready(address(1))
     ring.say(address(2), Loading("loading 3 of 8 layers"))
     (status,) = to(ring.say(b"client", StatusRequest()), b"client")
     assert isinstance(status, Status)
@@ -256,6 +259,7 @@ def test_what_a_stage_says_about_itself_is_one_short_line() -> None:
 def test_when_a_stage_is_lost_the_others_begin_the_next_ring(lost: int) -> None:
     ring = Membership(3)
     ring.bring_up()
+    before = [(stage, ring.number(address(stage))) for stage in (1, 2, 3)]
     effects = ring.say(address(lost), Goodbye("stopped by SIGTERM"))
     reason = f"stage {lost} (board{lost}, process {70 + lost}) left: stopped by SIGTERM"
     assert why_down(effects) == [reason]
@@ -265,8 +269,9 @@ def test_when_a_stage_is_lost_the_others_begin_the_next_ring(lost: int) -> None:
     assert to(effects, address(lost)) == []
     assert not ring.machine.status().ready
     assert to(ring.join(lost), address(lost)) == [ring.place(lost, 2)]
-    assert ring.all_ready(1) == [], "that is of the ring before"
-    effects = ring.all_ready(2)
+    for stage, number in before:
+        assert ring.say(address(stage), Ready(1.0, number)) == [], "that is of the ring before"
+    effects = ring.all_ready()
     assert goes_up(effects)
     assert OpenRing(ring_key(2)) in effects
     assert ring.machine.status().ready
@@ -277,14 +282,15 @@ def test_a_stage_lost_before_the_ring_is_up_is_named_and_the_others_go_on(lost: 
     ring = Membership(3)
     for stage in (1, 2, 3):
         ring.join(stage)
-    effects = ring.say(address(lost), Fault(ALL_REQUESTS, "the model is another one"))
+    fault = Fault(ALL_REQUESTS, "the model is another one", ring.number(address(lost)))
+    effects = ring.say(address(lost), fault)
     (reason,) = why_down(effects)
     assert reason == (
         f"stage {lost} (board{lost}, process {70 + lost}) cannot go on: the model is another one"
     )
     assert not any(isinstance(e, SendPeer) for e in effects)
     ring.join(lost)
-    assert goes_up(ring.all_ready(1))
+    assert goes_up(ring.all_ready())
 
 
 def test_a_ring_whose_connection_broke_is_made_anew() -> None:
@@ -292,7 +298,7 @@ def test_a_ring_whose_connection_broke_is_made_anew() -> None:
     ring.bring_up()
     effects = ring.machine.handle(RingBroke("its connection broke"), ring.now)
     assert why_down(effects) == ["the coordinator cannot go on: its connection broke"]
-    assert goes_up(ring.all_ready(2))
+    assert goes_up(ring.all_ready())
 
 
 def test_a_fault_of_one_request_is_not_the_end_of_the_ring() -> None:
@@ -457,14 +463,14 @@ def test_how_far_stages_are_is_told_until_they_are_ready() -> None:
     ring.join(1)
     ring.join(2)
     ring.say(address(1), Loading("receiving the block: 3 of 9 MB"))
-    ring.say(address(2), Ready(1.0, 1))
+    ring.ready(address(2))
     said = []
     for _ in range(int(6.0 / TIMING.beat)):
         said += [effect.text for effect in ring.tick() if isinstance(effect, Log)]
         ring.say(address(1), Heartbeat())
         ring.say(address(2), Heartbeat())
     assert set(said) == {"stage 1 (board1, process 71): receiving the block: 3 of 9 MB"}
-    ring.say(address(1), Ready(1.0, 1))
+    ring.ready(address(1))
     for _ in range(int(6.0 / TIMING.beat)):
         assert not [effect for effect in ring.tick() if isinstance(effect, Log)]
         ring.say(address(1), Heartbeat())

@@ -13,7 +13,7 @@ from edgespec.config import Timing
 from edgespec.ring.effects import Log
 from edgespec.ring.events import RingReached
 from edgespec.ring.membership import MembershipMachine
-from edgespec.wire.messages import Assign, Connected, Join, Ready, StandBy
+from edgespec.wire.messages import Assign, Join, Ready, StandBy
 
 RECOVERY = 20.0
 TIMING = Timing(beat=1.0, silence=4.0, client_silence=10.0, recovery=RECOVERY)
@@ -82,18 +82,19 @@ def test_those_who_are_left_get_places_of_a_new_ring_and_bring_it_up() -> None:
     ring.bring_up()
     ring.lose(1)
     effects = ring.wait(RECOVERY / 2 + 1)
-    (second,) = (m for m in to(effects, address(2)) if isinstance(m, Assign))
-    (third,) = (m for m in to(effects, address(3)) if isinstance(m, Assign))
+    before = ring.number(address(2)) - 1
+    *_, second = (m for m in to(effects, address(2)) if isinstance(m, Assign))
+    *_, third = (m for m in to(effects, address(3)) if isinstance(m, Assign))
     assert (second.stage, second.stages, second.first, second.end) == (1, 2, 0, 3)
     assert (third.stage, third.stages, third.first, third.end) == (2, 2, 3, 6)
     assert second.ring == third.ring == 3, "one was lost with the stage, one with the sharing out"
     assert second.ring_key == third.ring_key
-    assert not goes_up(ring.say(address(2), Ready(1.0, 2))), "that is of the ring before"
-    ring.say(address(2), Ready(1.0, 3))
-    ring.say(address(3), Ready(1.0, 3))
+    assert ring.say(address(2), Ready(1.0, before)) == [], "that is of the ring before"
+    ring.ready(address(2))
+    ring.ready(address(3))
     ring.machine.handle(RingReached(), ring.now)
-    ring.say(address(2), Connected(3))
-    assert goes_up(ring.say(address(3), Connected(3)))
+    ring.connected(address(2))
+    assert goes_up(ring.connected(address(3)))
     assert ring.machine.status().stages == 2
 
 

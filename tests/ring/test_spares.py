@@ -5,7 +5,7 @@ from __future__ import annotations
 from support.memberships import TIMING, Membership, address, asks, goes_up, to, why_down
 
 from edgespec.ring.events import RingReached
-from edgespec.wire.messages import Connected, Goodbye, Heartbeat, Ready, StandBy
+from edgespec.wire.messages import Goodbye, Heartbeat, StandBy
 
 # --- coming back ----------------------------------------------------------------------------------
 
@@ -80,11 +80,11 @@ def test_a_spare_takes_a_lost_place_at_once_and_the_old_stage_stands_by() -> Non
     assert ring.machine.daemon_peers[-1] == b"spare"
     effects = ring.say(address(2), Goodbye("stopped"))
     assert to(effects, b"spare") == [ring.place(2, 2)]
-    ring.say(b"spare", Ready(1.0, 2))
-    ring.say(address(1), Ready(0.0, 2))
+    ring.ready(b"spare")
+    ring.ready(address(1))
     ring.machine.handle(RingReached(), ring.now)
-    ring.say(b"spare", Connected(2))
-    assert goes_up(ring.say(address(1), Connected(2)))
+    ring.connected(b"spare")
+    assert goes_up(ring.connected(address(1)))
     (told,) = to(ring.join(2), address(2))
     assert isinstance(told, StandBy)
     assert "stage 2 was given to another" in told.text

@@ -21,7 +21,16 @@ from edgespec.machines.events import (
 from edgespec.ring.events import RingReached
 from edgespec.ring.membership import MembershipMachine
 from edgespec.wire.client_messages import Submit
-from edgespec.wire.messages import Assign, Connect, Connected, Heartbeat, Join, Message, Ready
+from edgespec.wire.messages import (
+    Assign,
+    Connect,
+    Connected,
+    Heartbeat,
+    Join,
+    Message,
+    Ready,
+    StandBy,
+)
 
 TIMING = Timing(beat=1.0, silence=4.0, client_silence=10.0)
 HOME = Connect("", 999, "key of D0")
@@ -62,17 +71,31 @@ class Membership:
         """Everybody joins and is ready; returns the effects of the last Ready."""
         for place in self.places:
             self.join(place.stage)
-        return self.all_ready(1)
+        return self.all_ready()
 
-    def all_ready(self, ring: int) -> list[Effect]:
+    def number(self, peer: bytes) -> int:
+        """That of the Assign which this stage has."""
+        member = self.machine.stage_at(peer)
+        assert member is not None
+        return member.number
+
+    def ready(self, peer: bytes, seconds: float = 1.0) -> list[Effect]:
+        """A stage says that it is ready for its place."""
+        return self.say(peer, Ready(seconds, self.number(peer)))
+
+    def connected(self, peer: bytes) -> list[Effect]:
+        """A stage says that it has reached the next one."""
+        return self.say(peer, Connected(self.number(peer)))
+
+    def all_ready(self) -> list[Effect]:
         """Every stage says that it is ready, and then that it has reached the next one, as the
         coordinator has; returns the effects of the last Ready, and of the last of these."""
         effects: list[Effect] = []
         for place in self.places:
-            effects = self.say(address(place.stage), Ready(1.5, ring))
+            effects = self.ready(address(place.stage), 1.5)
         effects = effects + self.machine.handle(RingReached(), self.now)
         for place in self.places:
-            effects = effects + self.say(address(place.stage), Connected(ring))
+            effects = effects + self.connected(address(place.stage))
         return effects
 
     def all_beat(self, *silent: int) -> None:
@@ -100,8 +123,10 @@ def address(stage: int) -> bytes:
 
 
 def to(effects: list[Effect], peer: bytes) -> list[Message]:
-    """What is sent to one peer."""
-    return [e.message for e in effects if isinstance(e, SendPeer) and e.peer == peer]
+    """What is sent to one peer; no assignment has a number here."""
+    sent = [e.message for e in effects if isinstance(e, SendPeer) and e.peer == peer]
+    numbered = Assign | StandBy | Connect
+    return [replace(m, number=0) if isinstance(m, numbered) else m for m in sent]
 
 
 def goes_up(effects: list[Effect]) -> bool:
