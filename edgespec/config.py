@@ -86,7 +86,9 @@ class Timing:
 
     A node sends a `Heartbeat` every `beat`; stage and coordinator count as lost to each other after
     `silence` without a message. A stage without layers asks again every `retry`. A client gives up
-    a coordinator after `answer_silence`, and the coordinator a client after `client_silence`.
+    a coordinator after `answer_silence`, and the coordinator a client after `client_silence`: a
+    process that is stopped for some seconds loses nobody an answer, and one that has ended is told
+    by its connection.
     `recovery`: how long a request waits for a ring that was lost; 0: not at all. What a coordinator
     has, it tells stages and clients in its heartbeats.
 
@@ -99,7 +101,7 @@ class Timing:
 
     beat: float = 0.25
     silence: float = 1.5
-    answer_silence: float = 4.0
+    answer_silence: float = 12.0
     client_silence: float = 10.0
     retry: float = 1.0
     recovery: float = 60.0

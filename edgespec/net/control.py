@@ -48,14 +48,14 @@ def ping(opened: zmq.Socket[bytes], lost_ms: int = 3 * HEARTBEAT_MS) -> None:
     opened.setsockopt(zmq.HEARTBEAT_TTL, lost_ms)
 
 
-def set_up(opened: zmq.Socket[bytes], identity: Identity) -> None:
-    """Before a DEALER connects to a coordinator."""
+def set_up(opened: zmq.Socket[bytes], identity: Identity, lost_ms: int = 3 * HEARTBEAT_MS) -> None:
+    """Before a DEALER connects to a coordinator; `lost_ms`: see `ping`."""
     opened.setsockopt(zmq.SNDHWM, CONTROL_HWM)
     opened.setsockopt(zmq.RCVHWM, CONTROL_HWM)
     opened.setsockopt(zmq.MAXMSGSIZE, MOST_BYTES)
     opened.setsockopt(zmq.RECONNECT_IVL, 100)
     opened.setsockopt(zmq.RECONNECT_IVL_MAX, 1_000)
-    ping(opened)
+    ping(opened, lost_ms)
     prove(opened, identity.own, identity.coordinator)
 
 
@@ -102,7 +102,8 @@ class Handshakes:
 
     def __init__(self, coordinator: Address) -> None:
         self._coordinator = coordinator
-        self._succeeded = False
+        self._succeeded = self.broke = False
+        """`broke`: whether a connection that stood has ended since."""
         self._is_refused = False
         self._is_stranger = False
         self._failures = 0
@@ -113,9 +114,11 @@ class Handshakes:
         event = int(parse_monitor_message(frames)["event"])
         if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
             self._succeeded = True
+        elif event == zmq.EVENT_DISCONNECTED:
+            self.broke = self._succeeded
         elif event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
             self._is_refused = True  # ZeroMQ does not try again
-        elif event != zmq.EVENT_DISCONNECTED:
+        else:
             self._count_failure(time.monotonic())
         return event
 

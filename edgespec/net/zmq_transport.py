@@ -89,6 +89,9 @@ class ZmqTransport:
         self.ring_broke: float | None = None
         """When the connection to the next node first broke. Segments may be lost, though ZeroMQ
         connects again."""
+        self.ring_fault = ""
+        """What a member of the ring sent that is no segment, as a clause whose subject is the
+        member; the reader resets this."""
         self.ring_awaited: float | None = None
         """Since when this node tries to reach the next one; None if it does not try, or has."""
         self.ring_reached = False
@@ -125,11 +128,12 @@ class ZmqTransport:
         return transport
 
     @classmethod
-    def client(cls: type[T], coordinator: Address, identity: Identity) -> T:
-        """Control connected to the coordinator, no data."""
+    def client(cls: type[T], coordinator: Address, identity: Identity, lost_s: float = 3.0) -> T:
+        """Control connected to the coordinator, no data. A connection that was silent for `lost_s`
+        is made anew: the coordinator takes it for another client."""
         transport = cls(identity)
         control = transport._control = transport._open(zmq.DEALER, CONTROL_HWM)
-        set_up(control, identity)
+        set_up(control, identity, round(1000 * lost_s))
         transport._peer_name = str(coordinator)
         transport._handshakes = Handshakes(coordinator)
         monitor = transport._control_monitor = control.get_monitor_socket(Handshakes.EVENTS)
@@ -204,6 +208,11 @@ class ZmqTransport:
             self.send_ring(self._early.popleft())
 
     @property
+    def broke(self) -> bool:
+        """Whether a client's connection has ended: what comes by another is not for it."""
+        return self._handshakes is not None and self._handshakes.broke
+
+    @property
     def is_in_ring(self) -> bool:
         """Whether segments are pushed to a next node."""
         return self._push is not None
@@ -211,7 +220,7 @@ class ZmqTransport:
     def close_ring(self) -> None:
         """Push no more segments: this node has no part in a ring."""
         self.ring_broke = self.ring_awaited = None
-        self.ring_reached = False
+        self.ring_reached, self.ring_fault = False, ""
         if self._monitor is not None and self._push is not None:
             self._poller.unregister(self._monitor)
             self._push.disable_monitor()
@@ -315,11 +324,15 @@ class ZmqTransport:
             if self._admits_to_ring(key):  # a connection may outlive its ring
                 self._dropped.note("it came on the data ring from outside of it")
                 continue
-            message = self._read(frames)
+            try:
+                message = decode(only(frames))
+            except RemoteProtocolError as problem:
+                self.ring_fault = f"sent a segment that cannot be read ({problem})"
+                continue
             if isinstance(message, Segment):
                 yield Incoming(True, b"", message)
-            elif message is not None:
-                self._dropped.note(f"it is a {type(message).__name__} on the data ring")
+            else:
+                self.ring_fault = f"sent a {type(message).__name__} for a segment"
 
     def _read(self, frames: list[Content]) -> Message | None:
         try:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from typing import Any, TypeVar, cast
 
@@ -25,7 +24,15 @@ from edgespec.net.keys import Identity
 from edgespec.net.slowness import slowness
 from edgespec.net.sockets import Dropped, connect, only
 from edgespec.net.zmq_transport import LINGER_MS
-from edgespec.runtime.client import Answer, answer_of, check_refusal, silence_of, silent_for
+from edgespec.runtime.client import (
+    Answer,
+    answer_of,
+    broken,
+    check_refusal,
+    silence_of,
+    silent_for,
+)
+from edgespec.runtime.own_time import OwnTime
 from edgespec.wire.client_messages import (
     Cancel,
     Failed,
@@ -69,6 +76,7 @@ class AsyncClient:
         self._context = zmq.asyncio.Context()
         self._socket: _Socket | None = None
         self._life: asyncio.Task[None] | None = None
+        self._time = OwnTime()
         self._heard = self._known = 0.0
         self._connected = asyncio.Event()
         self._problem: EdgespecError = PeerLost(
@@ -118,7 +126,7 @@ class AsyncClient:
         inbox = self._requests[submit.tag] = _Inbox()
         try:
             self._send(submit)
-            self._known = time.monotonic()
+            self._known = self._time.now()
             while not inbox.is_over:
                 yield await inbox.take()
         finally:
@@ -132,17 +140,15 @@ class AsyncClient:
 
         Raises PeerLost or AccessRefused if it cannot be asked.
         """
-        if self._newest and self._connected.is_set() and time.monotonic() - self._newest[0] <= age:
+        if self._newest and self._connected.is_set() and self._time.now() - self._newest[0] <= age:
             return self._newest[1]
         await self._connection()
         if self._status is None:
             self._status = asyncio.get_running_loop().create_future()
             self._send(StatusRequest())
-        try:
-            # Several may wait for the same answer: one that gives up must not cancel it.
-            return await asyncio.wait_for(asyncio.shield(self._status), self._silence)
-        except asyncio.TimeoutError:
-            raise PeerLost(f"the coordinator at {self._coordinator} does not answer") from None
+        # Several may wait for the same answer: one that gives up must not cancel it. What ends the
+        # wait for a silent coordinator is `_beat`.
+        return await asyncio.shield(self._status)
 
     def subscribe(
         self,
@@ -186,7 +192,8 @@ class AsyncClient:
         opened = self._context.socket(zmq.DEALER)
         monitor = None
         try:
-            set_up(_as_plain(opened), self._identity)
+            lost_ms = round(2000 * self._silence)
+            set_up(_as_plain(opened), self._identity, lost_ms)
             # A request that was given up must not be delivered to the next coordinator.
             opened.setsockopt(zmq.IMMEDIATE, 1)
             monitor = opened.get_monitor_socket(Handshakes.EVENTS)
@@ -214,9 +221,7 @@ class AsyncClient:
             event = handshakes.take(await monitor.recv_multipart())
             handshakes.check()
             if event == zmq.EVENT_DISCONNECTED:
-                self._lose(
-                    PeerLost(f"the connection to the coordinator at {self._coordinator} broke")
-                )
+                self._lose(broken(self._coordinator))
             elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 with contextlib.suppress(PeerLost):
                     self._send(StatusRequest())  # its answer shows that the coordinator is there
@@ -226,16 +231,17 @@ class AsyncClient:
         every = self._timing.answer_silence / 4
         asked = float("-inf")
         while True:
-            now = time.monotonic()
+            now = self._time.now()
             with contextlib.suppress(PeerLost):
                 self._send(Heartbeat())
                 if now - asked >= every:
                     asked = now
                     self._send(StatusRequest())  # answered in any case
             await asyncio.sleep(self._timing.beat)
+            now = self._time.turned(self._timing.beat)
             # The coordinator answers heartbeats only of clients whose requests it has.
             heard = self._known if self._requests else self._heard
-            silent = time.monotonic() - heard
+            silent = now - heard
             if self._connected.is_set() and silent > self._silence:
                 for tag in self._requests:  # also those whose reader hangs
                     with contextlib.suppress(EdgespecError):
@@ -253,7 +259,7 @@ class AsyncClient:
     def _take(self, message: Message) -> None:
         check_refusal(message)
         self._silence = silence_of(message, self._silence)
-        self._heard = now = time.monotonic()
+        self._heard = now = self._time.now()
         if not isinstance(message, Status):
             self._known = now
         if not self._is_over:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Callable, Iterable, Iterator
 
 from edgespec.config import Address, Timing
@@ -11,6 +10,7 @@ from edgespec.errors import AccessRefused, ConfigError, PeerLost, RequestFailed
 from edgespec.net.keys import Identity
 from edgespec.net.slowness import slowness
 from edgespec.net.zmq_transport import ZmqTransport
+from edgespec.runtime.own_time import OwnTime
 from edgespec.wire.client_messages import (
     Cancel,
     Failed,
@@ -58,6 +58,11 @@ def silent_for(coordinator: Address, seconds: float) -> PeerLost:
     )
 
 
+def broken(coordinator: Address) -> PeerLost:
+    """The error for a connection that has ended, with all that was asked over it."""
+    return PeerLost(f"the connection to the coordinator at {coordinator} broke")
+
+
 class Client:
     """One connection to a coordinator. Use as a context manager."""
 
@@ -81,8 +86,9 @@ class Client:
         self._wait = wait
         self._timing = timing or Timing()
         self._silence = self._timing.answer_silence * slowness()
-        self._transport = ZmqTransport.client(coordinator, identity)
-        self._started = time.monotonic()
+        self._transport = ZmqTransport.client(coordinator, identity, 2 * self._silence)
+        self._time = OwnTime()
+        self._started = self._time.now()
         self._heard: float | None = None
         self._said = 0.0
         self._open: set[int] = set()  # tags of requests that the coordinator may still work for
@@ -117,12 +123,12 @@ class Client:
         self._send(submit)
         noted = self._started
         limit: float | None = None
-        while limit is None or time.monotonic() < limit:
+        while limit is None or self._time.now() < limit:
             if self.cancelled and limit is None:
                 if self._heard is None:
                     raise KeyboardInterrupt
                 self._send(Cancel(submit.tag))
-                limit = time.monotonic() + CANCEL_WAIT * self._silence
+                limit = self._time.now() + CANCEL_WAIT * self._silence
             for message in self._receive():
                 match message:
                     case Progress(tag=tag) | Tokens(tag=tag) if tag == submit.tag:
@@ -131,7 +137,7 @@ class Client:
                         self._open.discard(tag)
                         yield answer_of(message)
                         return
-            now = time.monotonic()
+            now = self._time.now()
             if self._heard is None and now - noted >= NOTE_S:
                 noted = now
                 waited = f"({now - self._started:.0f} of {self._wait:.0f} s)"
@@ -189,17 +195,19 @@ class Client:
         """
         if self._check is not None:
             self._check()
-        now = time.monotonic()
+        now = self._time.now()
         if now - self._said >= self._timing.beat:
             self._said = now
             self._send(Heartbeat())
         messages = [i.message for i in self._transport.poll(self._timing.beat)]
-        now = time.monotonic()
+        now = self._time.turned(self._timing.beat)
         for message in messages:
             check_refusal(message)
             self._silence = silence_of(message, self._silence)
         if messages:
             self._heard = now
+        elif self._heard is not None and self._transport.broke:
+            raise broken(self._coordinator)
         elif self._heard is None and now - self._started > self._wait:
             raise PeerLost(
                 f"no coordinator answered at {self._coordinator} within {self._wait:.0f} s; is "
