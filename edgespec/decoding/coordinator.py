@@ -17,20 +17,33 @@ from edgespec.decoding.admission import Ring, admit, encode, kind_of, most_token
 from edgespec.decoding.answer import TextCodec
 from edgespec.decoding.d0_times import D0Times
 from edgespec.decoding.effects import CloseDraft, EncodePrompt, Renew
-from edgespec.decoding.events import Drafted, HeadDone, Hinted, PromptEncoded, SegmentArrived
+from edgespec.decoding.events import (
+    Drafted,
+    HeadDone,
+    Hinted,
+    PromptEncoded,
+    SegmentArrived,
+    StageBeat,
+)
 from edgespec.decoding.finish import cached_prefix, finished, last_effects, live_prefixes, whole
 from edgespec.decoding.flights import Flights
 from edgespec.decoding.give_up import ending, harmless
 from edgespec.decoding.hints import HintingStages
+from edgespec.decoding.overdue import FlightWatch
 from edgespec.decoding.ppd_chains import ChainValues
 from edgespec.decoding.queue import BEGINS, GOES_ON, RING_AGAIN, WaitingRoom, say_once
-from edgespec.decoding.request import Request
+from edgespec.decoding.request import MOST_FRUITLESS, Request
 from edgespec.decoding.ring_state import RingState
 from edgespec.decoding.row_account import RowAccount
 from edgespec.decoding.scheduler import Scheduler
 from edgespec.decoding.shared import Shared
 from edgespec.decoding.snapshot import SnapshotKeeper
-from edgespec.errors import ConfigError, EdgespecError, LocalProtocolError
+from edgespec.errors import (
+    ConfigError,
+    EdgespecError,
+    LocalProtocolError,
+    RemoteProtocolError,
+)
 from edgespec.machines.effects import Effect, SendPeer, SendStages
 from edgespec.machines.events import (
     ComputeFailed,
@@ -73,6 +86,7 @@ class CoordinatorMachine:
         ppd = (table, ChainValues(table.depth)) if table else None
         self._hinting = HintingStages(ring.lenses)
         walked = self._snapshot.walked
+        self._watch = FlightWatch()
         self._shared = Shared(self._flights, d0, walked, ppd, self.learnt, self._hinting)
         self._before: dict[Request, int] = {}  # while an event is handled: tokens of each before it
 
@@ -81,6 +95,7 @@ class CoordinatorMachine:
         self._before = {r: len(r.answer.token_ids) for r in self._requests.values()}
         self._scheduler.at = None
         effects = self._react(event, now)
+        self._watch.look(self._flights.flying, now)
         effects += self._waiting.tell(self._state.missing, len(self._scheduler), self._ring.live)
         self._before = {}
         return effects
@@ -93,6 +108,9 @@ class CoordinatorMachine:
                 return self._ends(self._scheduler.step([(number, event)], now), now)
             case MessageArrived(_, Credit(seq)):
                 return self._scheduler.handed_on(seq, now)
+            case StageBeat(stage, holds, passed):
+                self._watch.beat(stage, holds, passed, now)
+                return []
             case MessageArrived(_, Hint(number) as hint):
                 return self._scheduler.step([(number, Hinted(hint))], now)
             case MessageArrived(peer, Submit() as submit):
@@ -130,12 +148,13 @@ class CoordinatorMachine:
     # --- decoding -----------------------------------------------------------------------------
 
     def _on_segment(self, segment: Segment, now: float) -> list[Effect]:
-        flight = self._flights.land(segment)
+        try:
+            flight = self._flights.land(segment)
+        except RemoteProtocolError as problem:
+            return [Renew(str(problem), by_sender=True)]
         if flight is None:
             return []
         effects = self._ended(self.rows.landed(segment))
-        for number in sorted(flight.misfits(segment)):
-            effects += self._on_fault(number, "the ring returned rows that were not sent", now)
         return effects + self._ends(self._scheduler.landed(flight, segment, now), now)
 
     def _ends(self, effects: list[Effect], now: float) -> list[Effect]:
@@ -282,11 +301,22 @@ class CoordinatorMachine:
 
     def _on_tick(self, now: float) -> list[Effect]:
         effects = self._fail_overdue(now)
-        for request in list(self._requests.values()):
-            limit = request.rows_missing_until
-            if limit is not None and now >= limit:
-                effects += self._fail(request, "a stage lost rows of this request", now)
+        lost = self._watch.overdue(now)
+        if any(now >= limit for limit in self._rows_missing):
+            lost = "rows of a request did not come back"
+        if lost:
+            self._flights.give_up()
+            self._watch.new_ring()
+            for request in self._scheduler.live:
+                request.rows_missing_until = None
+            effects.append(Renew(lost))
         return effects + self._show(now)
+
+    @property
+    def _rows_missing(self) -> list[float]:
+        """Until when rows that a stage dropped may be explained by its Fault, for each request."""
+        limits = [request.rows_missing_until for request in self._scheduler.live]
+        return [limit for limit in limits if limit is not None]
 
     def _show(self, now: float) -> list[Effect]:
         """Show watchers what goes on."""
@@ -312,9 +342,20 @@ class CoordinatorMachine:
             self._state.change(reason)
         self._waiting.queue.has_changed = True
         self._flights.clear()  # nothing comes back from a ring that is gone
+        self._watch.new_ring()
         self._snapshot.ended()
         effects = self._close_drafts(self.rows.clear())
-        return effects + self._fail_overdue(now) + self._pause(self._scheduler.live, RING_AGAIN)
+        effects += self._fail_overdue(now) + self._fail_fruitless(reason, now)
+        return effects + self._pause(self._scheduler.live, RING_AGAIN)
+
+    def _fail_fruitless(self, reason: str, now: float) -> list[Effect]:
+        """A ring that fails again and again must not keep a request for ever."""
+        effects: list[Effect] = []
+        for request in self._scheduler.live:
+            if request.ring_lost() >= MOST_FRUITLESS:
+                why = f"{MOST_FRUITLESS} rings in a row gave it no token; the last: {reason}"
+                effects += self._fail(request, why, now, "lost")
+        return effects
 
     def _on_hold(self, reason: str, now: float) -> list[Effect]:
         self._state.held = reason
@@ -374,7 +415,7 @@ class CoordinatorMachine:
 
     def deadline(self) -> float | None:
         """When to call with Tick: while rows are missing, or requests wait for a lost ring."""
-        limits = [r.rows_missing_until for r in self._requests.values()]
+        limits: list[float | None] = [*self._rows_missing, self._watch.deadline()]
         limits.append(self._state.deadline(self._requests.values()))
         limits.append(self._snapshot.deadline(bool(self._requests)))
         return min((limit for limit in limits if limit is not None), default=None)

@@ -26,9 +26,11 @@ class SendRing(Effect):
 @dataclass(frozen=True, slots=True)
 class Renew(Effect):
     """Have a new ring begun, in which nothing of this one counts; not at once if the last time was
-    just before. `why` is a clause whose subject is the node."""
+    just before. `why` is a clause whose subject is the node or, with `by_sender`, the node before
+    it, of which a segment came that cannot be right."""
 
     why: str
+    by_sender: bool = False
 
 
 @dataclass(frozen=True, slots=True)

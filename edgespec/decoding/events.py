@@ -65,6 +65,15 @@ class Hinted(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class StageBeat(Event):
+    """A stage lives: it `holds` so many segments, and has `passed` on that one last (-1: none)."""
+
+    stage: int
+    holds: int
+    passed: int
+
+
+@dataclass(frozen=True, slots=True)
 class Drafted(Event):
     """Draft ended: the whole tree below its root (Grow, Deepen), or the children of every path that
     it named (Expand)."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
 import numpy as np
 
+from edgespec.errors import RemoteProtocolError
 from edgespec.machines.events import Event
 from edgespec.tree.draft_tree import DraftTree
 from edgespec.tree.ledger import Rows
@@ -73,13 +74,13 @@ class Flight:
         """How many rows all parts have."""
         return sum(part.rows for part in self.parts)
 
-    def misfits(self, result: Segment) -> set[int]:
-        """Requests of which `result` holds what the stages cannot have made of this segment."""
+    def fits(self, result: Segment) -> bool:
+        """Whether `result` can be what the stages made of this segment."""
         requests = tuple(part.request for part in result.parts)
         if requests != self.requests or any(time.rows > self.rows for time in result.cost):
-            return set(self.requests)
+            return False
         pairs = zip(self.parts, result.parts, strict=True)
-        return {part.request for one, part in pairs if not one.fits(part, result.hidden)}
+        return all(one.fits(part, result.hidden) for one, part in pairs)
 
     def landed(self, result: Segment) -> list[Landed]:
         """What comes back to each request, the hidden rows of its own part with it."""
@@ -164,13 +165,10 @@ class Flights:
         self._flying: dict[int, Flight] = {}
         self._queued: set[int] = set()
         self._newest = 0
+        self._is_faulty = False  # what comes back of this ring counts no more
 
     def __len__(self) -> int:
         return len(self._flying)
-
-    def __iter__(self) -> Iterator[tuple[int, Flight]]:
-        """Sequence number and flight of each, the oldest first."""
-        return iter(self._flying.items())
 
     @property
     def queued(self) -> int:
@@ -194,12 +192,24 @@ class Flights:
         self._queued.add(self._newest)
         return self._newest, flight
 
+    @property
+    def flying(self) -> Mapping[int, Flight]:
+        """The segments on the ring by their numbers, the oldest first."""
+        return self._flying
+
     def land(self, segment: Segment) -> Flight | None:
-        """A segment is back; None for a repeated delivery, or one of an earlier ring."""
+        """A segment is back; None for a repeated delivery. Raises RemoteProtocolError if it cannot
+        be what the stages made of a segment, or one that left before it was lost; nothing of this
+        ring comes back from then on."""
         seq = segment.header.seq
-        flight = self._flying.get(seq)
-        if flight is None or flight.parts[0].request != segment.request:
+        if self._is_faulty or (seq not in self._flying and seq <= self._newest):
             return None
+        oldest = min(self._flying, default=seq)
+        flight = self._flying.get(seq)
+        if flight is None or seq != oldest or not flight.fits(segment):
+            self._is_faulty = True
+            is_late = flight is not None and seq != oldest
+            raise RemoteProtocolError("left out segments" if is_late else "sent rows of no segment")
         self._queued.discard(seq)
         return self._flying.pop(seq)
 
@@ -209,10 +219,15 @@ class Flights:
         self._queued.discard(seq)
         return known
 
+    def give_up(self) -> None:
+        """What still comes back of this ring counts no more."""
+        self._is_faulty = True
+
     def clear(self) -> None:
         """The ring is gone: nothing comes back from it."""
         self._flying.clear()
         self._queued.clear()
+        self._is_faulty = False
 
 
 def _part_flight(part: Part, choosing: Choosing | None) -> PartFlight:

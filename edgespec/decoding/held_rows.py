@@ -12,7 +12,7 @@ import numpy as np
 
 from edgespec.decoding.effects import CloseCache, ForkCache, GatherRows, MoveCache, OpenCache
 from edgespec.decoding.target_walk import TargetWalk
-from edgespec.errors import RemoteProtocolError
+from edgespec.errors import CapacityError, RemoteProtocolError
 from edgespec.machines.effects import BlockPart, Effect
 from edgespec.tree.ledger import RetainSet, RowLedger, Rows
 from edgespec.tree.stems import Stems
@@ -119,11 +119,11 @@ class HeldRows:
         return [*effects, ForkCache(request, base, how)]
 
     def book(self, part: Part, rows: Rows) -> BlockPart:
-        """Take these rows into the request's ledger. Raises RemoteProtocolError, changing nothing,
-        if they do not fit it, or are more than may be held."""
+        """Take these rows into the request's ledger. Raises, changing nothing, CapacityError if
+        they are more than may be held, RemoteProtocolError if they do not fit it."""
         ledger = self._held[part.request].ledger
         if self.rows + len(rows) > self.limit:
-            raise RemoteProtocolError(
+            raise CapacityError(
                 f"{len(rows)} more rows make more than the {self.limit} rows that this stage may "
                 "hold of all requests together"
             )

@@ -296,7 +296,7 @@ def _segments(
 ) -> tuple[SnapshotSegment, ...]:
     """What is on the ring, the newest last; rows of a request that is over are all dead."""
     found = []
-    for seq, flight in list(flights)[-MOST_SEGMENTS:]:
+    for seq, flight in list(flights.flying.items())[-MOST_SEGMENTS:]:
         dead = 0
         for one in flight.parts:
             if tree is None or one.request != request:

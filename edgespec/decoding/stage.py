@@ -13,7 +13,14 @@ from collections import deque
 import numpy as np
 from msgspec.structs import replace
 
-from edgespec.decoding.effects import AbortBlock, GatherRows, RunHead, SendRing, TakeLenses
+from edgespec.decoding.effects import (
+    AbortBlock,
+    GatherRows,
+    Renew,
+    RunHead,
+    SendRing,
+    TakeLenses,
+)
 from edgespec.decoding.events import HeadDone, LensDone, SegmentArrived
 from edgespec.decoding.held_rows import HeldRows
 from edgespec.decoding.snapshot import RunLog
@@ -21,7 +28,7 @@ from edgespec.decoding.stage_hints import StageHints
 from edgespec.decoding.stage_jobs import Job
 from edgespec.decoding.stage_stats import StageStats
 from edgespec.decoding.target_walk import NO_VERDICT, TargetWalk, chosen_of, heads_of, with_verdict
-from edgespec.errors import LocalProtocolError, RemoteProtocolError
+from edgespec.errors import CapacityError, ConfigError, LocalProtocolError, RemoteProtocolError
 from edgespec.machines.effects import BlockPart, Effect, RunBlock, SendCoordinator
 from edgespec.machines.events import NO_JOB, BlockDone, ComputeFailed, Event, MessageArrived, Tick
 from edgespec.tree.ledger import IntArray, RetainSet, RowLedger, Rows
@@ -44,13 +51,15 @@ class StageMachine:
         self._queue: deque[Segment] = deque()
         self._running: Job | None = None
         self._given_up: set[int] = set()  # jobs of an earlier ring that have not come back
-        self._last_seq = -1
+        self._last_seq = self.passed = -1
+        """`passed`: the number of the segment that was handed on last in this ring; -1: none."""
+        self._is_faulty = False  # nothing of this ring counts any more
         self._jobs = 0
         self._hints = StageHints()
         self._runs = RunLog()
 
     def handle(self, event: Event, now: float) -> list[Effect]:
-        """React to one event. A peer's nonsense ends its request with a Fault, nothing else."""
+        """React to one event. What cannot be right of a segment ends its ring."""
         match event:
             case SegmentArrived(segment):
                 return self._on_segment(segment, now)
@@ -97,7 +106,8 @@ class StageMachine:
         effects += self._held.clear()
         self._given_up.update(self._hints.clear())
         self._queue.clear()
-        self._last_seq = -1
+        self._last_seq = self.passed = -1
+        self._is_faulty = False
         return effects
 
     def deadline(self) -> float | None:
@@ -117,9 +127,9 @@ class StageMachine:
         return self._held.shares(request)
 
     @property
-    def queued(self) -> int:
-        """Segments that wait for the block."""
-        return len(self._queue)
+    def holds(self) -> int:
+        """Segments that are here: at work, or waiting for that."""
+        return len(self._queue) + (self._running is not None)
 
     @property
     def held_rows(self) -> int:
@@ -129,11 +139,20 @@ class StageMachine:
     # --- segments -----------------------------------------------------------------------------
 
     def _on_segment(self, segment: Segment, now: float) -> list[Effect]:
-        if segment.header.seq <= self._last_seq:
+        seq, before = segment.header.seq, self._last_seq
+        if seq <= before or self._is_faulty:
             return []  # a repeated delivery; the first one was or will be computed
-        self._last_seq = segment.header.seq
+        if before >= 0 and seq != before + 1:
+            return self._renew(f"left out the segments before number {seq}")
+        self._last_seq = seq
         self._queue.append(segment)
         return self._start_next(now)
+
+    def _renew(self, why: str) -> list[Effect]:
+        """The node before this one sent what cannot be right: nothing of this ring counts."""
+        self._is_faulty = True
+        self._queue.clear()
+        return [Renew(why, by_sender=True)]
 
     def _start_next(self, now: float) -> list[Effect]:
         effects: list[Effect] = []
@@ -162,9 +181,11 @@ class StageMachine:
                     live = part.rows().take(stay)
                     blocks.append(self._held.book(part, live))
                     index.append(first + stay)
-            except RemoteProtocolError as problem:
+            except (CapacityError, ConfigError) as problem:
                 live = Rows.none()
                 effects += self._fault(part, str(problem))
+            except RemoteProtocolError as problem:
+                return [*effects, *self._renew(f"sent rows that do not fit: {problem}")]
             rows.append(live)
             first += len(part.ids)
         if not blocks:
@@ -289,6 +310,7 @@ class StageMachine:
 
     def _hand_on(self, segment: Segment) -> list[Effect]:
         """Send a segment to the next node; the first stage says that it is free again."""
+        self.passed = segment.header.seq
         self.stats.segments += 1
         self.stats.emptied += not segment.rows
         if not self._is_first:
@@ -338,9 +360,9 @@ class StageMachine:
         start = held.ledger.committed
         try:
             order = held.ledger.retain(keep)
-        except RemoteProtocolError as problem:
-            self.stats.faults += 1
-            return [SendCoordinator(Fault(request, str(problem)))]
+        except RemoteProtocolError as problem:  # it names rows that should have come
+            self._is_faulty = True
+            return [Renew(f"it lacks rows of request {request}: {problem}")]
         held.keep = keep
         gather: list[Effect] = [] if order is None else [GatherRows(request, start, order)]
         return gather + self._abort_unwanted(request)

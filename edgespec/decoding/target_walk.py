@@ -14,7 +14,6 @@ from msgspec.structs import replace
 
 from edgespec.decoding.effects import RunHead
 from edgespec.decoding.events import HeadDone
-from edgespec.errors import ConfigError, RemoteProtocolError
 from edgespec.tree.ledger import IntArray
 from edgespec.types.tensor import Tensor
 from edgespec.verify.sampling import Choice, Sampling
@@ -31,12 +30,9 @@ class TargetWalk:
     """The walk of one request, from the last row of its prompt on."""
 
     def __init__(self, choosing: Choosing) -> None:
-        """Raises RemoteProtocolError for settings by which nothing can be sampled."""
+        """Raises ConfigError for settings by which nothing can be sampled."""
         one = choosing
-        try:
-            self.sampling = Sampling(one.temperature, one.top_k, one.top_p, one.min_p, one.seed)
-        except ConfigError as problem:
-            raise RemoteProtocolError(str(problem)) from None
+        self.sampling = Sampling(one.temperature, one.top_k, one.top_p, one.min_p, one.seed)
         self.top = choosing.top
         self._last: tuple[int, int] | None = None  # the last row, and its target token
 

@@ -14,10 +14,19 @@ class RingReached(Event):
 
 @dataclass(frozen=True, slots=True)
 class RingBroke(Event):
-    """This node has no connection to the next one of the ring, or lost it and segments with it.
-    `why` is a clause whose subject is the node."""
+    """This node cannot reach the next one of the ring, and cannot keep its place. `why` is a clause
+    whose subject is the node."""
 
     why: str
+
+
+@dataclass(frozen=True, slots=True)
+class RingFaulty(Event):
+    """Segments of this ring were lost, or are wrong: a new one is needed, for which this node keeps
+    its place. `why` and `by_sender`: as in decoding.effects.Renew."""
+
+    why: str
+    by_sender: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,13 +26,15 @@ from edgespec.ring.events import (
     BlockLoading,
     LoadFailed,
     RingBroke,
+    RingFaulty,
     RingReached,
 )
-from edgespec.ring.membership import ALL_REQUESTS
 from edgespec.ring.reports import STILL_S, report_pause
 from edgespec.wire.messages import (
+    ALL_REQUESTS,
     MOST_ASSIGNS,
     NO_RING,
+    THIS_RING,
     Assign,
     Connect,
     Connected,
@@ -74,7 +76,8 @@ class MemberMachine:
         self._newest = 0  # the number of the newest place, or of the newest StandBy
         self._connecting = False  # as a Connect for its place asked
         self._is_up = False
-        self._broke = ""  # why it cannot go on in its place, until it has another
+        # Why it cannot go on in its place, or in this ring, until it has another one.
+        self._broke = self._faulty = ""
         self._started = False
 
     @property
@@ -123,6 +126,9 @@ class MemberMachine:
             case RingBroke(why):
                 self._broke = why
                 return [*self._fault(), *self._ask_again(why, now)]
+            case RingFaulty(why, by_sender):
+                self._faulty = f"the node before it {why}" if by_sender else why
+                return [*self._fault(), Log(f"this ring is at its end: {self._faulty}")]
             case _:
                 raise LocalProtocolError(f"a member cannot handle {type(event).__name__}")
 
@@ -165,13 +171,13 @@ class MemberMachine:
         self._asking_since, self._was_placed, self._next = None, True, now
         self._place = place
         self._connecting = self._is_up = False
-        self._broke = ""
+        self._broke = self._faulty = ""
 
     def _on_assign(self, assign: Assign, now: float) -> list[Effect]:
         before = self._place
         if before == assign:  # the coordinator was missed for a while and is back, or asks again
             if self._broke:
-                return self._fault()
+                return []
             if self._asking_since is not None:
                 self._asking_since, self._next = None, now
             return [] if self._loading else [SendCoordinator(Ready(0.0, assign.number))]
@@ -221,9 +227,11 @@ class MemberMachine:
         return [ConnectRing(message.host, message.port, message.key)]
 
     def _fault(self) -> list[Effect]:
-        """Tell the coordinator why it cannot go on in its place."""
-        number = self._place.number if self._place else 0
-        return [SendCoordinator(Fault(ALL_REQUESTS, self._broke, number))]
+        """Tell the coordinator why it cannot go on, if that is so."""
+        why, request = self._broke or self._faulty, ALL_REQUESTS if self._broke else THIS_RING
+        if not why or self._place is None:
+            return []
+        return [SendCoordinator(Fault(request, why, self._place.number))]
 
     def _on_loading(self, text: str, now: float) -> list[Effect]:
         effects: list[Effect] = [SendCoordinator(Loading(text))]
@@ -282,7 +290,7 @@ class MemberMachine:
         if silent > self._silence:
             silence = f"the coordinator at {self._coordinator} has been silent for {silent:.1f} s"
             return self._ask_again(silence, now)
-        effects: list[Effect] = [SendCoordinator(Heartbeat())]
+        effects: list[Effect] = [SendCoordinator(Heartbeat()), *self._fault()]
         waited = now - self._began_at
         is_due = self._loading or not (self._is_up or self._is_spare)
         if is_due and now - self._reported >= report_pause(STILL_S, waited):
@@ -301,7 +309,7 @@ class MemberMachine:
                 )
             ]
         self._next = now + self._timing.retry
-        effects: list[Effect] = [SendCoordinator(self._join)]
+        effects: list[Effect] = [*self._fault(), SendCoordinator(self._join)]
         pause = report_pause(REPORT_S, waited)
         if waited >= self._timing.retry and now - self._reported >= pause:
             self._reported = now

@@ -20,7 +20,7 @@ from edgespec.machines.events import Event, MessageArrived, PeerGone, Tick
 from edgespec.ring.assembly import CacheRows, RingAssembly
 from edgespec.ring.assignment import MOST_SHOWN, SPARE, Assignment, Member, line_of, status_of
 from edgespec.ring.effects import Log
-from edgespec.ring.events import KeyRemoved, RingBroke, RingReached
+from edgespec.ring.events import KeyRemoved, RingBroke, RingFaulty, RingReached
 from edgespec.ring.health import REASON_CHARS, printable
 from edgespec.ring.repartition import Repartition, Replan
 from edgespec.ring.reports import STILL_S, report_pause
@@ -33,6 +33,8 @@ from edgespec.wire.client_messages import (
     Submit,
 )
 from edgespec.wire.messages import (
+    ALL_REQUESTS,
+    THIS_RING,
     Assign,
     Connect,
     Connected,
@@ -47,9 +49,6 @@ from edgespec.wire.messages import (
     Removed,
 )
 from edgespec.wire.snapshots import Subscribe
-
-ALL_REQUESTS = -1
-"""The request number of a Fault that means the whole stage."""
 
 
 class MembershipMachine:
@@ -133,6 +132,9 @@ class MembershipMachine:
                 return self._on_reached(None, 0, now)
             case RingBroke(why):
                 return self._repartition.give_up(f"the coordinator cannot go on: {why}", now)
+            case RingFaulty(why, by_sender):
+                who = f"{self._ring.in_order[-1]} " if by_sender and self._ring.stages else ""
+                return self._repartition.give_up(f"the coordinator cannot go on: {who}{why}", now)
             case Tick():
                 return self._on_tick(now)
             case _:
@@ -185,10 +187,13 @@ class MembershipMachine:
                 return self._on_reached(member, number, now)
             case Goodbye(reason):
                 return self._lose(member, f"left: {printable(reason, REASON_CHARS)}", now)
-            case Fault(request, reason, number) if request == ALL_REQUESTS:
-                if number != member.number:
-                    return []  # of a place that it has no more
-                return self._lose(member, f"cannot go on: {printable(reason, REASON_CHARS)}", now)
+            case Fault(number=number) if number != member.number:
+                return []  # of a place that it has no more; those of requests have no number
+            case Fault(request, reason) if request in (ALL_REQUESTS, THIS_RING):
+                why = f"cannot go on: {printable(reason, REASON_CHARS)}"
+                if request == ALL_REQUESTS:
+                    return self._lose(member, why, now)
+                return self._repartition.give_up(f"{member} {why}", now)
         return []
 
     def _on_reached(self, member: Member | None, number: int, now: float) -> list[Effect]:

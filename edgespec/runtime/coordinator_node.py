@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import logging
-import time
 from collections.abc import Callable
 
 from msgspec.structs import replace
@@ -13,6 +12,7 @@ from msgspec.structs import replace
 from edgespec.backends.compute import CoordinatorCompute
 from edgespec.decoding.coordinator import CoordinatorMachine
 from edgespec.decoding.effects import EncodePrompt, Renew, SendRing
+from edgespec.decoding.events import StageBeat
 from edgespec.errors import EdgespecError, PeerLost
 from edgespec.machines.effects import Effect, Forward, SendPeer, SendStages
 from edgespec.machines.events import Event, MessageArrived, PeerGone, RingEnded, Tick
@@ -37,6 +37,7 @@ from edgespec.wire.messages import (
     Enrolled,
     Fault,
     Goodbye,
+    Heartbeat,
     Join,
     Leave,
     Message,
@@ -91,7 +92,7 @@ class CoordinatorNode(RingNode):
         role = self._access.role_of(key)
         if role is None:
             self._refuse(incoming, Removed(f"this key counts no more: {self._access.why_not(key)}"))
-            self._gone(peer, time.monotonic())  # its requests end
+            self._gone(peer, self._time.now())  # its requests end
         elif type(message) not in MAY_SEND[role]:
             more = (
                 "; `edgespec token new` here makes a token for a device" if role == CLIENT else ""
@@ -141,6 +142,10 @@ class CoordinatorNode(RingNode):
         match event:
             case MessageArrived(peer, Fault()) if self._membership.stage_at(peer) is None:
                 return []  # only a stage may end a request of others
+            case MessageArrived(peer, Heartbeat(holds=holds, passed=passed)):
+                alive, stage = self._heard(event, now), self._membership.stage_at(peer)
+                beat = StageBeat(stage.stage, holds, passed) if stage else None
+                return alive + (self._tell(beat, now) if beat else [])
             case MessageArrived(peer, message, key):
                 told = self._for_requests(peer, message, key)
                 alive = self._heard(event, now)
@@ -223,7 +228,7 @@ class CoordinatorNode(RingNode):
             case SendPeer(peer, message):
                 self._send_peer(peer, message)
             case OpenRing(key):
-                self.transport.open_ring(key)
+                self.open_ring(key)
             case ConnectRing(host, port, key):
                 self.transport.connect_ring(ring_address(host, port, "127.0.0.1"), key)
             case Forward(PeerGone(peer)):

@@ -13,7 +13,7 @@ from contextlib import nullcontext
 
 from edgespec.backends.compute import COMPUTE
 from edgespec.config import Address
-from edgespec.decoding.effects import AbortBlock, Draft, Renew, RunHead
+from edgespec.decoding.effects import AbortBlock, Draft, Renew, RunHead, SendRing
 from edgespec.decoding.events import SegmentArrived
 from edgespec.errors import ConfigError, PeerLost
 from edgespec.machines.effects import Effect
@@ -23,7 +23,8 @@ from edgespec.net.slowness import slowness
 from edgespec.net.zmq_transport import Incoming, ZmqTransport
 from edgespec.net.zones import with_zone
 from edgespec.ring.effects import LoadBlock, Log, Stop
-from edgespec.ring.events import RingBroke, RingReached
+from edgespec.ring.events import RingBroke, RingFaulty, RingReached
+from edgespec.runtime.own_time import OwnTime
 from edgespec.runtime.worker import Perform, Worker
 from edgespec.wire.segment import Segment
 
@@ -111,7 +112,8 @@ class RingNode(ABC):
         self.ended: Stop | None = None
         self.supervisor = Supervisor()
         self._log_limit = _LogLimit()
-        self._renewal: tuple[float, str] | None = None  # when, and why
+        self._time = OwnTime()
+        self._renewal: tuple[float, Renew] | None = None  # when, and why
         self._renewed = self._no_tick_until = float("-inf")
         self.happened_at = time.monotonic()
         """When what is being handled now happened: emulated times count from there."""
@@ -171,23 +173,25 @@ class RingNode(ABC):
 
     def _step(self) -> None:
         self.supervisor.beat()
-        timeout = min(max(self._next_tick() - time.monotonic(), 0.0), LONGEST_POLL)
+        timeout = min(max(self._next_tick() - self._time.now(), 0.0), LONGEST_POLL)
         incoming = self.transport.poll(timeout)
-        now = time.monotonic()
+        now = self._time.turned(timeout)
+        stood_still = self._time.stood_still
+        read = now + stood_still
         events = [
-            (i.at if isinstance(i, Stamped) else now, _event(i)) for i in incoming if self.admit(i)
+            (i.at if isinstance(i, Stamped) else read, _event(i)) for i in incoming if self.admit(i)
         ]
         events += [event for worker in self.workers for event in worker.timed_events()]
         if now >= self._next_tick():
-            events.append((now, Tick()))
+            events.append((read, Tick()))
         if any(isinstance(one, Stamped) for one in incoming):
             events.sort(key=lambda event: event[0])  # as they happened on the emulated devices
         # What several events ask of the models may be one job.
         with self.worker.gathering() if len(events) > 1 else nullcontext():
             for self.happened_at, event in events:
-                at = self.happened_at
+                at = self.happened_at - stood_still
                 self.perform_all(self.guarded(self.route, event, at), at)
-        self._look_at_ring(now)
+        self._look_at_ring(read)
         self._look_at_renewal(now)
 
     def _on_signal(self, number: int, frame: object) -> None:
@@ -197,7 +201,7 @@ class RingNode(ABC):
         reason = self.ended.reason if self.ended else "it failed"
         self.supervisor.stopping(reason)
         try:
-            self.farewell(reason, time.monotonic())
+            self.farewell(reason, self._time.now())
         finally:
             for worker in self.workers:
                 worker.stop()
@@ -225,32 +229,42 @@ class RingNode(ABC):
         if self._log_limit.allows(f"bug {what}", now):
             log.exception("%s could not be handled: a bug of this program", what)
 
-    def _renew_soon(self, why: str, now: float) -> None:
+    def renew_soon(self, why: Renew, now: float) -> None:
+        """Have a new ring begun, but not sooner than RENEW_S after the last time."""
         if self._renewal is None:
             self._renewal = max(now, self._renewed + RENEW_S), why
+
+    def open_ring(self, key: str) -> None:
+        """A new ring begins, in which the faults of the one before count no more."""
+        self._renewal = None
+        self.transport.open_ring(key)
 
     def _look_at_renewal(self, now: float) -> None:
         if self._renewal is not None and now >= self._renewal[0]:
             (_, why), self._renewal, self._renewed = self._renewal, None, now
-            self._tell_ring(RingBroke(why), now)
+            self._tell_ring(RingFaulty(why.why, why.by_sender), now)
 
     # --- the connection to the next node ------------------------------------------------------
 
     def _tell_ring(self, event: Event, now: float) -> None:
         self.perform_all(self.guarded(self.to_ring, event, now), now)
 
-    def _look_at_ring(self, now: float) -> None:
-        """Notice a connection to the next node that stands, broke or does not come about: what is
-        lost with it would be waited for without end."""
-        transport = self.transport
+    def _look_at_ring(self, read: float) -> None:
+        """Notice a connection to the next node that stands, broke or does not come about, and
+        segments that came and cannot be read: what is lost with it would be waited for without end.
+        `read`: when messages were read last (time.monotonic)."""
+        transport, now = self.transport, read - self._time.stood_still
         broke, awaited = transport.ring_broke, transport.ring_awaited
+        if transport.ring_fault:
+            self.renew_soon(Renew(transport.ring_fault, by_sender=True), now)
+            transport.ring_fault = ""
         if transport.ring_reached:
             transport.ring_reached = False
             self._tell_ring(RingReached(), now)
-        if broke is not None and now - broke > BROKEN_S:
+        if broke is not None and read - broke > BROKEN_S:
             transport.ring_broke = None
-            self._tell_ring(RingBroke(LOST), now)
-        elif awaited is not None and now - awaited > REACH_S * slowness():
+            self._tell_ring(RingFaulty(LOST), now)
+        elif awaited is not None and read - awaited > REACH_S * slowness():
             transport.ring_awaited = None
             why = (
                 f"it cannot reach the next node of the ring, at {transport.next_node}; the devices "
@@ -283,15 +297,17 @@ class RingNode(ABC):
                         self.supervisor.status(text)
                 case Stop(reason, failed):
                     self.end(reason, failed)
-                case Renew(why):
-                    self._renew_soon(why, now)
+                case Renew():
+                    self.renew_soon(effect, now)
                 case _:
                     try:
                         self.carry_out(effect, now)
                     except PeerLost as lost:
                         log.debug("%s not delivered: %s", type(effect).__name__, lost)
+                        if isinstance(effect, SendRing):
+                            self.renew_soon(Renew(str(lost)), now)
                     except ConfigError as problem:  # an address that a peer gave
-                        self._renew_soon(str(problem), now)
+                        self.renew_soon(Renew(str(problem)), now)
                     except Exception:
                         self.note_bug(effect, now)
                         self.perform_all(self.not_carried_out(effect), now)

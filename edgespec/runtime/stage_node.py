@@ -117,12 +117,16 @@ class StageNode(RingNode):
 
     def _on_tick(self, now: float) -> list[Effect]:
         effects = self._member.handle(Tick(), now)
+        beat, machine = SendCoordinator(Heartbeat()), self.machine
         # Send Health with the heartbeat, at most every HEALTH_S.
-        if SendCoordinator(Heartbeat()) in effects and now >= self._next_health:
+        if beat in effects and now >= self._next_health:
             device = self.device()
             if device is not None:
                 self._next_health = now + HEALTH_S
                 effects.append(SendCoordinator(self._stage_load.health(device, now)))
+        if beat in effects and machine is not None:
+            told = Heartbeat(holds=machine.holds, passed=machine.passed)
+            effects[effects.index(beat)] = SendCoordinator(told)
         return effects + self._compute_on(Tick(), now)
 
     def _compute_on(self, event: Event, now: float) -> list[Effect]:
@@ -172,7 +176,7 @@ class StageNode(RingNode):
             case SendCoordinator(message):
                 self.transport.send_control(b"", message)
             case OpenRing(key):
-                self.transport.open_ring(key)
+                self.open_ring(key)
             case ConnectRing(host, port, key):
                 self.transport.connect_ring(ring_address(host, port, self._coordinator.host), key)
             case CloseRing():

@@ -16,7 +16,7 @@ from edgespec.errors import ConfigError, EdgespecError
 from edgespec.schema import FileStruct, json_text, read_as
 from edgespec.sim.checks import Checks, Promise
 from edgespec.sim.durations import RandomDurations
-from edgespec.sim.faults import SmallCache
+from edgespec.sim.faults import BentSegment, LoseSegment, SmallCache
 from edgespec.sim.log import EventLog
 from edgespec.sim.oracle import Oracle
 from edgespec.sim.scenario import Scenario, ScenarioRequest, draw, policies_of
@@ -128,17 +128,19 @@ def build(
     return world, checks
 
 
-LOST = "a stage lost rows"
-"""How a request may fail as a stage could not go on with it."""
+FRUITLESS = "rings in a row gave it no token"
+"""How a request may fail in a ring whose stages cannot go on with it, or lose segments."""
 
 
 def _promise(scenario: Scenario, ask: ScenarioRequest, codec: ToyCodec) -> Promise:
     submit = ask.submit()
     limits = [f.rows for f in scenario.faults if isinstance(f, SmallCache)]
-    reasons = (*(f"more than the {n} rows" for n in limits), LOST) if limits else ()
+    reasons = tuple(f"more than the {n} rows" for n in limits)
+    if limits or any(isinstance(f, LoseSegment | BentSegment) for f in scenario.faults):
+        reasons += (FRUITLESS,)
     expected = None
     if len(codec.encode(submit.prompt)) >= scenario.context_length:
-        reasons = (f"context is {scenario.context_length}",)
+        reasons += (f"context is {scenario.context_length}",)
     else:
         expected = plain_answer(codec, submit, scenario.stages, scenario.context_length)
     return Promise(submit, expected, ask.cancel_at, reasons, ask.at, scenario.recovery)

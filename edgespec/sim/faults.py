@@ -50,6 +50,19 @@ class LateRetain(FaultStruct, frozen=True):
     seconds: float
 
 
+class LoseSegment(FaultStruct, frozen=True):
+    """A segment is lost on its way to the next node with this probability, which TCP would not
+    allow: a node dropped it."""
+
+    probability: float
+
+
+class BentSegment(FaultStruct, frozen=True):
+    """A segment of guesses names other rows than were sent with this probability."""
+
+    probability: float
+
+
 class LoseHint(FaultStruct, frozen=True):
     """A hint is lost with this probability."""
 
@@ -114,6 +127,8 @@ Fault = (
     | Duplicate
     | LoseRetain
     | LateRetain
+    | LoseSegment
+    | BentSegment
     | LoseHint
     | LateHint
     | BentHint
@@ -131,7 +146,8 @@ class Dice:
         self._rng = rng
         self._delays = [f for f in faults if isinstance(f, Delay)]
         self._duplicates = [f for f in faults if isinstance(f, Duplicate)]
-        self._losses: dict[type[Message], Sequence[LoseRetain | LoseHint]] = {
+        self._losses: dict[type[Message], Sequence[LoseRetain | LoseSegment | LoseHint]] = {
+            Segment: [f for f in faults if isinstance(f, LoseSegment)],
             Retain: [f for f in faults if isinstance(f, LoseRetain)],
             Hint: [f for f in faults if isinstance(f, LoseHint)],
         }
@@ -140,6 +156,7 @@ class Dice:
             Hint: [f for f in faults if isinstance(f, LateHint)],
         }
         self._bent_hints = [f for f in faults if isinstance(f, BentHint)]
+        self._bent_segments = [f for f in faults if isinstance(f, BentSegment)]
         self._slow = [f for f in faults if isinstance(f, SlowStage)]
 
     def loses(self, message: Message) -> bool:
@@ -149,6 +166,11 @@ class Dice:
 
     def bent(self, message: Message) -> Message:
         """The message as it is said."""
+        if isinstance(message, Segment):
+            for _ in range(sum(self._rng.random() < f.probability for f in self._bent_segments)):
+                parts = [p if p.committed else replace(p, ids=p.ids + 1000) for p in message.parts]
+                message = replace(message, parts=tuple(parts))
+            return message
         if not isinstance(message, Hint):
             return message
         for fault in self._bent_hints:

@@ -16,6 +16,7 @@ from edgespec.policy.registry import POLICIES, policy_named
 from edgespec.schema import FileStruct
 from edgespec.sim.faults import (
     BentHint,
+    BentSegment,
     Change,
     Crash,
     Delay,
@@ -25,6 +26,7 @@ from edgespec.sim.faults import (
     LateRetain,
     LoseHint,
     LoseRetain,
+    LoseSegment,
     SlowStage,
     SmallCache,
 )
@@ -149,7 +151,7 @@ def draw(seed: int) -> Scenario:
         stage_paces=paces[2:],
         layers=tuple(rng.choice((1, 2, 4, 11)) for _ in range(stages)),
         network=_draw_network(rng, stages, base),
-        faults=faults + hint_faults,
+        faults=faults + hint_faults + draw_losses(seed, 0.2),
         asks=_with_preambles(
             keeps, kept_rows, _draw_asks(rng, span, faults) + _draw_company(together, live, span)
         ),
@@ -159,6 +161,15 @@ def draw(seed: int) -> Scenario:
         kept_rows=kept_rows,
         hints=hints,
     )
+
+
+def draw_losses(seed: int, share: float) -> tuple[Fault, ...]:
+    """Segments that are lost or wrong, in a `share` of all scenarios; of dice of their own."""
+    rng = random.Random(f"{seed} losses")
+    if rng.random() >= share:
+        return ()
+    known = (LoseSegment(rng.choice((0.001, 0.005))), BentSegment(rng.choice((0.001, 0.005))))
+    return known[: rng.choice((1, 1, 2))] if rng.random() < 0.8 else known[1:]
 
 
 def _draw_hints(seed: int, base: float) -> tuple[bool, tuple[Fault, ...]]:

@@ -17,8 +17,8 @@ from typing import Protocol
 from edgespec.backends.base import BlockBackend, Head
 from edgespec.backends.compute import COMPUTE, CoordinatorCompute, StageCompute
 from edgespec.decoding.coordinator import CoordinatorMachine
-from edgespec.decoding.effects import AbortBlock, EncodePrompt, SendRing, TakeLenses
-from edgespec.decoding.events import SegmentArrived
+from edgespec.decoding.effects import AbortBlock, EncodePrompt, Renew, SendRing, TakeLenses
+from edgespec.decoding.events import SegmentArrived, StageBeat
 from edgespec.decoding.stage import StageMachine
 from edgespec.drafting.grower import DraftSource
 from edgespec.machines.effects import Effect, RunBlock, SendCoordinator, SendPeer, SendStages
@@ -35,6 +35,10 @@ from edgespec.wire.messages import Message, Retain
 from edgespec.wire.segment import Segment
 
 CLIENT = b"client"
+
+BEAT_S, RENEW_S, RENEWAL_S = 1.0, 5.0, 0.1
+"""Seconds between two beats of a stage, at least between two new rings that a node asks for, and
+until such a ring is up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +105,7 @@ class World:
         self.replies: list[TimedReply] = []
         self.spans: list[Span] | None = [] if keep_spans else None
         self.is_up = False
+        self.is_faulty = False
         self.segments: dict[int, tuple[int, ...]] = {}
         self.control: Counter[int] = Counter()
         self.work: Counter[int] = Counter()
@@ -117,6 +122,8 @@ class World:
         self._clock = Clock()
         self._rings = 0
         self._tick: Booking | None = None
+        self._beats = False
+        self._renewed = float("-inf")
         self._busy = [0.0] * len(network.ring)
         self._turns = [Turns() for _ in network.ring]
         self._turns[with_stage] = self._turns[0]
@@ -171,8 +178,8 @@ class World:
 
     @property
     def gone(self) -> bool:
-        """Whether a stage is lost, or the whole ring is."""
-        return not self.is_up or bool(self._gone)
+        """Whether a stage is lost, or the whole ring is, or what it does counts no more."""
+        return not self.is_up or self.is_faulty or bool(self._gone)
 
     @property
     def busy_seconds(self) -> list[float]:
@@ -245,13 +252,34 @@ class World:
         self._end_ring(restart_after, RingDown(_crashed(node)))
 
     def _end_ring(self, seconds: float, why: RingDown) -> None:
-        self.is_up = False
+        self.is_up = self.is_faulty = False
         self.down_since = self.now
         self._rings += 1
         self.segments.clear()
         self.lost.clear()
         self._clock.book(self.now + seconds, self._ring_up)
         self._handle(0, why)
+
+    def _renew(self, ring: int, why: str) -> None:
+        if ring == self._rings and self.is_up:
+            self._note(0, f"a new ring: {why}")
+            self._renewed = self.now
+            self._end_ring(RENEWAL_S, RingDown(why))
+
+    def _book_beat(self) -> None:
+        if not self._beats:
+            self._beats = True
+            self._clock.book(self.now + BEAT_S, self._beat)
+
+    def _beat(self) -> None:
+        """The stages say where the segments are, as long as there are any."""
+        self._beats = False
+        for number, stage in enumerate(self.stages, 1):
+            if number not in self._gone:
+                machine = stage.machine
+                self._handle(0, StageBeat(number, machine.holds, machine.passed))
+        if self.segments:
+            self._book_beat()
 
     def _hold(self, change: Change) -> None:
         if self.is_up:
@@ -340,6 +368,7 @@ class World:
                     if node == 0 and self.is_up:
                         numbers = tuple(part.request for part in segment.parts)
                         self.segments[segment.header.seq] = numbers
+                        self._book_beat()
                     after = (node + 1) % len(self._network.ring)
                     self._send(self._links.ring[node], after, segment)
                 case SendStages(message):
@@ -351,6 +380,10 @@ class World:
                     told = decode(encode(message))
                     self._note(0, f"tells {message_words(told)}")
                     self.replies.append(TimedReply(self.now, told))
+                case Renew(why):
+                    self.is_faulty = True
+                    at = max(self.now, self._renewed + RENEW_S)
+                    self._clock.book(at, self._renew, self._rings, f"V{node} was lost: {why}")
                 case EncodePrompt():  # beside all else, and of toy prompts: it is charged nothing
                     self._clock.book(self.now, self._encoded, effect)
                 case AbortBlock(job, request):

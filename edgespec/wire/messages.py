@@ -201,9 +201,14 @@ class Connected(Message, tag=28, frozen=True):
     number: int
 
 
+ALL_REQUESTS, THIS_RING = -1, -2
+"""Request numbers of a Fault."""
+
+
 class Fault(Message, tag=23, frozen=True):
-    """A stage cannot go on with a request (or, request -1, in its place: `number` is then that of
-    its Assign)."""
+    """A stage cannot go on with a request. With ALL_REQUESTS it cannot go on in its place, with
+    THIS_RING it can in another ring: segments of this one were lost or are wrong; `number` is then
+    that of its Assign."""
 
     request: int
     reason: Text

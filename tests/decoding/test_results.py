@@ -11,9 +11,7 @@ from support.wires import Wire
 
 from edgespec.decoding.admission import Ring
 from edgespec.decoding.coordinator import CoordinatorMachine
-from edgespec.decoding.effects import (
-    EncodePrompt,
-)
+from edgespec.decoding.effects import EncodePrompt, Renew
 from edgespec.decoding.events import (
     Drafted,
     HeadDone,
@@ -27,6 +25,7 @@ from edgespec.machines.events import (
     BlockDone,
     ComputeFailed,
     MessageArrived,
+    RingDown,
     RingUp,
     Tick,
 )
@@ -132,39 +131,54 @@ def test_with_every_retained_set_lost_a_small_stage_says_so() -> None:
         {"hidden": None},
     ],
 )
-def test_a_result_that_was_not_asked_for_ends_the_request(changes: dict[str, object]) -> None:
+def test_a_result_that_was_not_asked_for_ends_the_ring_and_not_the_request(
+    changes: dict[str, object],
+) -> None:
     wire = Wire()
     wire.first_token("autoregressive")
-    wire.back(wire.segments.pop(), **changes)
-    assert isinstance(wire.replies[-1], Failed)
-    assert wire.ends == [1]
-    assert wire.machine.idle
+    told = list(wire.replies)
+    segment = wire.segments.pop()
+    wire.back(segment, **changes)
+    assert wire.renewals == ["sent rows of no segment"]
+    wire.back(segment)
+    assert (wire.replies, wire.heads) == (told, []), "nothing of this ring counts any more"
+    wire.take(wire.machine.handle(RingDown("it was renewed"), wire.now))
+    wire.take(wire.machine.handle(RingUp(), wire.now))
+    again = wire.machine.accepts(2)
+    assert again is not None
+    assert wire.segments[-1].parts[0].tokens.tolist() == [*again.context]
 
 
 @pytest.mark.parametrize(
     "changes", [{"ids": np.array([3])}, {"committed": False}, {"hidden": None}]
 )
-def test_a_prefill_result_that_was_not_asked_for_ends_the_request(
+def test_a_prefill_result_that_was_not_asked_for_ends_the_ring_and_not_the_request(
     changes: dict[str, object],
 ) -> None:
     wire = Wire()
     wire.submit(submit(1, "hello", 5, "autoregressive"))
     wire.back(wire.segments.pop(), **changes)
-    assert isinstance(wire.replies[-1], Failed)
-    assert wire.machine.idle
+    assert wire.renewals == ["sent rows of no segment"]
+    assert wire.replies == []
 
 
-def test_repeated_and_foreign_results_are_ignored() -> None:
+@pytest.mark.parametrize("changes", [{"request": 2}, {"seq": 99}])
+def test_a_foreign_result_ends_the_ring(changes: dict[str, int]) -> None:
+    wire = Wire()
+    wire.first_token("autoregressive")
+    wire.back(wire.segments.pop(), **changes)
+    assert wire.renewals == ["sent rows of no segment"]
+
+
+def test_a_repeated_result_is_ignored() -> None:
     wire = Wire()
     wire.first_token("autoregressive")
     segment = wire.segments.pop()
-    wire.back(segment, request=2)
-    wire.back(segment, seq=99)
-    assert not wire.heads
     wire.back(segment)
     wire.back(segment)
     assert len(wire.heads) == 1
     assert len(wire.replies) == 1
+    assert wire.renewals == []
 
 
 def test_a_head_job_that_nobody_started_is_our_bug() -> None:
@@ -248,7 +262,7 @@ def test_a_draft_that_gives_nothing_is_no_reason_to_stop() -> None:
     assert wire.replies[-1].new_tokens == 6
 
 
-def test_a_result_that_lacks_live_rows_fails_the_request_unless_its_fault_comes_first() -> None:
+def test_a_result_that_lacks_live_rows_ends_the_ring_unless_its_fault_comes_first() -> None:
     for fault_comes in (False, True):
         machine = CoordinatorMachine(Ring(2, 100, ""), ToyCodec())
         machine.handle(RingUp(), 0.0)
@@ -256,7 +270,6 @@ def test_a_result_that_lacks_live_rows_fails_the_request_unless_its_fault_comes_
         (encode,) = machine.handle(MessageArrived(CLIENT, ask), 0.0)
         assert isinstance(encode, EncodePrompt)
         machine.handle(machine.encode(encode), 0.0)
-        assert machine.deadline() is None
         effects = machine.handle(
             SegmentArrived(
                 one_part(1, 1, 0, True, 0, 1, *(np.zeros(0, np.int64) for _ in range(4)), None)
@@ -269,9 +282,13 @@ def test_a_result_that_lacks_live_rows_fails_the_request_unless_its_fault_comes_
         assert limit > 10.0
         assert machine.handle(Tick(), limit - 0.5) == []
         last = MessageArrived(b"", Fault(1, "no memory")) if fault_comes else Tick()
-        replies = [e.message for e in machine.handle(last, limit) if isinstance(e, SendPeer)]
-        wanted = "no memory" if fault_comes else "a stage lost rows of this request"
-        assert replies == [Failed(1, wanted)]
+        effects = machine.handle(last, limit)
+        replies = [e.message for e in effects if isinstance(e, SendPeer)]
+        renewals = [e.why for e in effects if isinstance(e, Renew)]
+        if fault_comes:
+            assert replies == [Failed(1, "no memory")]
+        else:
+            assert (replies, renewals) == ([], ["rows of a request did not come back"])
         assert machine.deadline() is None
 
 

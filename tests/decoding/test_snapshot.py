@@ -149,7 +149,7 @@ def test_watching_changes_no_answer(policy: str) -> None:
 def test_without_a_watcher_nobody_does_anything(ring: FakeRing) -> None:
     ring.ring.submit(submit(max_new_tokens=40))
     for _ in play(ring):
-        assert ring.coordinator.deadline() is None
+        assert ring.coordinator._snapshot.deadline(True) is None
         assert all(machine.deadline() is None for machine in ring.machines)
         waiting = [m for node in range(4) for m in ring.ring.waiting_control(node)]
         assert not any(isinstance(m, StageActivity | SubscribeActivity) for m in waiting)
@@ -277,7 +277,7 @@ def test_a_watch_ends_by_itself_and_by_word(ring: FakeRing) -> None:
         for _ in range(40):
             next(playing)
         assert len(scenes(ring)) == before
-    assert ring.coordinator.deadline() is None
+    assert ring.coordinator._snapshot.deadline(True) is None
 
 
 def test_who_is_gone_is_shown_nothing(ring: FakeRing) -> None:

@@ -23,13 +23,7 @@ from support.stages import (
     with_tree,
 )
 
-from edgespec.decoding.effects import (
-    AbortBlock,
-    CloseCache,
-    GatherRows,
-    OpenCache,
-    SendRing,
-)
+from edgespec.decoding.effects import AbortBlock, CloseCache, GatherRows, OpenCache, Renew, SendRing
 from edgespec.decoding.events import (
     HeadDone,
 )
@@ -315,36 +309,44 @@ def test_an_unknown_request_travels_on_empty() -> None:
     ],
     ids=["unknown parent", "repeated", "position", "child first", "committed behind guesses"],
 )
-def test_malformed_rows_end_the_request_with_a_fault(bad: Segment) -> None:
+def test_malformed_rows_end_the_ring(bad: Segment) -> None:
     stage = with_tree()
-    effects = stage.segment(bad)
-    assert len(faults(effects)) == 1
-    assert CloseCache(REQUEST) in effects
-    assert is_empty(sent(effects), 3)
+    (renewal,) = stage.segment(bad)
+    assert isinstance(renewal, Renew)
+    assert renewal.by_sender
+    assert renewal.why.startswith("sent rows that do not fit: ")
     assert stage.running is None
-    assert stage.machine.ledgers() == {}
-    # Other requests are none the worse for it.
-    assert runs(stage.segment(opening(4, request=8))).request == 8
+    assert stage.segment(opening(4, request=8)) == [], "nothing of this ring counts any more"
+    stage.machine.reset()
+    assert runs(stage.segment(opening(5, request=8))).request == 8
+
+
+def test_a_segment_that_is_left_out_ends_the_ring() -> None:
+    stage = with_tree()
+    (renewal,) = stage.segment(draft(4, (5, 4, 4)))
+    assert renewal == Renew("left out the segments before number 4", by_sender=True)
+    assert stage.segment(draft(5, (5, 4, 4))) == []
 
 
 def test_a_malformed_opening_leaves_no_cache() -> None:
     stage = Stage()
     ids = numbers(3)
     effects = stage.segment(one_part(REQUEST, 1, 0, True, 64, 1, ids, ids - 1, ids, ids, None))
-    assert len(faults(effects)) == 1
+    assert isinstance(effects[-1], Renew)
+    effects += stage.machine.reset()
     opened_or_closed = [type(e) for e in effects if isinstance(e, OpenCache | CloseCache)]
     assert opened_or_closed in ([OpenCache, CloseCache], [CloseCache])
     assert stage.machine.ledgers() == {}
 
 
 @pytest.mark.parametrize("accepted", [(4,), (3, 4), (2, 4, 3)])
-def test_a_malformed_retained_set_is_reported_and_changes_nothing(
+def test_a_retained_set_of_rows_that_never_came_ends_the_ring_and_changes_nothing(
     accepted: tuple[int, ...],
 ) -> None:
     stage = with_tree()
-    effects = stage.retain(1, 4, accepted, ())
-    assert len(faults(effects)) == 1
-    assert len(effects) == 1
+    (renewal,) = stage.retain(1, 4, accepted, ())
+    assert isinstance(renewal, Renew)
+    assert not renewal.by_sender
     ledger = stage.machine.ledgers()[REQUEST]
     assert (ledger.committed, ledger.speculative, ledger.epoch) == (2, (2, 3, 4), 0)
 

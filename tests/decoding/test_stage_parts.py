@@ -9,7 +9,6 @@ from support.stages import (
     REQUEST,
     Stage,
     draft,
-    faults,
     hidden,
     opening,
     runs,
@@ -17,7 +16,7 @@ from support.stages import (
     values_of,
 )
 
-from edgespec.decoding.effects import AbortBlock, CloseCache
+from edgespec.decoding.effects import AbortBlock, CloseCache, Renew
 from edgespec.errors import RemoteProtocolError
 from edgespec.machines.effects import Effect
 from edgespec.machines.events import MessageArrived
@@ -99,13 +98,11 @@ def test_an_end_of_one_request_leaves_the_other() -> None:
     assert ids(sent(stage.done())) == [[], [3]]
 
 
-def test_a_malformed_part_ends_its_request_alone() -> None:
+def test_a_malformed_part_ends_the_ring() -> None:
     stage = opened()
-    effects = stage.segment(two_drafts(parent=-1))
-    assert len(faults(effects)) == 1
-    assert [part.request for part in runs(effects).parts] == [OTHER]
-    assert ids(sent(stage.done())) == [[], [3]]
-    assert set(stage.machine.ledgers()) == {OTHER}
+    (renewal,) = stage.segment(two_drafts(parent=-1))
+    assert isinstance(renewal, Renew)
+    assert stage.running is None
 
 
 def test_parts_cross_the_wire() -> None:

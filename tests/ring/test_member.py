@@ -19,10 +19,18 @@ from edgespec.machines.events import (
     RingUp as Unexpected,
 )
 from edgespec.ring.effects import ConnectRing, LoadBlock, Log, OpenRing, ResetStage, Stop
-from edgespec.ring.events import BlockLoaded, BlockLoading, LoadFailed, RingBroke, RingReached
+from edgespec.ring.events import (
+    BlockLoaded,
+    BlockLoading,
+    LoadFailed,
+    RingBroke,
+    RingFaulty,
+    RingReached,
+)
 from edgespec.ring.member import REPORT_S, MemberMachine
 from edgespec.ring.membership import ALL_REQUESTS
 from edgespec.wire.messages import (
+    THIS_RING,
     Assign,
     CloseRequest,
     Connect,
@@ -354,7 +362,21 @@ def test_a_broken_connection_is_told_and_it_asks_again() -> None:
     member.load()
     (fault,) = sent(member.machine.handle(RingBroke("its cable broke"), member.now))
     assert fault == Fault(ALL_REQUESTS, "its cable broke")
-    assert sent(member.tick()) == [JOIN]
+    assert sent(member.tick()) == [fault, JOIN], "it may have been lost"
+    assert sent(member.hear(PLACE)) == []
+    assert sent(member.tick()) == [fault, JOIN], "in this place it cannot go on"
+    member.hear(SECOND)
+    assert sent(member.tick()) == [Heartbeat()]
+
+
+def test_a_fault_of_the_ring_is_told_until_there_is_another_one_and_it_keeps_its_place() -> None:
+    member = Member()
+    member.load()
+    (fault,) = sent(member.machine.handle(RingFaulty("sent nonsense", by_sender=True), member.now))
+    assert fault == Fault(THIS_RING, "the node before it sent nonsense")
+    assert sent(member.tick()) == [Heartbeat(), fault]
+    assert sent(member.hear(SECOND)) == [Ready(0.0, 2)]
+    assert sent(member.tick()) == [Heartbeat()]
 
 
 @pytest.mark.parametrize("message", [Heartbeat(), Connect("", 1, "key"), PLACE, CloseRequest(1)])

@@ -28,10 +28,10 @@ from edgespec.sim.campaign import (
     replay,
     run_campaign,
 )
-from edgespec.sim.faults import Crash, LateRetain, SmallCache
+from edgespec.sim.faults import BentSegment, Crash, LateRetain, LoseSegment, SmallCache
 from edgespec.sim.log import EventLog
 from edgespec.sim.oracle import Oracle
-from edgespec.sim.scenario import Scenario, Setting, draw, policies_of
+from edgespec.sim.scenario import Scenario, Setting, draw, draw_losses, policies_of
 from edgespec.types.features import DraftNeeds, PPDTable
 from edgespec.types.tensor import Tensor
 from edgespec.wire.client_messages import Finished, Tokens
@@ -124,6 +124,33 @@ def test_whatever_crashes_when_the_answer_is_the_plain_one(policy: str) -> None:
     assert recoveries > CRASHES
 
 
+@pytest.mark.parametrize("seeds", [20, thorough(400)])
+def test_whatever_segments_are_lost_every_request_of_several_ends(
+    seeds: int, tmp_path: Path
+) -> None:
+    recoveries = 0
+    for seed in range(seeds):
+        scenario = losing(seed)
+        log = EventLog(longest=None)
+        play(scenario, log)
+        recoveries += sum("a new ring" in line for line in log.lines)
+    assert recoveries > seeds / 20, "some were lost, and were missed"
+
+
+def losing(seed: int) -> Scenario:
+    """Two or more requests at once on a ring that loses segments, or changes them."""
+    scenario = draw(seed)
+    others = tuple(f for f in scenario.faults if not isinstance(f, LoseSegment | BentSegment))
+    asks = tuple(structs.replace(ask, at=ask.at / 10) for ask in scenario.asks)
+    return structs.replace(
+        scenario,
+        faults=others + draw_losses(seed, 1.0),
+        live=max(scenario.live, 2),
+        asks=asks,
+        recovery=60.0,
+    )
+
+
 def crashing(seed: int, policy: str) -> Scenario:
     """Some requests of one policy on a ring that is lost up to five times."""
     rng = random.Random(f"{seed} crashes")
@@ -139,7 +166,11 @@ def crashing(seed: int, policy: str) -> Scenario:
         structs.replace(ask, policy=policy, settings=(), cancel_at=None, prompt=ask.prompt[:9])
         for ask in scenario.asks
     )
-    others = tuple(f for f in scenario.faults if not isinstance(f, Crash | SmallCache))
+    others = tuple(
+        f
+        for f in scenario.faults
+        if not isinstance(f, Crash | SmallCache | LoseSegment | BentSegment)
+    )
     return structs.replace(scenario, faults=(*others, *crashes), asks=tuple(asks), recovery=60.0)
 
 
@@ -155,7 +186,7 @@ def test_scenarios_play_every_published_policy_and_every_fault() -> None:
     kinds = {to_builtins(fault)["kind"] for s in scenarios for fault in s.faults}
     assert kinds == {
         *("delay", "duplicate", "lose_retain", "late_retain"),
-        *("lose_hint", "late_hint", "bent_hint"),
+        *("lose_hint", "late_hint", "bent_hint", "lose_segment", "bent_segment"),
         *("slow_stage", "small_cache", "crash", "change"),
     }
 

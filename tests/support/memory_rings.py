@@ -25,7 +25,7 @@ from edgespec.machines.effects import (
 from edgespec.net.zmq_transport import Incoming
 from edgespec.ring.member import MemberMachine
 from edgespec.ring.membership import MembershipMachine
-from edgespec.runtime import coordinator_node, node, stage_node
+from edgespec.runtime import node, own_time, stage_node
 from edgespec.runtime.access_policy import CLIENT
 from edgespec.runtime.coordinator_node import CoordinatorNode
 from edgespec.runtime.node import RingNode
@@ -61,7 +61,7 @@ class _Sockets:
         self.ring_key = self._next_key = ""
         self._next: _Sockets | None = None
         self.ring_broke = self.ring_awaited = None
-        self.ring_reached = False
+        self.ring_reached, self.ring_fault = False, ""
         self.next_node = ""
 
     def poll(self, timeout: float) -> list[Incoming]:
@@ -72,7 +72,7 @@ class _Sockets:
 
     def open_ring(self, key: str) -> None:
         """See ZmqTransport."""
-        self.ring_key = key
+        self.ring_key, self.ring_fault = key, ""
         self._next = None
         self.early.clear()
 
@@ -94,7 +94,11 @@ class _Sockets:
             self.early.append(segment)
             return
         said = self._ring.carried(self.name, segment)
-        if said is not None and self._next.ring_key == self._next_key:
+        if self._next.ring_key != self._next_key:
+            return
+        if said is None:
+            self._next.ring_fault = "sent a segment that cannot be read"
+        else:
             self._next.inbox.append(Incoming(True, b"", said))
 
     def send_control(self, peer: bytes, message: Message) -> None:
@@ -133,7 +137,7 @@ class MemoryRing:
         self._keys: dict[str, str] = {}
         self._codec = ToyCodec()
         clock = SimpleNamespace(monotonic=lambda: self.now)
-        for module in (node, coordinator_node, stage_node):
+        for module in (node, stage_node, own_time):
             monkeypatch.setattr(module, "time", clock)
         keys = ListedKeys()
         self._keys["client"] = keys.add("client", CLIENT).own.public

@@ -10,12 +10,7 @@ from support.segments import changed
 
 from edgespec.decoding.admission import Ring
 from edgespec.decoding.coordinator import CoordinatorMachine
-from edgespec.decoding.effects import (
-    Draft,
-    EncodePrompt,
-    RunHead,
-    SendRing,
-)
+from edgespec.decoding.effects import Draft, EncodePrompt, Renew, RunHead, SendRing
 from edgespec.decoding.events import (
     Drafted,
     HeadDone,
@@ -54,6 +49,7 @@ class Wire:
         self.retains: list[Retain] = []
         self.replies: list[Message] = []
         self.ends: list[int] = []
+        self.renewals: list[str] = []
         self.take(self.machine.handle(RingUp(), self.now))
 
     def take(self, effects: list[Effect]) -> None:
@@ -73,6 +69,8 @@ class Wire:
                     self.ends.append(request)
                 case SendPeer(_, message):
                     self.replies.append(message)
+                case Renew(why):
+                    self.renewals.append(why)
 
     def submit(self, ask: Submit) -> None:
         self.take(self.machine.handle(MessageArrived(b"client", ask), self.now))
