@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from edgespec.errors import ConfigError
+from edgespec.files import write_whole
 
 CUT_SHARE = 2
 """When turns are left out, the rest fills at most one part in so many of the room. So it does not
@@ -110,12 +110,8 @@ class Conversation:
                 raise ConfigError(
                     f"{path} is there already and is no saved conversation; choose another name"
                 ) from None
-        fresh = path.with_name(f".{path.name}.{os.getpid()}")
         try:
-            descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-            with open(descriptor, "w", encoding="utf-8") as file:
-                file.write(self.to_json())
-            os.replace(fresh, path)
+            write_whole(path, self.to_json(), 0o600)
         except OSError as problem:
             raise ConfigError(f"cannot write {path}: {problem.strerror or problem}") from None
 

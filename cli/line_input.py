@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from edgespec.errors import ConfigError
+from edgespec.files import write_whole
 from edgespec.types.record import MOST_CHARS
 
 try:
@@ -73,7 +74,7 @@ class History:
             lines = self._path.read_text(encoding="utf-8", errors="replace").splitlines()
             if len(lines) > 2 * MOST_LINES:
                 lines = lines[-MOST_LINES:]
-                self._path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+                write_whole(self._path, "\n".join(lines) + "\n", 0o600)
         except OSError:
             return []
         return [line for text in lines if (line := _line_of(text))]

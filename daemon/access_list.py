@@ -12,7 +12,6 @@ from typing import Annotated
 from msgspec import Meta, structs
 
 from edgespec.daemon.cluster import COORDINATOR_NAME
-from edgespec.daemon.private_files import REMEDY
 from edgespec.errors import ConfigError
 from edgespec.net.keys import is_key, short
 from edgespec.runtime.access_policy import CLIENT, STAGE
@@ -36,6 +35,10 @@ _VERSION = ("version", 1)
 
 Time = Annotated[float, Meta(ge=0, lt=2.5e11)]  # calendars end a little later
 
+_REMEDY = (
+    "put a copy of it back; without one remove it, and let all devices and clients join again with "
+    "new tokens"
+)
 _FINGERPRINT = re.compile(r"[0-9a-f]{12}")
 
 
@@ -114,15 +117,15 @@ class AccessList:
     gone: dict[str, GoneEntry] = field(default_factory=dict)
 
     @staticmethod
-    def parse(text: str, path: Path) -> AccessList:
+    def parse(text: str | bytes, path: Path) -> AccessList:
         """The content of a file. Raises ConfigError that names it."""
-        content = read_as(_AccessFile, text, str(path), REMEDY, _VERSION)
+        content = read_as(_AccessFile, text, str(path), _REMEDY, _VERSION)
         entries = AccessList()
         for device in content.devices:
             if device.key in entries.devices or device.name in entries.names:
                 raise ConfigError(
                     f"{path}: the name or key of the device {device.name!r} is there twice; "
-                    f"{REMEDY}"
+                    f"{_REMEDY}"
                 )
             entries.devices[device.key] = device
         entries.tokens = {token.key: token for token in content.tokens}

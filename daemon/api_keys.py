@@ -12,7 +12,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from edgespec.daemon.private_files import REMEDY, file_state, held, read_private, write_private
+from edgespec.daemon.private_files import file_state, held, read_private, write_private
 from edgespec.errors import ConfigError
 from edgespec.schema import FileStruct, json_text, read_as
 
@@ -22,6 +22,7 @@ MOST_KEYS = 1024
 MOST_NAME_CHARS = 64
 
 _VERSION = ("version", 1)
+_REMEDY = "put a copy of it back; without one remove it, and make new keys with `edgespec key new`"
 _MARK = "esk-"
 
 
@@ -96,7 +97,7 @@ class ApiKeys:
         stored = read_private(self._file, secret=True)
         if stored is None:
             return ()
-        return read_as(_KeyFile, stored[0], str(self._file), REMEDY, _VERSION).keys
+        return read_as(_KeyFile, stored[0], str(self._file), _REMEDY, _VERSION).keys
 
     def _store(self, keys: tuple[ApiKey, ...]) -> None:
         write_private(self._file, json_text(_KeyFile(keys), _VERSION))

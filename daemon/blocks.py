@@ -17,7 +17,7 @@ from msgspec import structs
 from edgespec import __version__
 from edgespec.config import Quantisation
 from edgespec.errors import BlockDamaged, ConfigError
-from edgespec.kernels.compiled import cache_folder
+from edgespec.files import cache_folder, locked
 from edgespec.model.block_file import (
     BlockFile,
     Progress,
@@ -36,7 +36,6 @@ from edgespec.model.block_folder import (
 )
 from edgespec.model.hub import model_files
 from edgespec.model.inventory import block_inventory, head_inventory, stored_bytes
-from edgespec.model.locks import locked
 from edgespec.model.manifest import FORMAT, MANIFEST, FileEntry, Manifest
 from edgespec.model.source import TensorSource
 from edgespec.model.sources import PLAIN

@@ -27,7 +27,7 @@ from edgespec.daemon.private_files import (
     write_private,
 )
 from edgespec.errors import AccessRefused, ConfigError, EdgespecError
-from edgespec.model.locks import locked
+from edgespec.files import locked
 from edgespec.net.discovery_interfaces import EVERY_ADDRESS, listens_everywhere
 from edgespec.net.keys import Identity, KeyPair, is_key, short
 from edgespec.planning.partition import parse_split
@@ -120,7 +120,7 @@ class ClusterSettings(FileStruct, frozen=True):
         return json_text(self, _VERSION)
 
     @staticmethod
-    def from_json(text: str, path: Path) -> ClusterSettings:
+    def from_json(text: str | bytes, path: Path) -> ClusterSettings:
         """The settings in a file. Raises ConfigError that names it."""
         remedy = "`edgespec init` writes it again"
         return read_as(
@@ -328,11 +328,14 @@ def _key(path: Path) -> KeyPair | None:
     if stored is None:
         return None
     try:
-        return KeyPair.from_secret(stored[0].strip())
+        return KeyPair.from_secret(stored[0].decode().strip())
     except ValueError:
+        again = "join again with a new token"
+        if path.name == _CLUSTER_KEY:
+            again = f"run `edgespec init` again, and let all devices and clients {again}"
         raise ConfigError(
             f"{path} is damaged: it holds no secret key; put a copy of it back. If there is none, "
-            "remove it: whoever knew this machine by that key has to be given the new one"
+            f"remove it, and {again}"
         ) from None
 
 

@@ -6,11 +6,11 @@ import os
 import stat
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from edgespec.errors import AccessRefused, ConfigError
-from edgespec.model.locks import locked
+from edgespec.files import OTHERS_WRITE, locked, part_of, replacing
 from edgespec.net.slowness import slowness
 
 MOST_BYTES = 4 << 20
@@ -20,11 +20,7 @@ LOCK_WAIT_S = 1.0
 """Less than the silence after which a node counts as lost, as a coordinator may be waiting; longer
 where all is slower (slowness), as that silence is."""
 
-REMEDY = "put a copy of it back, or remove it"
-"""What to do about a damaged file."""
-
 _RUN_AS = "run this as the one who made it, or with sudo"
-_OTHERS_WRITE = 0o022
 _OTHERS_ANYTHING = 0o077
 
 
@@ -52,7 +48,7 @@ def require_own(folder: Path) -> None:
         return
     except OSError as problem:
         raise AccessRefused(f"cannot look into {folder}: {_reason(problem)}; {_RUN_AS}") from None
-    if mode & _OTHERS_WRITE:
+    if mode & OTHERS_WRITE:
         raise AccessRefused(
             f"others can write to the folder {folder}, and so put keys of their own there; "
             f"if that is not wanted: chmod go-w {folder}"
@@ -89,43 +85,30 @@ def write_private(path: Path, text: str) -> None:
     The caller holds the folder (`held`). Written by root, it belongs to the folder's owner: a
     service that runs as a user of its own goes on reading it. Raises ConfigError if that fails.
     """
-    fresh = _fresh(path)
     try:
-        fresh.unlink(missing_ok=True)  # of a process that was killed
-        descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        with open(descriptor, "w", encoding="utf-8") as file:
+        with replacing(path, 0o600) as file:
             if os.geteuid() == 0:
                 owner = path.parent.stat()
-                os.chown(descriptor, owner.st_uid, owner.st_gid)
-            file.write(text)
-            file.flush()
-            os.fsync(descriptor)
-        os.replace(fresh, path)
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+                os.chown(file.fileno(), owner.st_uid, owner.st_gid)
+            file.write(text.encode())
     except OSError as problem:
-        with suppress(OSError):
-            fresh.unlink(missing_ok=True)
         raise ConfigError(f"cannot write {path}: {_reason(problem)}") from None
 
 
 def remove_private(path: Path) -> None:
     """Remove a file, and the temporary file of a killed process, if they exist."""
     try:
-        for name in (path, _fresh(path)):
+        for name in (path, part_of(path)):
             name.unlink(missing_ok=True)
     except OSError as problem:
         raise ConfigError(f"cannot remove {path}: {_reason(problem)}") from None
 
 
-def read_private(path: Path, *, secret: bool) -> tuple[str, tuple[int, ...]] | None:
-    """Text and `file_state` of a file; None if it is not there.
+def read_private(path: Path, *, secret: bool) -> tuple[bytes, tuple[int, ...]] | None:
+    """Content and `file_state` of a file; None if it is not there.
 
     Raises AccessRefused if others can write to it or, where it is `secret`, read it, or if we
-    cannot; ConfigError if it is no text file.
+    cannot; ConfigError if it is no plain file. What is far longer than ours is cut, and damaged.
     """
     try:
         # A link or a pipe in the place of the file is none of ours; a pipe would be waited for.
@@ -133,20 +116,13 @@ def read_private(path: Path, *, secret: bool) -> tuple[str, tuple[int, ...]] | N
         with open(descriptor, "rb") as file:
             state = os.fstat(descriptor)
             _check_mode(path, state.st_mode, secret)
-            raw = file.read(MOST_BYTES + 1)
+            return file.read(MOST_BYTES), _state_of(state)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except PermissionError:
         raise AccessRefused(f"{path} belongs to another user; {_RUN_AS}") from None
     except OSError as problem:
         raise ConfigError(f"cannot read {path}: {_reason(problem)}") from None
-    try:
-        text = raw.decode("utf-8")
-    except UnicodeDecodeError:
-        text = ""
-    if not text or len(raw) > MOST_BYTES:
-        raise ConfigError(f"{path} is damaged: it is empty, too long or no text; {REMEDY}")
-    return text, _state_of(state)
 
 
 def file_state(path: Path) -> tuple[int, ...]:
@@ -163,17 +139,13 @@ def _state_of(found: os.stat_result) -> tuple[int, ...]:
 
 def _check_mode(path: Path, mode: int, secret: bool) -> None:
     if not stat.S_ISREG(mode):
-        raise ConfigError(f"{path} is no plain file; {REMEDY}")
-    if mode & (_OTHERS_ANYTHING if secret else _OTHERS_WRITE):
+        raise ConfigError(f"{path} is no plain file; put a copy of it back, or remove it")
+    if mode & (_OTHERS_ANYTHING if secret else OTHERS_WRITE):
         what = "read or change the secret key in" if secret else "change"
         raise AccessRefused(
             f"others can {what} {path} (its mode is {stat.S_IMODE(mode):04o}); if nobody has done "
             f"so: chmod 600 {path}"
         )
-
-
-def _fresh(path: Path) -> Path:
-    return path.with_name(f".{path.name}.new")
 
 
 def _busy() -> None:

@@ -17,6 +17,7 @@ from importlib import resources
 from pathlib import Path
 
 from edgespec.errors import ConfigError, EdgespecError
+from edgespec.files import write_whole
 
 ROLES = ("coordinator", "stage")
 UNITS_FOLDER = Path("etc/systemd/system")
@@ -178,8 +179,8 @@ class Systemd:
         """Raise ConfigError if `install` would; returns whether it would change anything."""
         path = self.path(role)
         try:
-            before = path.read_text(encoding="utf-8") if path.exists() else None
-        except (OSError, UnicodeDecodeError) as problem:
+            before = path.read_text("utf-8", "replace") if path.exists() else None
+        except OSError as problem:
             raise ConfigError(f"cannot read {path}: {problem}") from None
         if before is not None and before != text and not force:
             lines = difflib.unified_diff(
@@ -289,12 +290,9 @@ class Systemd:
 
 def _write(path: Path, text: str) -> None:
     """Replace a file whole, or not at all."""
-    fresh = path.with_name(f".{path.name}.new")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        fresh.write_text(text, encoding="utf-8")
-        fresh.chmod(0o644)
-        fresh.replace(path)
+        write_whole(path, text, 0o644)
     except OSError as problem:
         raise ConfigError(f"cannot write {path}: {problem.strerror}") from None
 

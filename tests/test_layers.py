@@ -9,6 +9,7 @@ The picture, top to bottom; a room may import the rows below its own, never one 
     backends  drafting  net        (backends may import drafting; drafting no machine)
     model                          (not for net)
     kernels                        (not for net)
+    files
     decoding  ring      blocks
     machines
     policy    verify
@@ -39,6 +40,7 @@ ROWS: tuple[frozenset[str], ...] = (
     frozenset({"policy", "verify"}),
     frozenset({"machines"}),
     frozenset({"decoding", "ring", "blocks"}),
+    frozenset({"files"}),
     frozenset({"kernels"}),
     frozenset({"model"}),
     frozenset({"backends", "drafting", "net"}),

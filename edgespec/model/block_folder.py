@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 from pathlib import Path
 
 from edgespec.config import FILE, Quantisation
 from edgespec.errors import BlockDamaged, ConfigError, ModelError
+from edgespec.files import file_hash, write_whole
 from edgespec.model.block_file import BlockFile, Progress
 from edgespec.model.loader import open_config
 from edgespec.model.manifest import MANIFEST, REMEDY, FileEntry, Manifest, read_manifest, size_text
-from edgespec.model.safetensors_writer import sync_folder
 
 CONFIG = "config.json"
 HEAD = "head.safetensors"
 
-_CHUNK = 1 << 20
 _MARGIN = 1 << 20  # bytes that headers and the small files may take beside the tensors
 
 
@@ -108,19 +106,6 @@ def verify(folder: Path, entry: FileEntry, progress: Progress | None = None) -> 
         )
 
 
-def file_hash(file: Path, progress: Progress | None = None) -> str:
-    """SHA-256 of a file, 64 hex digits; `progress` hears of bytes. Raises OSError."""
-    digest = hashlib.sha256()
-    done, size = 0, file.stat().st_size
-    with open(file, "rb", buffering=0) as stream:
-        while piece := stream.read(_CHUNK):
-            digest.update(piece)
-            done += len(piece)
-            if progress is not None:
-                progress(done, size)
-    return digest.hexdigest()
-
-
 def copy_file(source: Path, folder: Path) -> FileEntry:
     """Copy a small file into a folder under its own name. Raises ConfigError if that fails."""
     content = source.read_bytes()
@@ -130,14 +115,8 @@ def copy_file(source: Path, folder: Path) -> FileEntry:
 
 def put_file(content: bytes, path: Path) -> None:
     """Write a small file: it is there whole, or not at all. Raises ConfigError if that fails."""
-    partial = path.with_name(path.name + ".part")
     try:
-        with open(partial, "wb") as stream:
-            stream.write(content)
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.replace(partial, path)
-        sync_folder(path.parent)
+        write_whole(path, content)
     except OSError as error:
         raise ConfigError(
             f"cannot write {path} ({error.strerror or error}); make room, or choose another folder"

@@ -11,7 +11,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from edgespec.errors import ModelError
-from edgespec.model.locks import locked
+from edgespec.files import locked
 
 LARGE = (".safetensors", ".gguf", ".bin")
 """Endings of the files that may take long."""

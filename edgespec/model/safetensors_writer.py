@@ -16,6 +16,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from edgespec.files import replacing
+
 PADDING = "__padding__"
 """How the names of tensors begin that only fill gaps; readers pass over them."""
 
@@ -69,19 +71,11 @@ class SafetensorsWriter:
 
         An exception leaves nothing behind. Raises OSError as writing does.
         """
-        partial = path.with_name(path.name + ".part")
-        try:
-            with open(partial, "wb", buffering=0) as file:
-                opened = OpenFile(file.fileno(), self._slots)
-                opened.put(memoryview(self._header))
-                yield opened
-                assert opened.complete, "not all tensors were written"
-                os.fsync(file.fileno())
-            os.replace(partial, path)
-            sync_folder(path.parent)
-        except BaseException:
-            partial.unlink(missing_ok=True)
-            raise
+        with replacing(path) as file:
+            opened = OpenFile(file.fileno(), self._slots)
+            opened.put(memoryview(self._header))
+            yield opened
+            assert opened.complete, "not all tensors were written"
 
 
 class OpenFile:
@@ -123,15 +117,6 @@ class OpenFile:
             self._hash.update(piece)
             while piece:
                 piece = piece[os.write(self._descriptor, piece) :]
-
-
-def sync_folder(folder: Path) -> None:
-    """Have the names in a folder survive a loss of power."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _padded(slots: Sequence[Slot]) -> Iterator[Slot]:

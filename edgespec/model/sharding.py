@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -11,14 +10,13 @@ from msgspec import structs
 from edgespec import __version__
 from edgespec.config import Quantisation
 from edgespec.errors import BlockDamaged, ConfigError
+from edgespec.files import locked, settle
 from edgespec.model.block_file import plain_dtype, write_block, write_head
 from edgespec.model.block_folder import CONFIG, HEAD, copy_file, put_manifest, require_room, verify
 from edgespec.model.hub import TOKENIZER_FILES, local_folder
 from edgespec.model.inventory import block_inventory, head_inventory, stored_bytes
 from edgespec.model.loader import fingerprint
-from edgespec.model.locks import locked
 from edgespec.model.manifest import MANIFEST, Manifest, read_manifest
-from edgespec.model.safetensors_writer import sync_folder
 from edgespec.model.sources import open_source
 from edgespec.model.tensors import TORCH_DTYPES
 
@@ -86,8 +84,7 @@ class Sharding:
                 _put(folder, manifest)
             manifest = self._with_rest(folder, manifest, progress)
             _put(folder, manifest)
-            os.replace(folder / UNFINISHED, folder / MANIFEST)
-            sync_folder(folder)
+            settle(folder / UNFINISHED, folder / MANIFEST)
             return manifest
 
     def _empty(self) -> Manifest:

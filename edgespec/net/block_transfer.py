@@ -35,6 +35,7 @@ from edgespec.errors import (
     EdgespecError,
     RemoteProtocolError,
 )
+from edgespec.files import part_of, settle
 from edgespec.net.access import prove
 from edgespec.net.block_server import BULK, LOST_MS, QUEUED
 from edgespec.net.control import ping
@@ -227,7 +228,7 @@ class _PartFile:
         """Raises ConfigError if another process fetches it, CapacityError if it cannot be made."""
         self.path = path
         self.offer = offer
-        self._part = path.with_name(path.name + ".part")
+        self._part = part_of(path)
         with _disk(self._part):
             self._file = os.open(self._part, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
@@ -298,11 +299,5 @@ class _PartFile:
     def complete(self) -> None:
         """Give the whole file its name, so that it survives a power failure."""
         with _disk(self.path):
-            os.fsync(self._file)
-            self._part.replace(self.path)
-            folder = os.open(self.path.parent, os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                os.fsync(folder)
-            finally:
-                os.close(folder)
+            settle(self._part, self.path)
         self.close()

@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from edgespec.errors import ConfigError
+from edgespec.files import write_whole
 from edgespec.training.kept_rows import KeptRows
 from edgespec.training.remaining import Remaining
 from edgespec.training.teacher import Teacher
@@ -116,7 +117,7 @@ def _line(answer: OwnAnswer) -> dict[str, object]:
 def _read(file: Path) -> dict[tuple[int, ...], OwnAnswer]:
     """Answers by their prompts; a last line that was cut off is left out."""
     known: dict[tuple[int, ...], OwnAnswer] = {}
-    lines = file.read_text(encoding="utf-8").splitlines()
+    lines = file.read_text("utf-8", "replace").splitlines()
     for number, line in enumerate(lines, start=1):
         try:
             found = json.loads(line)
@@ -131,5 +132,5 @@ def _read(file: Path) -> dict[tuple[int, ...], OwnAnswer]:
                 ) from error
     if lines and len(known) < len(lines):
         kept = [json.dumps(_line(answer)) + "\n" for answer in known.values()]
-        file.write_text("".join(kept), encoding="utf-8")
+        write_whole(file, "".join(kept))
     return known

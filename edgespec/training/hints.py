@@ -19,6 +19,7 @@ from torch.nn.functional import kl_div
 
 from edgespec.drafting.lens import MOST_RANK, Lens, first_lens, write_lenses
 from edgespec.errors import ConfigError
+from edgespec.files import write_whole
 from edgespec.model.hub_cache import model_of
 from edgespec.training.corpus import TrainingPlan, loaded, prepared
 from edgespec.training.loop import Trainer, TrainingSettings
@@ -134,7 +135,7 @@ def train_hints(plan: HintPlan, say: Callable[[str], None], dtype: torch.dtype) 
         **_agreement(teacher, lenses, corpus.greedy),
     }
     text = json.dumps(figures, indent=2) + "\n"
-    (plan.out / "training.json").write_text(text, encoding="utf-8")
+    write_whole(plan.out / "training.json", text)
     return figures
 
 

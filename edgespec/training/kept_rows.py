@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -35,12 +36,13 @@ class KeptRows:
         stored = torch.zeros(self._shape[1] * len(rows), dtype=torch.float16)
         stored.copy_(rows.flatten().clamp(-LARGEST, LARGEST))
         data = stored.numpy().tobytes()
-        # The first row last: it tells that the others are there.
+        # The first row last, once the others are on the disk: it tells that they are there.
         first = self._shape[1] * 2
         with self._file.open("r+b", buffering=0) as file:
             for begin, part in ((first, data[first:]), (0, data[:first])):
                 file.seek(number * self._bytes + begin)
                 file.write(part)
+                os.fsync(file.fileno())
 
     def lesson(self, numbers: Sequence[int], length: int, dtype: torch.dtype) -> Lesson | None:
         """The first `length` rows of these answers; None if one is not there."""

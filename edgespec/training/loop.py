@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -16,6 +15,7 @@ import torch
 from torch import nn
 
 from edgespec.errors import ModelError
+from edgespec.files import part_of, settle
 from edgespec.training.remaining import duration
 from edgespec.training.teacher import Teacher
 from edgespec.training.texts import TextRows
@@ -308,6 +308,5 @@ class RowOrder:
 
 def write_state(state: dict[str, Any], file: Path) -> None:
     """Write a checkpoint, whole or not at all."""
-    partial = file.with_suffix(".part")
-    torch.save(state, partial)
-    os.replace(partial, file)
+    torch.save(state, part_of(file))
+    settle(part_of(file), file)

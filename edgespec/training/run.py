@@ -16,6 +16,7 @@ from edgespec.drafting.dspark.format import read_head as read_one_pass
 from edgespec.drafting.dspark.shape import DSparkShape
 from edgespec.drafting.eagle.shape import Kind
 from edgespec.errors import ConfigError
+from edgespec.files import write_whole
 from edgespec.model.hub_cache import model_of
 from edgespec.model.model_config import ModelConfig
 from edgespec.training.corpus import Corpus, TrainingPlan, loaded, prepared
@@ -235,7 +236,7 @@ def _figures(
     }
     # What the clock says is in the file alone: the same run gives the same figures.
     text = json.dumps({**figures, "seconds": round(trainer.seconds)}, indent=2) + "\n"
-    (plan.out / "training.json").write_text(text, encoding="utf-8")
+    write_whole(plan.out / "training.json", text)
     return figures
 
 

@@ -17,12 +17,12 @@ from support.hub import Hub
 
 from edgespec.cli.shard import progress_line
 from edgespec.daemon.bundled_models import bundled
+from edgespec.files import locked
 from edgespec.model import sharding
 from edgespec.model.block import Block
 from edgespec.model.block_file import write_block
 from edgespec.model.block_folder import BlockFolder
 from edgespec.model.ends import OutputHead
-from edgespec.model.locks import locked
 from edgespec.model.tokenizer import Tokenizer
 
 Here = Callable[..., Done]

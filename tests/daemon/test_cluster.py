@@ -232,7 +232,7 @@ def test_what_belongs_to_another_user_is_no_traceback() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("", "is damaged: it is empty"),
+        ("", "is not JSON"),
         ("{", "is not JSON"),
         ("[" * 100_000, "is not JSON"),
         ("[]", "it must be an object"),
@@ -344,7 +344,7 @@ def test_another_cluster_takes_the_place_of_the_first(folder: Path) -> None:
 
 def test_a_device_forgets_its_cluster_and_its_key(folder: Path) -> None:
     first = member(folder)
-    (folder / ".device.key.new").write_text("left by a process that was killed")
+    (folder / "device.key.part").write_text("left by a process that was killed")
     first.forget()
     assert list(folder.iterdir()) == []
     first.forget()
@@ -399,11 +399,9 @@ def test_what_is_not_there_and_what_is_too_long(tmp_path: Path) -> None:
     assert read_private(tmp_path / "nothing", secret=True) is None
     assert read_private(tmp_path / "nothing" / "below", secret=True) is None
     write_private(tmp_path / "long", "x" * (private_files.MOST_BYTES + 1))
-    with pytest.raises(ConfigError, match="too long"):
-        read_private(tmp_path / "long", secret=True)
-    (tmp_path / "long").write_bytes(b"\xff\xfe")
-    with pytest.raises(ConfigError, match="no text"):
-        read_private(tmp_path / "long", secret=True)
+    found = read_private(tmp_path / "long", secret=True)
+    assert found is not None
+    assert len(found[0]) == private_files.MOST_BYTES
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="a link that root could be led by")
@@ -412,7 +410,7 @@ def test_root_is_not_led_to_another_file_by_a_link(folder: Path, tmp_path: Path)
     os.chown(folder, SOMEBODY, SOMEBODY)
     target = tmp_path / "target"
     target.write_text("mine")
-    (folder / ".plan.json.new").symlink_to(target)
+    (folder / "plan.json.part").symlink_to(target)
     with held(folder):
         write_private(folder / "plan.json", "{}")
     assert (target.read_text(), target.stat().st_uid) == ("mine", 0)

@@ -25,6 +25,7 @@ from edgespec.drafting.weight_file import (
     write_tensors,
 )
 from edgespec.errors import ModelError
+from edgespec.files import write_whole
 from edgespec.model.hub import model_files
 from edgespec.model.loader import read_object
 
@@ -124,7 +125,7 @@ def write_head(
     write_tensors(named, folder / SAFE)
     settings = _settings(shape, base_vocab, base_layers, positions, dtype)
     text = json.dumps(settings, indent=2) + "\n"
-    (folder / CONFIG).write_text(text, encoding="utf-8")
+    write_whole(folder / CONFIG, text)
 
 
 def _settings(

@@ -25,6 +25,7 @@ from edgespec.drafting.weight_file import (
     write_tensors,
 )
 from edgespec.errors import ModelError
+from edgespec.files import write_whole
 from edgespec.model.hub import model_files
 
 SAFE, PICKLED, CONFIG = "model.safetensors", "pytorch_model.bin", "config.json"
@@ -104,7 +105,7 @@ def write_head(
         settings["draft_vocab_size"] = shape.vocab
     write_tensors(named, folder / SAFE)
     text = json.dumps(settings, indent=2) + "\n"
-    (folder / CONFIG).write_text(text, encoding="utf-8")
+    write_whole(folder / CONFIG, text)
 
 
 def _named(stored: dict[str, torch.Tensor], file: Path) -> dict[str, torch.Tensor]:

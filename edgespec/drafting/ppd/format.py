@@ -17,6 +17,7 @@ import torch
 
 from edgespec.drafting.weight_file import read_tensors, write_tensors
 from edgespec.errors import ModelError
+from edgespec.files import write_whole
 from edgespec.model.hub import model_files
 from edgespec.model.loader import read_object
 
@@ -96,7 +97,7 @@ def write_ppd_tokens(folder: Path, trained: PPDTokens, base: str) -> None:
         **_PLAIN,
     }
     write_tensors({TENSOR: trained.table.detach().float().cpu()}, folder / SAFE)
-    (folder / CONFIG).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+    write_whole(folder / CONFIG, json.dumps(settings, indent=2) + "\n")
 
 
 def _whole(settings: dict[str, Any], name: str, file: Path) -> int:
