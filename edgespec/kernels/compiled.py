@@ -1,13 +1,13 @@
 """Compiled kernels: the C sources of this folder, built by the device's compiler when first used.
 
 Each becomes a shared library in the user's cache, whose name says what it was made of: the source,
-the compiler, its options and the CPU. ctypes lets go of Python's lock while a function of it runs.
+the compiler, its options and the CPU; its hash is beside it, as the loader of a torn one ends the
+process. ctypes lets go of Python's lock while a function of it runs.
 """
 
 from __future__ import annotations
 
 import ctypes
-import fcntl
 import functools
 import hashlib
 import logging
@@ -17,6 +17,8 @@ import shutil
 import subprocess
 import tempfile
 from pathlib import Path
+
+from edgespec.files import cache_folder, is_own, kept, sound
 
 _log = logging.getLogger(__name__)
 
@@ -33,16 +35,10 @@ _OPTIONS = (
     *("-O3", "-std=gnu11", "-fopenmp", "-ffp-contract=fast", "-fPIC", "-shared"),
     *("-Wall", "-Wno-psabi"),
 )
-_OTHERS_WRITE = 0o022
+_SEAL = ".json"
+"""Ending of the file with a library's hash."""
 
 INSTALL = "install gcc (`sudo apt install gcc libc6-dev`)"
-
-
-def cache_folder() -> Path:
-    """The user's folder for what can be made again."""
-    cache = os.environ.get("XDG_CACHE_HOME", "")
-    root = Path(cache) if os.path.isabs(cache) else Path.home() / ".cache"
-    return root / "edgespec"
 
 
 def load(name: str) -> ctypes.CDLL | None:
@@ -60,7 +56,7 @@ def unbuilt() -> list[str]:
         return []
     folder = cache_folder() / "kernels"
     sources = sorted(Path(__file__).parent.glob("*.c"))
-    return [one.stem for one in sources if not (folder / _library(compiler, one)).is_file()]
+    return [one.stem for one in sources if not sound(folder, _name(compiler, one) + _SEAL)]
 
 
 def complaint(name: str) -> str:
@@ -93,55 +89,42 @@ def _built(source: Path) -> ctypes.CDLL:
         )
     folder = cache_folder() / "kernels"
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         # A library is code that runs as this user: nobody else may have put it there.
-        owner = folder.stat()
-        private = owner.st_uid == os.geteuid() and not owner.st_mode & _OTHERS_WRITE
-        if private and os.access(folder, os.W_OK):
-            return _kept(compiler, source, folder)
+        if is_own(folder) and os.access(folder, os.W_OK):
+            name = _name(compiler, source)
+            kept(folder, name + _SEAL, lambda: {name: _compiled(compiler, source)})
+            return _opened(folder / name)
     except OSError as problem:
         _log.warning("cannot keep compiled kernels in %s (%s)", folder, problem.strerror)
     with tempfile.TemporaryDirectory() as once:  # a library that is loaded needs its file no more
-        return _opened(_compile(compiler, source, Path(once) / f"{source.stem}.so"))
+        library = Path(once) / "once.so"
+        library.write_bytes(_compiled(compiler, source))
+        return _opened(library)
 
 
-def _kept(compiler: str, source: Path, folder: Path) -> ctypes.CDLL:
-    """From the folder, which gets it if it is not there. Raises OSError if it cannot."""
-    wanted = folder / _library(compiler, source)
-    if not wanted.is_file():
-        place = os.open(folder, os.O_RDONLY)
-        try:
-            fcntl.flock(place, fcntl.LOCK_EX)  # one process compiles, and those beside it wait
-            if not wanted.is_file():
-                _log.info("compiling %s for this CPU, once; it may take a minute", source.name)
-                made = folder / f"{wanted.name}.{os.getpid()}"
-                try:
-                    os.replace(_compile(compiler, source, made), wanted)
-                finally:
-                    made.unlink(missing_ok=True)
-        finally:
-            os.close(place)
-    return _opened(wanted)
-
-
-def _library(compiler: str, source: Path) -> str:
+def _name(compiler: str, source: Path) -> str:
     return f"{source.stem}-{_digest(compiler, source)}.so"
 
 
-def _compile(compiler: str, source: Path, target: Path) -> Path:
-    command = [compiler, *_OPTIONS, "-o", str(target), str(source), "-lm"]
-    try:
-        # For as long as it takes: a second on a PC, tens on a Raspberry Pi, minutes where ARM is
-        # emulated. A compiler ends by itself.
-        run = subprocess.run(command, capture_output=True, text=True, check=False)
-    except OSError as problem:
-        raise _Unusable(f"{compiler} cannot compile {source.name} ({problem}); {INSTALL}") from None
-    if run.returncode:
-        lines = run.stderr.strip().splitlines()
-        errors = (line for line in lines if "error" in line)
-        said = next(errors, lines[0] if lines else f"exit code {run.returncode}")
-        raise _Unusable(f"{compiler} cannot compile {source.name} ({said}); {INSTALL}")
-    return target
+def _compiled(compiler: str, source: Path) -> bytes:
+    _log.info("compiling %s for this CPU, once; it may take a minute", source.name)
+    with tempfile.TemporaryDirectory() as folder:
+        target = Path(folder) / "made.so"
+        command = [compiler, *_OPTIONS, "-o", str(target), str(source), "-lm"]
+        try:
+            # For as long as it takes: a second on a PC, tens on a Raspberry Pi, minutes where ARM
+            # is emulated. A compiler ends by itself.
+            run = subprocess.run(command, capture_output=True, text=True, check=False)
+            if run.returncode == 0:
+                return target.read_bytes()
+        except OSError as problem:
+            raise _Unusable(
+                f"{compiler} cannot compile {source.name} ({problem}); {INSTALL}"
+            ) from None
+    lines = run.stderr.strip().splitlines()
+    errors = (line for line in lines if "error" in line)
+    said = next(errors, lines[0] if lines else f"exit code {run.returncode}")
+    raise _Unusable(f"{compiler} cannot compile {source.name} ({said}); {INSTALL}")
 
 
 def _opened(library: Path) -> ctypes.CDLL:
@@ -149,8 +132,9 @@ def _opened(library: Path) -> ctypes.CDLL:
         return ctypes.CDLL(str(library))
     except OSError as problem:
         raise _Unusable(
-            f"a compiled kernel cannot be loaded ({problem}); if its folder does not allow "
-            "programs, choose another with XDG_CACHE_HOME"
+            f"a compiled kernel cannot be loaded ({problem}); its file is as the compiler made it: "
+            "if its folder does not allow programs, choose another with XDG_CACHE_HOME; else "
+            f"{INSTALL}"
         ) from None
 
 

@@ -4,25 +4,26 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from functools import cached_property
 from pathlib import Path
 
 from edgespec.errors import ConfigError
-from edgespec.kernels.compiled import cache_folder
+from edgespec.files import cache_folder, is_own, kept
 from edgespec.model.gguf.configs import ROPE, config_of
 from edgespec.model.gguf.reader import GgufFile, open_gguf
 
 CONFIG = "config.json"
-_TOKENIZER = "tokenizer.json"
-_FORM = "1"
+_SEALS = "config.sha256.json", "tokenizer.sha256.json"
+"""The hashes of the configuration, which a stage needs alone, and of the tokenizer's files."""
+
+_FORM = "2"
 """Of the files that are made; a new number where they change, so that old ones are left alone."""
 
 
 class GgufFiles:
-    """See hub.ModelFiles: each file is made when it is asked for, once, in the user's cache.
+    """See hub.ModelFiles: each file is made when it is asked for, once, in the user's cache; again
+    if it is not as it was made.
 
     `path`: what the user called the model. The folder is named by what the GGUF file's header
     says, so that it is the same wherever the file lies.
@@ -46,20 +47,12 @@ class GgufFiles:
 
     def file(self, name: str) -> Path:
         """Where the file is, or would be. Raises ModelError for a GGUF file that cannot be used."""
-        wanted = self.folder / name
-        if name == CONFIG:
-            if not wanted.is_file():
-                self._write({CONFIG: json.dumps(config_of(self.opened), indent=2)})
-        # The vocabulary is written last: where it is, the others are.
-        elif not (self.folder / _TOKENIZER).is_file():
-            from edgespec.model.gguf.vocabulary import tokenizer_files
-
-            self._write(tokenizer_files(self.opened))
-        return wanted
+        self.optional(name)
+        return self.folder / name
 
     def optional(self, name: str) -> Path | None:
-        wanted = self.file(name)
-        return wanted if wanted.is_file() else None
+        made = self._config if name == CONFIG else self._tokenizer
+        return self.folder / name if name in made else None
 
     def offers(self, name: str) -> bool:
         return self.optional(name) is not None
@@ -67,17 +60,31 @@ class GgufFiles:
     def present(self, name: str) -> bool:
         return self.offers(name)
 
-    def _write(self, files: dict[str, str]) -> None:
-        """Several processes may do so at a time: each file is whole, and the same from all."""
+    @cached_property
+    def _config(self) -> Collection[str]:
+        return self._kept(_SEALS[0], lambda: {CONFIG: json.dumps(config_of(self.opened), indent=2)})
+
+    @cached_property
+    def _tokenizer(self) -> Collection[str]:
+        def make() -> Mapping[str, str]:
+            from edgespec.model.gguf.vocabulary import tokenizer_files
+
+            return tokenizer_files(self.opened)
+
+        return self._kept(_SEALS[1], make)
+
+    def _kept(self, seal: str, make: Callable[[], Mapping[str, str]]) -> Collection[str]:
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            for name, text in files.items():
-                handle, part = tempfile.mkstemp(dir=self.folder)
-                with open(handle, "w", encoding="utf-8") as file:
-                    file.write(text)
-                os.replace(part, self.folder / name)
+            if not is_own(self.folder):
+                raise ConfigError(
+                    f"others can write to {self.folder}, where the settings of {self.path} are; "
+                    "remove that folder, or choose another with XDG_CACHE_HOME"
+                )
+            return kept(
+                self.folder, seal, lambda: {name: text.encode() for name, text in make().items()}
+            )
         except OSError as error:
             raise ConfigError(
-                f"cannot write {self.folder}, where the settings of {self.path} are to be "
+                f"cannot keep the settings of {self.path} in {self.folder} "
                 f"({error.strerror or error}); make room, or choose a folder with XDG_CACHE_HOME"
             ) from error
