@@ -124,7 +124,7 @@ def admitted(path: Path, token: Token, coordinator: str | None, wait: float, say
 def _membership(path: Path) -> ClusterFolder | None:
     try:
         return ClusterFolder.open(path)
-    except AccessRefused:
+    except ConfigError:  # none, or one that is damaged and is written again
         return None
 
 

@@ -12,7 +12,7 @@ from typing import Protocol
 from edgespec.errors import ModelError
 from edgespec.model.gguf.files import GgufFiles
 from edgespec.model.gguf.reader import part_names
-from edgespec.model.hub_download import fetch
+from edgespec.model.hub_download import cached_file, fetch
 
 TOKENIZER_FILES = (
     "generation_config.json",
@@ -95,10 +95,10 @@ class HubFiles:
 
     def optional(self, name: str) -> Path | None:
         """The cache knows absent files too: what was asked for once is known without a network."""
-        from huggingface_hub import errors, try_to_load_from_cache
+        from huggingface_hub import errors
         from huggingface_hub.constants import HF_HUB_OFFLINE
 
-        known = try_to_load_from_cache(self._id, name, revision=self.commit)
+        known = cached_file(self._id, name, self.commit)
         if known is not None:
             return Path(known) if isinstance(known, str) else None
         try:

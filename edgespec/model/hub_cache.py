@@ -8,6 +8,7 @@ from pathlib import Path
 
 from edgespec.errors import ModelError
 from edgespec.model.hub import TOKENIZER_FILES, HubFiles, is_hub_id, model_files
+from edgespec.model.hub_download import cached_file, drop_torn
 
 _CONFIG, _INDEX = "config.json", "model.safetensors.index.json"
 _SAFE, _PICKLED = "model.safetensors", "pytorch_model.bin"
@@ -15,14 +16,12 @@ _SAFE, _PICKLED = "model.safetensors", "pytorch_model.bin"
 
 def is_here(model: str) -> bool:
     """Whether all weights of a model are on this machine; the hub is not asked."""
-    from huggingface_hub import try_to_load_from_cache
-
     if Path(model).exists():
         return True
     repository, name = split_file(model)
     if name:
-        return isinstance(try_to_load_from_cache(repository, name), str)
-    config = try_to_load_from_cache(model, _CONFIG)
+        return isinstance(cached_file(repository, name), str)
+    config = cached_file(model, _CONFIG)
     if not isinstance(config, str):
         return False
     folder = Path(config).parent
@@ -39,10 +38,8 @@ def split_file(model: str) -> tuple[str, str]:
 
 def place_of(model: str) -> Path:
     """Where a model of the hub lies, once it is here: its folder, or its file."""
-    from huggingface_hub import try_to_load_from_cache
-
     repository, name = split_file(model)
-    file = try_to_load_from_cache(repository, name or _CONFIG)
+    file = cached_file(repository, name or _CONFIG)
     assert isinstance(file, str), "it was downloaded"
     return Path(file) if name else Path(file).parent
 
@@ -69,12 +66,16 @@ def cached() -> dict[str, int]:
 def download(model: str, is_head: bool, say: Callable[[str], None]) -> Path:
     """Get a file of the hub, or all that a hub id has for edgespec, and return where it is.
 
-    What is here already is not fetched again, and a file that was cut off goes on where it stopped.
+    What is here already, by its hash, is not fetched again, and a file that was cut off goes on
+    where it stopped.
     `is_head`: draft weights of one layer, whose file may be a pickled one and has no tokenizer.
     Raises ModelError if the hub does not give it, or edgespec does not run it.
     """
-    if split_file(model)[1]:
+    repository, file = split_file(model)
+    if file:
         say(model)
+        if isinstance(here := cached_file(repository, file), str):
+            drop_torn(Path(here))
         model_files(model).file(_CONFIG)
         return place_of(model)
     files = HubFiles(model)
@@ -84,8 +85,8 @@ def download(model: str, is_head: bool, say: Callable[[str], None]) -> Path:
             files.optional(name)
     names = _weights(files, is_head)
     for number, name in enumerate(names, 1):
-        if not files.present(name):
-            say(f"{model}: {name}, file {number} of {len(names)}")
+        say(f"{model}: {name}, file {number} of {len(names)}")
+        drop_torn(files.folder / name)
         files.file(name)
     return files.folder
 

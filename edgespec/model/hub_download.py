@@ -2,16 +2,22 @@
 
 huggingface_hub 2 begins a file anew that another process did not finish. So a large file's content
 is fetched beside its place first, by that library's own function for it, and moved there whole.
+
+Nor does that library see to it that what it wrote survives a loss of power: a file of its cache
+bears the hub's hash of it, and small ones are compared with it before they are used.
 """
 
 from __future__ import annotations
 
 import hashlib
+import logging
+import re
+from contextlib import suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from edgespec.errors import ModelError
-from edgespec.files import locked
+from edgespec.files import file_hash, locked, settle
 
 LARGE = (".safetensors", ".gguf", ".bin")
 """Endings of the files that may take long."""
@@ -19,18 +25,65 @@ LARGE = (".safetensors", ".gguf", ".bin")
 _MOST = 50 * 1000**3
 """Bytes from which on the hub gives a file through Xet alone."""
 
-_BLOCK = 1 << 20
+_COMMIT = re.compile(rb"[0-9a-f]{40}")
+_HASH = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
+
+_log = logging.getLogger(__name__)
+_seen: set[Path] = set()
+"""Files that were compared in this process."""
 
 
 def fetch(hub_id: str, name: str, revision: str | None = None) -> Path:
     """Where the file is in the cache, downloaded if need be. Raises what huggingface_hub does."""
-    from huggingface_hub import constants, hf_hub_download, try_to_load_from_cache
+    from huggingface_hub import constants, hf_hub_download
 
-    here = try_to_load_from_cache(hub_id, name, revision=revision)
+    here = cached_file(hub_id, name, revision)
     wanted = name.endswith(LARGE) and not constants.HF_HUB_OFFLINE
     if wanted and not isinstance(here, str):
         _content(hub_id, name, revision)
     return Path(hf_hub_download(hub_id, name, revision=revision))
+
+
+def cached_file(hub_id: str, name: str, revision: str | None = None) -> object:
+    """What huggingface_hub knows of a file without asking the hub: its path, a text; that there is
+    none; or None. A small file that is torn is removed, and so is a torn note of a revision."""
+    from huggingface_hub import constants, try_to_load_from_cache
+    from huggingface_hub.file_download import repo_folder_name
+
+    repository = repo_folder_name(repo_id=hub_id, repo_type="model")
+    newest = Path(constants.HF_HUB_CACHE, repository, "refs", "main")
+    with suppress(OSError):
+        if revision is None and not _COMMIT.fullmatch(newest.read_bytes()):
+            newest.unlink()
+    here = try_to_load_from_cache(hub_id, name, revision=revision)
+    if isinstance(here, str) and not name.endswith(LARGE) and drop_torn(Path(here)):
+        return None
+    return here
+
+
+def drop_torn(file: Path) -> bool:
+    """Remove a file of the cache that is not what its hash there says; whether it was removed."""
+    content = file.resolve()
+    if file in _seen or not content.is_file() or not _HASH.fullmatch(content.name):
+        return False
+    _seen.add(file)
+    with suppress(OSError):  # a cache that is not ours
+        if content.name in _hashes(content):
+            return False
+        _log.warning("%s is damaged; it is removed, and downloaded again", file)
+        file.unlink()
+        content.unlink()
+        return True
+    return False
+
+
+def _hashes(file: Path) -> set[str]:
+    """What the hub, or a server between us and it, may call a file's content."""
+    if len(file.name) == 64:
+        return {file_hash(file)}
+    plain = file.read_bytes()
+    as_in_git = b"blob %d\0" % len(plain) + plain
+    return {hashlib.sha1(content).hexdigest() for content in (plain, as_in_git)}
 
 
 def _content(hub_id: str, name: str, revision: str | None) -> None:
@@ -67,17 +120,11 @@ def _content(hub_id: str, name: str, revision: str | None) -> None:
                 displayed_filename=name,
             )
         _check(part, about.etag, name)
-        part.rename(whole)
+        settle(part, whole)
 
 
 def _check(part: Path, etag: str, name: str) -> None:
     """The hub names large files by their SHA-256: what was put together must be that."""
-    digest = hashlib.sha256()
-    if len(etag) != 2 * digest.digest_size:
-        return
-    with part.open("rb") as file:
-        while block := file.read(_BLOCK):
-            digest.update(block)
-    if digest.hexdigest() != etag:
+    if len(etag) == 64 and file_hash(part) != etag:
         part.unlink()
         raise ModelError(f"{name} did not arrive as it is on the hub; download it again")
