@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from edgespec.errors import ConfigError
-from edgespec.files import write_whole
+from edgespec.files import state_folder, write_whole
 from edgespec.types.record import MOST_CHARS
 
 try:
@@ -29,9 +29,7 @@ _MOST_BYTES = 4 * MOST_CHARS + 4
 
 def history_file() -> Path:
     """The history file, in the user's state folder."""
-    state = os.environ.get("XDG_STATE_HOME", "")
-    root = Path(state) if os.path.isabs(state) else Path.home() / ".local" / "state"
-    return root / "edgespec" / "chat-history"
+    return state_folder() / "chat-history"
 
 
 class History:

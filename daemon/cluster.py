@@ -27,7 +27,7 @@ from edgespec.daemon.private_files import (
     write_private,
 )
 from edgespec.errors import AccessRefused, ConfigError, EdgespecError
-from edgespec.files import locked
+from edgespec.files import locked, state_folder
 from edgespec.net.discovery_interfaces import EVERY_ADDRESS, listens_everywhere
 from edgespec.net.keys import Identity, KeyPair, is_key, short
 from edgespec.planning.partition import parse_split
@@ -55,11 +55,7 @@ _PLAN = "plan.json"
 def default_folder() -> Path:
     """$EDGESPEC_CLUSTER, systemd's state folder, or the user's own."""
     chosen = os.environ.get(VARIABLE, "") or os.environ.get("STATE_DIRECTORY", "").split(":")[0]
-    if chosen:
-        return Path(chosen).absolute()
-    state = os.environ.get("XDG_STATE_HOME", "")
-    root = Path(state) if os.path.isabs(state) else Path.home() / ".local" / "state"
-    return root / "edgespec"
+    return Path(chosen).absolute() if chosen else state_folder()
 
 
 def folder_of(option: str) -> Path:

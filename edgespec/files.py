@@ -23,9 +23,17 @@ _CHUNK = 1 << 20
 
 def cache_folder() -> Path:
     """The user's folder for what can be made again."""
-    cache = os.environ.get("XDG_CACHE_HOME", "")
-    root = Path(cache) if os.path.isabs(cache) else Path.home() / ".cache"
-    return root / "edgespec"
+    return _of_user("XDG_CACHE_HOME", ".cache")
+
+
+def state_folder() -> Path:
+    """The user's folder for what cannot."""
+    return _of_user("XDG_STATE_HOME", ".local/state")
+
+
+def _of_user(variable: str, usual: str) -> Path:
+    root = os.environ.get(variable, "")
+    return (Path(root) if os.path.isabs(root) else Path.home() / usual) / "edgespec"
 
 
 def part_of(path: Path) -> Path:
