@@ -7,13 +7,14 @@ that can be stopped. What compiled takes bounded work for each token.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Collection
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from edgespec.errors import ConfigError
+from edgespec.model.grammar_tokens import control_tokens
 from edgespec.types.grammar_spec import LAYOUT, GrammarSpec
 from edgespec.verify.rules import Answer, Mask
 
@@ -33,12 +34,14 @@ KEPT_MASKS = 128
 KEPT_GRAMMARS = 8
 """Compiled ones that are there for the next request with the same one."""
 
+_DEAD_END = "NoExtensionBias"
+"""How llguidance begins to say that no token may come and the answer may not end."""
+
 _MOST_WORDS = 300
 
 
-def _source(text: str) -> str:
-    """A GrammarSpec as llguidance reads it. Raises ConfigError for one that cannot be read."""
-    spec = GrammarSpec.read(text)
+def _source(spec: GrammarSpec) -> str:
+    """A grammar as llguidance reads it. Raises ConfigError for one that cannot be read."""
     if spec.kind == "regex":
         return str(LLMatcher.grammar_from_regex(spec.text))
     if spec.kind == "lark":
@@ -65,42 +68,61 @@ class GrammarCompiler:
         if not vocabulary.ends:
             raise ConfigError("this model has no end token, so that no grammar could end an answer")
         try:
-            self._tokenizer = LLTokenizer(vocabulary.tokenizer, eos_token=list(vocabulary.ends))
+            text, control = control_tokens(vocabulary.tokenizer, vocabulary.ends)
+            self._tokenizer = LLTokenizer(text, eos_token=list(vocabulary.ends))
         except Exception as problem:  # whatever its Rust part raises
             words = str(problem)[:_MOST_WORDS]
             raise ConfigError(f"no grammar can be used with this tokenizer: {words}") from None
-        self._ends = frozenset(vocabulary.ends)
+        self._ends, self._control = vocabulary.ends, control
         self._known: OrderedDict[str, LLMatcher] = OrderedDict()
 
     def compile(self, text: str) -> CompiledGrammar:
         """The grammar that a GrammarSpec says. Raises ConfigError for one that cannot be used."""
         matcher = self._known.pop(text, None)
         if matcher is None:
-            matcher = LLMatcher(self._tokenizer, _source(text), log_level=0, limits=LIMITS)
+            spec = GrammarSpec.read(text)
+            matcher = LLMatcher(self._tokenizer, _source(spec), log_level=0, limits=LIMITS)
             check(matcher)
         self._known[text] = matcher
         if len(self._known) > KEPT_GRAMMARS:
             self._known.popitem(last=False)
-        return CompiledGrammar(matcher.deep_copy(), self._ends, self._tokenizer.vocab_size)
+        size = self._tokenizer.vocab_size
+        found = CompiledGrammar(matcher, self._ends, self._control, size)
+        if not found.allowed(()).any():
+            words = "no token of this model can begin such an answer"
+            raise ConfigError(f"the grammar cannot be used: {words}")
+        return found
 
 
 class CompiledGrammar:
-    """A verify.rules.Grammar: one matcher, which is moved to the answer that it is asked about."""
+    """A verify.rules.Grammar: one matcher, which is moved to the answer that it is asked about.
 
-    def __init__(self, matcher: LLMatcher, ends: Collection[int], vocabulary: int) -> None:
-        self._matcher, self._ends, self._vocabulary = matcher, ends, vocabulary
+    Control tokens do not come up in an answer, but for an end where it may end: not even those that
+    a Lark grammar names.
+    """
+
+    def __init__(
+        self, matcher: LLMatcher, ends: Sequence[int], control: Iterable[int], vocabulary: int
+    ) -> None:
+        """`matcher`: at the beginning, where it stays."""
+        self._first, self._matcher = matcher, matcher.deep_copy()
+        self._ends, self._vocabulary = list(ends), vocabulary
+        self._control = sorted(index for index in control if index < vocabulary)
         self._at: Answer = ()
         self._masks: OrderedDict[Answer, Mask] = OrderedDict()
 
     def allowed(self, answer: Answer) -> Mask:
         mask = self._masks.pop(answer, None)
         if mask is None:
-            mask = self._mask() if self._move(answer) else np.zeros(self._vocabulary, np.bool_)
+            mask = self._mask() if self._move(answer) else self._none()
             mask.flags.writeable = False
         self._masks[answer] = mask
         if len(self._masks) > KEPT_MASKS:
             self._masks.popitem(last=False)
         return mask
+
+    def has_ended(self, answer: Answer) -> bool:
+        return any(end in answer for end in self._ends)
 
     def _move(self, answer: Answer) -> bool:
         """False if it is no beginning of what the grammar allows, or has ended."""
@@ -111,7 +133,7 @@ class CompiledGrammar:
             self._matcher.rollback(len(self._at) - same)
             self._at = answer[:same]
         news = list(answer[same:])
-        if any(token in self._ends for token in news):
+        if any(end in news for end in self._ends):
             return False
         if news and self._matcher.validate_tokens(news) < len(news):
             check(self._matcher)
@@ -124,9 +146,20 @@ class CompiledGrammar:
 
     def _mask(self) -> Mask:
         bits = self._matcher.compute_bitmask()
+        if self._matcher.get_error().startswith(_DEAD_END):
+            # It can do no more; but guesses lead there, which the answer need not follow.
+            self._matcher, self._at = self._first.deep_copy(), ()
+            return self._none()
         check(self._matcher)
         spread = np.unpackbits(np.frombuffer(bits, np.uint8), bitorder="little")
-        return spread[: self._vocabulary].astype(np.bool_)
+        mask = spread[: self._vocabulary].astype(np.bool_)
+        may_end = mask[self._ends] & self._matcher.is_accepting()
+        mask[self._control] = False
+        mask[self._ends] = may_end
+        return mask
+
+    def _none(self) -> Mask:
+        return np.zeros(self._vocabulary, np.bool_)
 
 
 def check(matcher: LLMatcher) -> None:

@@ -29,9 +29,13 @@ class Grammar(Protocol):
     def allowed(self, answer: Answer) -> Mask:
         """Which tokens may come after these, bool [V]; the model's further ones may not.
 
-        None where these are no beginning of such an answer, or its end. An end token may come where
-        the answer may end. Raises ConfigError if to find out takes more than it may.
+        None where these are no beginning of such an answer, or lead nowhere, or have ended. An end
+        token may come where the answer may end, other control tokens never. Raises ConfigError if
+        to find out takes more than it may.
         """
+
+    def has_ended(self, answer: Answer) -> bool:
+        """Whether an end token is among these."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,15 +66,19 @@ class Rules:
             found = found.astype(np.float64)
             self._add(found, answer)
         if self.grammar is not None:
-            self._forbid(found, self.grammar.allowed(answer))
+            self._forbid(found, self.grammar, answer)
         return found
 
     @staticmethod
-    def _forbid(logits: Logits, mask: Mask) -> None:
-        if not mask.any():  # behind the answer's end, which nobody reads
-            return
+    def _forbid(logits: Logits, grammar: Grammar, answer: Answer) -> None:
+        mask = grammar.allowed(answer)
         if not mask[: len(logits)].any():
-            raise ConfigError("the grammar leaves no token that the model can go on with")
+            if grammar.has_ended(answer):  # nobody reads what comes there
+                return
+            raise ConfigError(
+                "the grammar leaves no token that may come after the first "
+                f"{len(answer)} tokens of the answer, nor may it end there"
+            )
         logits[: len(mask)][~mask[: len(logits)]] = -np.inf
         logits[len(mask) :] = -np.inf
 

@@ -43,6 +43,13 @@ PERSON = {
     "required": ["name", "age", "city"],
     "additionalProperties": False,
 }
+SPELT = {
+    "type": "object",
+    "properties": {"<s>": {"const": "a</s>b"}, "x": {"enum": ["</s>", "<s><s>"]}},
+    "required": ["<s>", "x"],
+    "additionalProperties": False,
+}
+"""Spells the control tokens of the bundled pair."""
 PENALTIES: dict[str, Any] = {
     "presence_penalty": 1.5,
     "frequency_penalty": 0.7,
@@ -134,6 +141,28 @@ def test_every_policy_gives_the_same_tokens(policy: str, temperature: float) -> 
         found = answer(torch_ring(3), ask)
         assert found.token_ids == plain.token_ids
         assert found.text == plain.text
+
+
+@pytest.mark.parametrize("policy", tiered(sorted(POLICIES), ["pipedec"]))
+def test_a_schema_that_spells_control_tokens_is_answered_by_every_policy(policy: str) -> None:
+    ask = asked(policy, 1, 0.8, grammar=json_spec(SPELT))
+    found = answer(torch_ring(3), ask)
+    assert found.finish_reason == "stop"
+    assert valid(SPELT, found.text), found.text
+    plain = answer(torch_ring(3), replace(ask, policy="autoregressive"))
+    assert found.token_ids == plain.token_ids
+
+
+@pytest.mark.parametrize("policy", tiered(sorted(POLICIES), ["pipedec"]))
+def test_guesses_that_lead_nowhere_by_the_grammar_end_no_answer(policy: str) -> None:
+    """Only an answer that goes there itself is an error: of one request, by every policy."""
+    leads = spec("lark", 'start: "x" X | "yes, sir"\nX: /ab+/ & ~/ab.*/')
+    x = tokenizer().encode("x")[-1]
+    ask = asked(policy, grammar=leads, logit_bias=(TokenBias(x, -50.0),))
+    assert answer(torch_ring(3), ask).text == "yes, sir"
+    with pytest.raises(RequestFailed, match="leaves no token that may come after the first 1 tok"):
+        answer(torch_ring(3), replace(ask, logit_bias=(TokenBias(x, 50.0),)))
+    assert answer(torch_ring(3), ask).text == "yes, sir"
 
 
 @pytest.mark.parametrize(
@@ -228,6 +257,9 @@ def test_heads_are_let_in_between_the_masks_of_a_draft() -> None:
         def allowed(self, answer: tuple[int, ...]) -> Mask:
             asked_about.append(len(calls))
             return grammar.allowed(answer)
+
+        def has_ended(self, answer: tuple[int, ...]) -> bool:
+            raise AssertionError("a draft does not ask")
 
     source.let_in(lambda: calls.append(None))
     source.open(1, Sampling(), Watched(), 2)

@@ -221,6 +221,10 @@ class Thirds:
         found: Mask = tokens == 61 if last % 5 == 0 else tokens % 3 == last % 3
         return found
 
+    def has_ended(self, answer: Answer) -> bool:
+        """See Grammar."""
+        return False
+
 
 @pytest.mark.parametrize("grammar", [None, Thirds()])
 @pytest.mark.parametrize("most", [3, 20, 200])
