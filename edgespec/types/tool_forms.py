@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from edgespec.types.grammar_spec import LAYOUT, spec
+from edgespec.types.grammar_spec import LAYOUT, schema_text, spec
 
 Message = Mapping[str, Any]
 """As OpenAI's chats have it: "role", "content", and "tool_calls" or "tool_call_id"."""
@@ -125,7 +125,7 @@ To call one, answer with nothing but {example}, its name and its arguments fille
         for number, tool in enumerate(tools):
             schema = {"type": "object", **tool.parameters, "x-guidance": LAYOUT}
             head, tail = json.dumps(self.head(tool.name)), json.dumps(self.tail)
-            lines.append(f"tool_{number}: {head} %json {json.dumps(schema)} {tail}")
+            lines.append(f"tool_{number}: {head} %json {schema_text(schema)} {tail}")
         first = json.dumps(begin) if (begin := self.first + self.begin) else ""
         last = json.dumps(self.last) if self.last else ""
         more = f"({json.dumps(self.joint + self.begin)} one_call)*" if several else ""

@@ -22,7 +22,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from edgespec.errors import ConfigError
 from edgespec.model.grammar import CompiledGrammar, GrammarCompiler, Vocabulary
-from edgespec.types.grammar_spec import LAYOUT, json_spec, spec
+from edgespec.types.grammar_spec import FORMATS, LAYOUT, json_spec, spec
 from edgespec.types.tool_forms import HERMES, Tool
 from edgespec.verify.rules import Rules
 
@@ -207,3 +207,42 @@ def test_a_dead_end_is_an_error_of_who_goes_there_and_of_nobody_else() -> None:
     whole = tuple(tokenizer().encode("yes")[1:])
     assert np.flatnonzero(rules.applied(logits, whole) == 0).tolist() == [end]
     assert np.array_equal(rules.applied(logits, (*whole, end)), logits)  # which nobody reads
+
+
+# --- formats ------------------------------------------------------------------------------------
+
+UNKNOWN = ("int32", "int64", "uri-reference", "password", "binary", "regex", "json-pointer", "idn")
+
+
+def test_a_format_that_is_not_known_is_an_annotation() -> None:
+    for name in UNKNOWN:
+        one = {"type": "string", "format": name, "maxLength": 3}
+        nested = {
+            "type": "object",
+            "properties": {
+                "format": one,
+                "const": {"anyOf": [one, {"type": "array", "items": one, "prefixItems": [one]}]},
+                "properties": {"properties": {"default": one}, "patternProperties": {"^a": one}},
+                "kept": {"const": {"format": name}, "default": {"format": name}},
+                "listed": {"enum": [{"format": name}], "examples": [{"format": name}]},
+            },
+            "required": ["format"],
+            "additionalProperties": one,
+            "$defs": {"format": one},
+        }
+        tokenizer().grammar(json_spec(nested))
+        tokenizer().grammar(HERMES.grammar([Tool("f", "", nested)], must=True, several=True))
+        cut = json.loads(json.loads(json_spec(nested))["text"])
+        assert json.dumps(cut).count(f'"format": "{name}"') == 4, "those of values"
+        assert cut["properties"]["format"] == {"type": "string", "maxLength": 3}
+        assert cut["required"] == ["format"]
+
+
+def test_a_format_that_is_known_is_held_to() -> None:
+    for name in FORMATS:
+        schema = {"type": "string", "format": name}
+        assert json.loads(json.loads(json_spec(schema))["text"]) == schema
+        held = tokenizer().grammar(json_spec(schema))
+        quote = int(np.flatnonzero(held.allowed(()))[0])
+        text = tokenizer().encode('" "')[-2]
+        assert not held.allowed((quote,))[text], name
