@@ -14,6 +14,7 @@ import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from edgespec.errors import ConfigError
+from edgespec.model.grammar_fault import MOST_CHARS, refusal
 from edgespec.model.grammar_tokens import control_tokens
 from edgespec.types.grammar_spec import LAYOUT, GrammarSpec
 from edgespec.verify.rules import Answer, Mask
@@ -36,8 +37,6 @@ KEPT_GRAMMARS = 8
 
 _DEAD_END = "NoExtensionBias"
 """How llguidance begins to say that no token may come and the answer may not end."""
-
-_MOST_WORDS = 300
 
 
 def _source(spec: GrammarSpec) -> str:
@@ -71,7 +70,7 @@ class GrammarCompiler:
             text, control = control_tokens(vocabulary.tokenizer, vocabulary.ends)
             self._tokenizer = LLTokenizer(text, eos_token=list(vocabulary.ends))
         except Exception as problem:  # whatever its Rust part raises
-            words = str(problem)[:_MOST_WORDS]
+            words = str(problem)[:MOST_CHARS]
             raise ConfigError(f"no grammar can be used with this tokenizer: {words}") from None
         self._ends, self._control = vocabulary.ends, control
         self._known: OrderedDict[str, LLMatcher] = OrderedDict()
@@ -82,7 +81,8 @@ class GrammarCompiler:
         if matcher is None:
             spec = GrammarSpec.read(text)
             matcher = LLMatcher(self._tokenizer, _source(spec), log_level=0, limits=LIMITS)
-            check(matcher)
+            if matcher.is_error():
+                raise ConfigError(refusal(spec, matcher.get_error(), LIMITS))
         self._known[text] = matcher
         if len(self._known) > KEPT_GRAMMARS:
             self._known.popitem(last=False)
@@ -165,5 +165,5 @@ class CompiledGrammar:
 def check(matcher: LLMatcher) -> None:
     """Raise ConfigError if it has failed."""
     if matcher.is_error():
-        words = " ".join(matcher.get_error().split())[:_MOST_WORDS]
+        words = " ".join(matcher.get_error().split())[:MOST_CHARS]
         raise ConfigError(f"the grammar cannot be used: {words}")

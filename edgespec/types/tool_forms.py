@@ -19,6 +19,9 @@ from edgespec.types.grammar_spec import LAYOUT, schema_text, spec
 Message = Mapping[str, Any]
 """As OpenAI's chats have it: "role", "content", and "tool_calls" or "tool_call_id"."""
 
+IS_OF_TOOL = " // tool "
+"""Stands before a tool's name, a comment behind what a grammar has for it: errors name it."""
+
 _B = r"[ \t\r\n]{0,16}"  # blanks, of which there is a bound: no long text is held back
 
 
@@ -125,7 +128,8 @@ To call one, answer with nothing but {example}, its name and its arguments fille
         for number, tool in enumerate(tools):
             schema = {"type": "object", **tool.parameters, "x-guidance": LAYOUT}
             head, tail = json.dumps(self.head(tool.name)), json.dumps(self.tail)
-            lines.append(f"tool_{number}: {head} %json {schema_text(schema)} {tail}")
+            held = f"{head} %json {schema_text(schema)} {tail}"
+            lines.append(f"tool_{number}: {held}{IS_OF_TOOL}{json.dumps(tool.name)}")
         first = json.dumps(begin) if (begin := self.first + self.begin) else ""
         last = json.dumps(self.last) if self.last else ""
         more = f"({json.dumps(self.joint + self.begin)} one_call)*" if several else ""

@@ -170,7 +170,7 @@ def test_a_lark_grammar_brings_in_no_control_token() -> None:
     assert len(whatever) == 2046
     assert not whatever & {"<s>", "</s>"}
     for control in ("<s>", "</s>"):
-        with pytest.raises(ConfigError, match=f"unknown special token: .{control}"):
+        with pytest.raises(ConfigError, match=f"line 1: unknown special token: .{control}"):
             after(f'start: "a" {control}')
     with pytest.raises(ConfigError, match="no token of this model can begin"):
         after("start: <[0]>")
@@ -246,3 +246,50 @@ def test_a_format_that_is_known_is_held_to() -> None:
         quote = int(np.flatnonzero(held.allowed(()))[0])
         text = tokenizer().encode('" "')[-2]
         assert not held.allowed((quote,))[text], name
+
+
+# --- what is refused, and how -------------------------------------------------------------------
+
+UNIQUE = {"type": "array", "uniqueItems": True}
+
+
+@pytest.mark.parametrize(
+    ("schema", "pointer", "words"),
+    [
+        (UNIQUE, "#/uniqueItems", "uniqueItems"),
+        ({"properties": {"a": {"items": UNIQUE}}}, "#/properties/a/items/uniqueItems", "uniqueI"),
+        ({"$ref": "#/$defs/b", "$defs": {"b": UNIQUE}}, "#/$defs/b/uniqueItems", "uniqueItems"),
+        ({"anyOf": [{"type": "null"}, {"type": "thing"}]}, "#/anyOf/1/type", "thing"),
+        ({"properties": {"a\n": {"pattern": "(a"}}}, "#/properties/a\n/pattern", "unclosed"),
+    ],
+)
+def test_a_schema_that_cannot_be_used_is_refused_by_the_place_in_it(
+    schema: dict[str, Any], pointer: str, words: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        tokenizer().grammar(json_spec(schema))
+    assert f"at {pointer!a}: " in str(caught.value)
+    assert words in str(caught.value)
+    tools = [Tool("good", "", {}), Tool("bad-one", "", {"properties": {"f": schema}})]
+    if "$ref" in schema:
+        return
+    for must in (True, False):
+        with pytest.raises(ConfigError) as caught:
+            tokenizer().grammar(HERMES.grammar(tools, must=must, several=True))
+        said = str(caught.value)
+        assert f'tool "bad-one", at {"#/properties/f" + pointer[1:]!a}: ' in said
+        assert words in said
+        assert "%json" not in said
+        assert "\n" not in said
+
+
+def test_a_long_name_does_not_hide_what_is_wrong() -> None:
+    with pytest.raises(ConfigError, match="uniqueItems") as caught:
+        tokenizer().grammar(json_spec({"properties": {"a" * 10_000: UNIQUE}}))
+    assert len(str(caught.value)) < 500
+
+
+def test_a_lark_grammar_that_cannot_be_used_is_refused_by_its_line() -> None:
+    with pytest.raises(ConfigError, match=r"used: line 3: .*nowhere") as caught:
+        tokenizer().grammar(spec("lark", "start: a\n\na: nowhere\n"))
+    assert "start:" not in str(caught.value)
