@@ -200,6 +200,7 @@ def _build(
         head_last=config.head_last,
         live=config.live,
         lenses=read_lenses(config.hints, model.layers, model.head.config) if config.hints else None,
+        vocabulary=int(model.head.config.vocab_size),
     )
     codec = Tokenizer(model.tokenizer)
     _ = codec.bound  # found here, and not while the first prompt waits

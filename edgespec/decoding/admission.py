@@ -44,6 +44,7 @@ class Ring:
     output head is on the last stage, so that neither hidden rows nor PPD rows come back for a draft
     source. `live`: requests that are answered at once, at most. `lenses`: what stages read their
     rows with, to give hints; `ends`: the layer behind each stage's last, until a RingUp says so.
+    `vocabulary`: how many tokens the model has.
     """
 
     stages: int
@@ -60,6 +61,7 @@ class Ring:
     live: int = 1
     lenses: Lenses | None = None
     ends: tuple[int, ...] = ()
+    vocabulary: int = 1 << 31
 
     def __post_init__(self) -> None:
         assert self.live >= 1

@@ -75,7 +75,7 @@ class CoordinatorMachine:
         self._state = RingState(ring.recovery)
         self.rows = RowAccount(ring.kept_rows, ring.shares_prefixes)
         self._numbers = 0
-        self._flights = Flights(ring.stages)
+        self._flights = Flights(ring.stages, ring.vocabulary)
         d0 = D0Times()
         self._scheduler = Scheduler(self._flights, d0, self.rows)
         self.live = self._scheduler.told

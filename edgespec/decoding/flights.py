@@ -30,22 +30,26 @@ class PartFlight:
     rows: int
     choosing: Choosing | None = None
 
-    def fits(self, part: Part, hidden: Tensor | None) -> bool:
+    def fits(self, part: Part, hidden: Tensor | None, vocabulary: int) -> bool:
         """Whether `part`, of a segment with those hidden rows, can be what the stages made of
-        these rows."""
+        these rows with a model of so many tokens."""
         ids = part.ids.tolist()
         return (
             part.committed == self.committed
             and self.wanted.issuperset(ids)
-            and (not ids or self._has_what_was_asked(part, hidden))
+            and (
+                (not ids and part.verdict is None)
+                or self._has_what_was_asked(part, hidden, vocabulary)
+            )
         )
 
-    def _has_what_was_asked(self, part: Part, hidden: Tensor | None) -> bool:
+    def _has_what_was_asked(self, part: Part, hidden: Tensor | None, vocabulary: int) -> bool:
         verdict = part.verdict
         if self.choosing is None or verdict is None:
             return self.choosing is None and hidden is not None and verdict is None
         ids, log_probs = verdict.ids.tolist(), verdict.figures.shape[1] > 1
         told = not ids or log_probs == (self.choosing.top >= 0)
+        told = told and verdict.is_of(vocabulary)
         return hidden is None and told and self.wanted.issuperset(ids)
 
     def lacks_live_rows(self, part: Part, tree: DraftTree | None) -> bool:
@@ -74,13 +78,14 @@ class Flight:
         """How many rows all parts have."""
         return sum(part.rows for part in self.parts)
 
-    def fits(self, result: Segment) -> bool:
-        """Whether `result` can be what the stages made of this segment."""
+    def fits(self, result: Segment, vocabulary: int) -> bool:
+        """Whether `result` can be what the stages made of this segment with a model of so many
+        tokens."""
         requests = tuple(part.request for part in result.parts)
         if requests != self.requests or any(time.rows > self.rows for time in result.cost):
             return False
         pairs = zip(self.parts, result.parts, strict=True)
-        return all(one.fits(part, result.hidden) for one, part in pairs)
+        return all(one.fits(part, result.hidden, vocabulary) for one, part in pairs)
 
     def landed(self, result: Segment) -> list[Landed]:
         """What comes back to each request, the hidden rows of its own part with it."""
@@ -160,8 +165,10 @@ class RingClock:
 class Flights:
     """Numbers the segments that leave, and remembers each until it is back."""
 
-    def __init__(self, stages: int) -> None:
+    def __init__(self, stages: int, vocabulary: int = 1 << 31) -> None:
+        """`vocabulary`: how many tokens the model has."""
         self.clock = RingClock(stages)
+        self._vocabulary = vocabulary
         self._flying: dict[int, Flight] = {}
         self._queued: set[int] = set()
         self._newest = 0
@@ -206,7 +213,7 @@ class Flights:
             return None
         oldest = min(self._flying, default=seq)
         flight = self._flying.get(seq)
-        if flight is None or seq != oldest or not flight.fits(segment):
+        if flight is None or seq != oldest or not flight.fits(segment, self._vocabulary):
             self._is_faulty = True
             is_late = flight is not None and seq != oldest
             raise RemoteProtocolError("left out segments" if is_late else "sent rows of no segment")

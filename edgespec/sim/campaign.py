@@ -86,6 +86,7 @@ def build(
         kept_rows=scenario.kept_rows,
         lenses=toy_lenses(stages, VOCABULARY) if scenario.hints else None,
         ends=tuple(range(1, stages + 1)),
+        vocabulary=VOCABULARY,
     )
     limits = {f.stage: f.rows for f in scenario.faults if isinstance(f, SmallCache)}
     promises = {ask.tag: _promise(scenario, ask, codec) for ask in scenario.asks}

@@ -87,6 +87,12 @@ class Verdict(Record, frozen=True):
         require(fits and figures.shape[1] > 0, "figures are not some numbers a row")
         require(len(self.top) == rows * max(figures.shape[1] - 2, 0), "top and figures differ")
 
+    def is_of(self, vocabulary: int) -> bool:
+        """Whether it names tokens of so many alone, and all its figures are numbers."""
+        named = np.concatenate([self.tokens, self.top])
+        known = not len(named) or 0 <= int(named.min()) <= int(named.max()) < vocabulary
+        return known and not bool(np.isnan(np.frombuffer(self.figures.data, "<f8")).any())
+
 
 class Part(Record, frozen=True):
     """The rows of one request in a segment (FlowSpec §3.2, a draft segment).

@@ -18,20 +18,23 @@ from support.tiers import tiered
 from edgespec.backends.base import Walk
 from edgespec.decoding.effects import AbortBlock, RunHead, SendRing
 from edgespec.decoding.events import HeadDone
+from edgespec.decoding.flights import PartFlight
 from edgespec.decoding.target_walk import NO_VERDICT, chosen
 from edgespec.machines.effects import Effect, SendCoordinator
 from edgespec.machines.events import ComputeFailed
 from edgespec.policy.adaptive import Adaptive
 from edgespec.policy.registry import POLICIES
 from edgespec.sim.toy_model import FakeHead
+from edgespec.types.tensor import Tensor
 from edgespec.verify.sampling import Choice, Sampling
 from edgespec.verify.top_logprobs import TopLogprobs
-from edgespec.wire.client_messages import Failed, Finished
+from edgespec.wire.client_messages import Failed, Finished, Tokens
 from edgespec.wire.codec import decode, encode
 from edgespec.wire.messages import Fault
 from edgespec.wire.segment import Choosing, Segment, Verdict
 
 GREEDY = Choosing(0.0, 0, 1.0, 0.0, 3, -1)
+VOCABULARY = rings.VOCABULARY
 CHOICE = Choice(np.array([0]), np.array([9]), np.array([np.inf]))
 
 
@@ -77,6 +80,11 @@ def after_prompt(token: int = 9) -> Stage:
     head = heads(stage.done())
     said(stage, head, (0, token))
     return stage
+
+
+def floats(row: list[float]) -> Tensor:
+    """Figures of one row."""
+    return Tensor("float64", (1, len(row)), np.array(row, "<f8").tobytes())
 
 
 def verdict_of(effects: list[Effect]) -> Verdict:
@@ -329,6 +337,45 @@ def test_a_next_turn_begins_with_the_rows_of_the_last_one() -> None:
     again = submit(2, both, 12, "flowspec")
     end = fake.ring.ask(again)
     assert end.token_ids == fake.expected(again).token_ids
+
+
+LIES = [
+    Verdict(numbers(2), numbers(10**9), numbers(), floats([0.5])),
+    Verdict(numbers(2), numbers(-1), numbers(), floats([0.5])),
+    Verdict(numbers(2), numbers(VOCABULARY), numbers(), floats([0.5])),
+    Verdict(numbers(2), numbers(9), numbers(), floats([np.nan])),
+    Verdict(numbers(2), numbers(9), numbers(2**62), floats([0.5, -1.0, -2.0])),
+    Verdict(numbers(2), numbers(9), numbers(-1), floats([0.5, -1.0, -2.0])),
+    Verdict(numbers(2), numbers(9), numbers(3), floats([0.5, np.nan, -2.0])),
+]
+
+
+def test_a_verdict_of_other_tokens_or_without_numbers_does_not_fit() -> None:
+    part = draft(1, (2, 1, 2)).parts[0]
+    for lie in LIES:
+        top = 1 if len(lie.top) else -1
+        flight = PartFlight(
+            part.request, False, frozenset([2]), 1, structs.replace(GREEDY, top=top)
+        )
+        told = structs.replace(part, verdict=lie)
+        assert not flight.fits(told, None, VOCABULARY), lie
+        assert not flight.fits(structs.replace(told, ids=numbers()), None, VOCABULARY), lie
+        figures = [np.inf, -1.0, -np.inf][: lie.figures.shape[1]]
+        right = structs.replace(lie, tokens=numbers(9), top=lie.top * 0, figures=floats(figures))
+        assert flight.fits(structs.replace(part, verdict=right), None, VOCABULARY)
+
+
+def test_a_token_that_there_is_not_comes_to_no_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Lying(FakeHead):
+        def choose(self, walks: Sequence[Walk]) -> list[tuple[Choice, TopLogprobs | None]]:
+            said = super().choose(walks)
+            return [(replace(one, tokens=one.tokens * 0 + 2**62), top) for one, top in said]
+
+    monkeypatch.setattr(rings, "FakeHead", Lying)
+    fake = FakeRing(2, head_last=True)
+    fake.ring.submit(submit())
+    fake.ring.run()
+    assert not [m for m in fake.ring.replies if isinstance(m, Tokens | Finished)]
 
 
 def test_a_ring_whose_last_stage_has_no_head_says_so() -> None:

@@ -81,6 +81,7 @@ class FakeRing:
                 live=live,
                 lenses=toy_lenses(stages, VOCABULARY) if hints else None,
                 ends=tuple(range(1, stages + 1)),
+                vocabulary=VOCABULARY,
             ),
             self.codec,
         )
