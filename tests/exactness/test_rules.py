@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -27,6 +28,7 @@ from edgespec.drafting.ngram import NgramGuesser
 from edgespec.errors import RequestFailed
 from edgespec.policy.registry import POLICIES
 from edgespec.types.grammar_spec import LAYOUT, json_spec, spec
+from edgespec.types.tool_forms import HERMES, Tool
 from edgespec.verify.rules import Mask
 from edgespec.verify.sampling import Sampling
 from edgespec.wire.client_messages import Finished, Submit, TokenBias
@@ -246,6 +248,27 @@ def test_the_real_model_answers_schemas_validly_and_in_fewer_trips(count: int) -
     ratio = tokens["schema"] / trips["schema"] / (tokens["free"] / trips["free"])
     print(f"tokens a trip under schemas are {ratio:.2f} times those of free text")
     assert ratio >= 1.2
+
+
+@pytest.mark.thorough
+def test_the_real_model_answers_what_spells_its_control_tokens() -> None:
+    ring = smollm2_ring(3, draft_name="ngram")
+    paths = {"path": {"enum": ["<filename>", "<|im_start|>user"]}}
+    closed = {"properties": paths, "required": ["path"], "additionalProperties": False}
+    tool = Tool("read", "", closed)
+    called = HERMES.grammar([tool], must=True, several=False)
+    named = {"required": ["<|im_start|>user"], "additionalProperties": False}
+    schema = {"type": "object", "properties": {"<|im_start|>user": {"const": "a<|im_end|>b"}}}
+    for grammar, pattern in (
+        (json_spec(schema | named), r'\{"<\|im_start\|>user": "a<\|im_end\|>b"\}'),
+        (spec("regex", r"<\|im_(start|end)\|>[a-c]{3}"), r"<\|im_(start|end)\|>[a-c]{3}"),
+        (called, r'<tool_call>\n.*"path": "(<filename>|<\|im_start\|>user)".*\n</tool_call>'),
+    ):
+        ask = replace(asked("adaptive", 5, 0.8, grammar=grammar), max_new_tokens=80)
+        found = answer(ring, ask)
+        assert re.fullmatch(pattern, found.text), found.text
+        plain = answer(ring, replace(ask, policy="autoregressive"))
+        assert found.token_ids == plain.token_ids
 
 
 def test_heads_are_let_in_between_the_masks_of_a_draft() -> None:
