@@ -14,7 +14,7 @@ import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from edgespec.errors import ConfigError
-from edgespec.model.grammar_fault import MOST_CHARS, refusal
+from edgespec.model.grammar_fault import MOST_CHARS, refusal, words_of
 from edgespec.model.grammar_tokens import control_tokens
 from edgespec.types.grammar_spec import LAYOUT, GrammarSpec
 from edgespec.verify.rules import Answer, Mask
@@ -165,5 +165,4 @@ class CompiledGrammar:
 def check(matcher: LLMatcher) -> None:
     """Raise ConfigError if it has failed."""
     if matcher.is_error():
-        words = " ".join(matcher.get_error().split())[:MOST_CHARS]
-        raise ConfigError(f"the grammar cannot be used: {words}")
+        raise ConfigError(f"the grammar cannot be used: {words_of(matcher.get_error())}")

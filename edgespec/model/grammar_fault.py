@@ -25,9 +25,7 @@ _QUOTED = re.compile(r"\n *\d+ \| .*|; following special tokens are .*|<non-verb
 
 def refusal(spec: GrammarSpec, problem: str, limits: LLParserLimits) -> str:
     """What whoever asks is told of a fault that llguidance has these words for."""
-    where, schema, words = [], "", _QUOTED.sub("", problem)
-    place = _PLACE.match(words)
-    words = words[place.end() :] if place else words
+    where, schema, place = [], "", _PLACE.match(problem)
     if spec.kind == "json_schema":
         schema = spec.text
     elif spec.kind == "lark" and place:
@@ -38,21 +36,27 @@ def refusal(spec: GrammarSpec, problem: str, limits: LLParserLimits) -> str:
         where.append(f"tool {tool[2]}" if tool[1] else f"line {number}")
     with suppress(ValueError, RecursionError):  # there may be no schema
         pointer = _pointer(json.JSONDecoder().raw_decode(schema)[0], limits)
-        where.append(f"at {pointer!a:.150}")
-    told = [", ".join(where)] if where else []
-    told.append(" ".join(words.split())[:MOST_CHARS])
-    return ": ".join(["the grammar cannot be used", *told])
+        where += [f"at {pointer!a:.150}"] if pointer else []
+    told = words_of(problem[place.end() :] if place else problem)
+    return ": ".join(["the grammar cannot be used", *filter(None, [", ".join(where)]), told])
+
+
+def words_of(problem: str) -> str:
+    """llguidance's words in one line, without the grammar that it quotes."""
+    return " ".join(_QUOTED.sub("", problem).split())[:MOST_CHARS]
 
 
 def _pointer(schema: Any, limits: LLParserLimits) -> str:
     """The JSON pointer of a schema's fault: of the innermost part without which it is none, or
-    another one."""
+    another one; "" if the schema has none."""
 
     def fault(tried: Any) -> str:
         source = LLMatcher.grammar_from_json_schema(json.dumps(tried), overrides=LAYOUT)  # type: ignore[arg-type]
         return str(LLMatcher.validate_grammar(source, limits=limits))
 
     until, first = time.process_time() + SEARCH_S, fault(schema)
+    if not first:
+        return ""
 
     def inner(path: list[Any], part: Any) -> list[Any]:
         for key in _keys(part):

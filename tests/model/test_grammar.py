@@ -293,3 +293,5 @@ def test_a_lark_grammar_that_cannot_be_used_is_refused_by_its_line() -> None:
     with pytest.raises(ConfigError, match=r"used: line 3: .*nowhere") as caught:
         tokenizer().grammar(spec("lark", "start: a\n\na: nowhere\n"))
     assert "start:" not in str(caught.value)
+    with pytest.raises(ConfigError, match=r"used: line 1: .*nowhere"):
+        tokenizer().grammar(spec("lark", 'start: %json {"type": "null"} nowhere'))
