@@ -7,7 +7,7 @@ import typer
 from edgespec.cli import options
 from edgespec.cli.notes import Notes
 from edgespec.cli.reach import address_of
-from edgespec.daemon.api_process import http_address
+from edgespec.daemon.api_process import check_keys, http_address
 from edgespec.daemon.cluster import ClusterFolder, folder_of
 from edgespec.daemon.extras import require
 from edgespec.daemon.process import end_with_parent, leave, start_logging
@@ -38,5 +38,6 @@ def api(
     if address is None:
         raise ConfigError("--http none leaves nothing to serve; give HOST:PORT")
     folder = ClusterFolder.open(folder_of(cluster))
-    reached = address_of(folder, coordinator, wait, Notes().say)
+    check_keys(address, folder)
+    reached = address_of(folder, coordinator, wait, Notes(), or_known=True)
     leave(run_api(ApiConfig(address, reached, aliases=frozenset(alias or ())), folder))

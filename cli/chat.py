@@ -52,10 +52,10 @@ def chat(
     Ctrl-C cancels an answer, Ctrl-D leaves. What is piped in is asked line by line.
     """
     notes = Notes()
-    introduced(given_token(token), coordinator, cluster, wait, notes.say)
+    introduced(given_token(token), coordinator, cluster, wait, notes)
 
     def reached() -> tuple[Address, Identity]:
-        return reach(coordinator, cluster, wait, notes.say)
+        return reach(coordinator, cluster, wait, notes)
 
     with Client(*reached(), wait) as client:
         status = client.status()

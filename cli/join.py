@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import logging
+import os
 import socket
 from dataclasses import replace
 
@@ -16,12 +16,20 @@ from edgespec.daemon.api_keys import ApiKeys
 from edgespec.daemon.api_process import check_keys, needs_keys
 from edgespec.daemon.cluster import ClusterFolder, folder_of
 from edgespec.daemon.extras import require
-from edgespec.daemon.process import Beside, end_with_parent, going_on, leave, start_logging
-from edgespec.daemon.stage import run_stage
-from edgespec.errors import ConfigError
+from edgespec.daemon.process import (
+    PARENT,
+    Beside,
+    Logged,
+    end_with_parent,
+    leave,
+    start_logging,
+)
+from edgespec.daemon.stage import import_meanwhile, run_stage
 from edgespec.net.discovery_interfaces import listens_everywhere
+from edgespec.runtime.enrolment import require_stage
 
-log = logging.getLogger(__name__)
+ANSWER_S = 2.0
+"""Seconds for the coordinator to say whether it has such a stage; one that loads says so later."""
 
 
 def join(
@@ -88,19 +96,16 @@ def join(
     path = folder_of(cluster)
     introduction = given_token(token)
     if introduction is not None:
-        with going_on("waiting for the coordinator, which answers once it has loaded its models"):
-            admitted(path, introduction, coordinator, wait, log.info)
+        admitted(path, introduction, coordinator, wait, Logged())
     folder = ClusterFolder.open(path)
     accepts = None
     if served is not None:
         require("coordinator", "--metrics")
         check_keys(served, folder, "--metrics")
         accepts = ApiKeys(folder.path).accepts if needs_keys(served) else None
-    address = address_of(folder, coordinator, wait, log.info)
-    try:
-        folder.with_address(str(address))
-    except ConfigError as problem:  # the address only makes the next start faster
-        log.warning("where the coordinator is cannot be remembered: %s", problem)
+    address = address_of(folder, coordinator, wait, Logged(), import_meanwhile)
+    if stage and PARENT not in os.environ:  # who starts this process knows the ring
+        require_stage(address, folder.identity, stage, ANSWER_S)
     config, name = replace(config, coordinator=address), folder.name
     if folder.is_coordinator:
         name = clean_name(socket.gethostname())

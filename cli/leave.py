@@ -28,7 +28,7 @@ def leave(
         )
     name = folder.name
     try:
-        address = address_of(folder, coordinator, wait, notes.say)
+        address = address_of(folder, coordinator, wait, notes)
         leave_cluster(address, folder.identity, wait)
     except AccessRefused:
         notes.say("the coordinator did not know this device any more")

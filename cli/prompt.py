@@ -71,8 +71,8 @@ def prompt(
     if schema is not None:
         submit = replace(submit, grammar=_grammar(schema))
     notes = Notes(verbose)
-    introduced(introduction, coordinator, cluster, wait, notes.say)
-    address, identity = reach(coordinator, cluster, wait, notes.say)
+    introduced(introduction, coordinator, cluster, wait, notes)
+    address, identity = reach(coordinator, cluster, wait, notes)
     with Client(address, identity, wait) as client, cancelling(client):
         finished = show(client.ask(submit), as_json, notes, show_speculation)
     if finished.finish_reason == "cancelled":

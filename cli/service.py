@@ -99,7 +99,7 @@ def install(
     if not user:
         require_readable([*own_files(), *asked.reads, *_served(role, systemd.state_folder, asked)])
     if asked.token is not None:
-        admitted(systemd.state_folder, asked.token, asked.coordinator, asked.wait, notes.say)
+        admitted(systemd.state_folder, asked.token, asked.coordinator, asked.wait, notes)
     _write(systemd, role, text, force, notes)
     if not start:
         systemd.reload()

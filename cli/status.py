@@ -35,7 +35,7 @@ def status(
 
     The exit code is 0 if the ring is up, and 1 if it is not or does not answer.
     """
-    address, identity = reach(coordinator, cluster, wait, Notes().say)
+    address, identity = reach(coordinator, cluster, wait, Notes())
     with Client(address, identity, wait) as client:
         state = client.status()
     if as_json:

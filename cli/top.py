@@ -21,6 +21,7 @@ from edgespec.cli import options
 from edgespec.cli.answer_view import shown
 from edgespec.cli.notes import Notes
 from edgespec.cli.reach import reach
+from edgespec.cli.search import Silent
 from edgespec.cli.status import print_status
 from edgespec.cli.top_view import BusyHistory, TopView, screen
 from edgespec.config import Address
@@ -53,7 +54,7 @@ def top(
     Where standard output is no terminal, the status is printed every second. With --once the exit
     code is 0 if the ring is up, and 1 if it is not or does not answer.
     """
-    address, identity = reach(coordinator, cluster, wait, Notes().say)
+    address, identity = reach(coordinator, cluster, wait, Notes())
     if once:
         with Client(address, identity, wait) as client:
             state = client.status()
@@ -123,7 +124,7 @@ class StatusPoller:
     def _watch(self) -> None:
         """Until an error, or until the user leaves."""
         if self._problem:
-            self._at = reach(self._coordinator, self._cluster, AGAIN_S, lambda _: None)
+            self._at = reach(self._coordinator, self._cluster, AGAIN_S, Silent())
         with Client(*self._at, AGAIN_S, check=self._check) as client:
             while True:
                 state = client.status()

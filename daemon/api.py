@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from edgespec.config import Address
 from edgespec.daemon.api_keys import ApiKeys
-from edgespec.daemon.api_process import check_keys, needs_keys
+from edgespec.daemon.api_process import needs_keys
 from edgespec.daemon.cluster import ClusterFolder
 from edgespec.daemon.process import EXIT_OK, take_file_descriptors
 from edgespec.errors import AddressUnavailable
@@ -39,10 +39,9 @@ class ApiConfig:
 def run_api(config: ApiConfig, folder: ClusterFolder) -> int:
     """Serve HTTP until a signal ends it; returns the exit code.
 
-    Prints where it listens as the one line on standard output. Raises ConfigError for settings,
-    AddressUnavailable for an address that cannot be used.
+    Prints where it listens as the one line on standard output. Raises AddressUnavailable for an
+    address that cannot be used.
     """
-    check_keys(config.http, folder)
     take_file_descriptors()
     keys = ApiKeys(folder.path)
     accepts: Callable[[str], bool] | None = keys.accepts if needs_keys(config.http) else None

@@ -5,18 +5,19 @@ from __future__ import annotations
 import ctypes
 import logging
 import os
+import re
 import resource
 import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import NoReturn, TextIO
 
 from edgespec.ring.effects import Stop
-from edgespec.ring.reports import STILL_S
+from edgespec.ring.reports import STILL_S, report_pause
 
 PARENT = "EDGESPEC_PARENT"
 """Environment variable: id of the process that this daemon must not outlive (set by `demo`)."""
@@ -36,31 +37,86 @@ EXIT_NO_READER = 141
 
 _PR_SET_PDEATHSIG = 1
 
+ERASE = "\r\033[2K"
+"""For a terminal: the line that the cursor is on."""
+
 log = logging.getLogger(__name__)
 
 
 def start_logging() -> None:
     """Log to standard error; of libraries only warnings."""
-    logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
+    stream = sys.stderr
+    rewrites = stream is not None and stream.isatty() and os.environ.get("TERM") != "dumb"
+    handler = (OneLine if rewrites else logging.StreamHandler)(stream)
+    logging.basicConfig(handlers=[handler], format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     logging.getLogger("edgespec").setLevel(logging.INFO)
 
 
+class OneLine(logging.StreamHandler[TextIO]):
+    """For a terminal: what goes on is one line, which the next one of its kind replaces.
+
+    Such a line begins with "still", or differs from the last one in its numbers alone. The cursor
+    stays at its beginning, so that whatever is written next, by any process, replaces it too.
+    """
+
+    _subject = ""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            text, before = self.format(record), self._subject
+            self._subject = re.sub(r"[\d.]+", "", record.getMessage())
+            end = "\n"
+            if self._subject == before or self._subject.startswith("still "):
+                text, end = text[: os.get_terminal_size(self.stream.fileno()).columns - 1], "\r"
+            self.stream.write(f"{ERASE}{text}{end}")
+            self.flush()
+        except Exception:
+            self.handleError(record)
+
+    def erase(self) -> None:
+        """Remove what goes on no more."""
+        with self.lock or nullcontext():
+            self.stream.write(ERASE)
+            self.flush()
+
+
+def is_one_line() -> bool:
+    """Whether the log is a terminal, where a line that comes often disturbs nothing."""
+    return any(isinstance(handler, OneLine) for handler in logging.getLogger().handlers)
+
+
 @contextmanager
-def going_on(what: str, every: float = STILL_S) -> Iterator[None]:
-    """Log "still WHAT" every so many seconds until the step that is entered has ended."""
-    began, over = time.monotonic(), threading.Event()
+def going_on(what: str, every: float = STILL_S) -> Iterator[Callable[[str], None]]:
+    """Log "still WHAT" every so many seconds, once a minute after the first one, until the step
+    that is entered has ended. Yields a function that sets WHAT."""
+    began, over, doing = time.monotonic(), threading.Event(), [what]
 
     def say() -> None:
-        while not over.wait(every):
-            log.info("still %s (%.0f s)", what, time.monotonic() - began)
+        waited = 0.0
+        while not over.wait(every if is_one_line() else report_pause(every, waited)):
+            waited = time.monotonic() - began
+            log.info("still %s (%.0f s)", doing[0], waited)
 
     teller = threading.Thread(target=say, name="edgespec-still", daemon=True)
     teller.start()
     try:
-        yield
+        yield lambda text: doing.__setitem__(0, text)
     finally:
         over.set()
         teller.join()
+        for handler in logging.getLogger().handlers:
+            if isinstance(handler, OneLine):
+                handler.erase()
+
+
+class Logged:
+    """Remarks of a command that runs on as a service: lines of the log."""
+
+    def say(self, text: str) -> None:
+        log.info(text)
+
+    def waiting(self, text: str) -> AbstractContextManager[Callable[[str], None]]:
+        return going_on(text)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -53,8 +54,7 @@ def run_stage(
     # Imported before the node's loop runs: half a second inside a shared library's start-up with
     # Python's lock held would look like a dead stage.
     with going_on("importing torch"):
-        import edgespec.backends.torch_backend
-        import edgespec.daemon.block_fetch  # noqa: F401
+        _import()
         from edgespec.daemon.memory import available_memory
         from edgespec.model.device import best_device
 
@@ -93,6 +93,16 @@ def run_stage(
         node.supervisor = Notifier(slow=slowness())
         with _metrics(config.metrics, node, accepts):
             return exit_code(node.run(f"looking for the coordinator at {config.coordinator}"))
+
+
+def import_meanwhile() -> None:
+    """Begin with the imports, in a thread: a board is often up before its coordinator."""
+    threading.Thread(target=_import, name="edgespec-import").start()
+
+
+def _import() -> None:
+    import edgespec.backends.torch_backend
+    import edgespec.daemon.block_fetch  # noqa: F401
 
 
 def _metrics(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from enum import Enum
 
 import zmq
 from zmq.utils.monitor import parse_monitor_message
@@ -37,6 +38,9 @@ busy the process is, and the next attempt follows a tenth of a second later. A s
 because the other side is just ending. A coordinator that is too busy to admit a key (it imports
 torch, say) lets each handshake run into `access.HANDSHAKE_MS`, which is too slow to count here."""
 
+SURE_FAILURES = 3
+"""The same for a look at an address, which is soon repeated."""
+
 CONNECT_S = 1.0
 """Seconds for a connection within a local network."""
 
@@ -59,34 +63,77 @@ def set_up(opened: zmq.Socket[bytes], identity: Identity, lost_ms: int = 3 * HEA
     prove(opened, identity.own, identity.coordinator)
 
 
-def takes_connections(coordinator: Address, identity: Identity, timeout: float = CONNECT_S) -> bool:
-    """Whether a program listens at an address, after `timeout` seconds at most.
+class Seen(Enum):
+    """What is at an address, by a handshake."""
+
+    NOTHING = "no program takes connections there, or no route leads there"
+    BUSY = "a program that has not answered yet"
+    OURS = "the coordinator of the cluster"
+    REFUSES = "the coordinator, which does not accept the key of this machine (or this token)"
+    OTHER = "a program that has another key, or none"
+
+
+def look(coordinator: Address, identity: Identity, timeout: float = CONNECT_S) -> Seen:
+    """What listens at an address, after `timeout` seconds at most.
 
     This is a handshake with the key of `identity`: a coordinator that knows the key logs nothing,
-    while it would log a bare connection as a stranger's.
+    while it would log a bare connection as a stranger's. Raises AddressUnavailable for a name that
+    is not known.
     """
-    answered = Handshakes.EVENTS & ~zmq.EVENT_DISCONNECTED
+    seen, failures = Seen.NOTHING, 0
     with zmq.Context() as context, context.socket(zmq.DEALER) as opened:
         opened.linger = 0
         set_up(opened, identity)
-        monitor = opened.get_monitor_socket(answered | zmq.EVENT_CONNECTED | zmq.EVENT_CLOSED)
+        events = Handshakes.EVENTS | zmq.EVENT_CONNECTED | zmq.EVENT_CLOSED
+        monitor = opened.get_monitor_socket(events)
         try:
             connect(opened, coordinator)
             deadline = time.monotonic() + timeout
-            is_connected = False
             while monitor.poll(max(0, round(1000 * (deadline - time.monotonic())))):
-                event = parse_monitor_message(monitor.recv_multipart())["event"]
-                if event == zmq.EVENT_CLOSED:  # no route, or no program listens
-                    return False
-                if event != zmq.EVENT_CONNECTED:
-                    return True
-                is_connected = True  # the program may be too busy for a handshake
-            return is_connected
-        except AddressUnavailable:
-            return False
+                match parse_monitor_message(monitor.recv_multipart())["event"]:
+                    case zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                        return Seen.OURS
+                    case zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+                        return Seen.REFUSES
+                    case zmq.EVENT_CONNECTED:
+                        seen = Seen.BUSY
+                    case zmq.EVENT_CLOSED:
+                        return Seen.NOTHING
+                    case zmq.EVENT_DISCONNECTED:  # the last event of what speaks no ZeroMQ
+                        seen = Seen.OTHER
+                    case _:
+                        failures += 1
+                        if failures == SURE_FAILURES:
+                            return Seen.OTHER
+            return seen
         finally:
             opened.disable_monitor()
             monitor.close()
+
+
+def takes_connections(coordinator: Address, identity: Identity) -> bool:
+    """Whether a program listens at an address."""
+    try:
+        return look(coordinator, identity) is not Seen.NOTHING
+    except AddressUnavailable:
+        return False
+
+
+def refused(coordinator: Address) -> AccessRefused:
+    """The error for a key that the coordinator does not let in."""
+    return AccessRefused(
+        f"the coordinator at {coordinator} does not accept the key of this machine (or this "
+        "token): it was removed, is used up or has expired, which its log tells; make a new token "
+        "there with `edgespec token new`"
+    )
+
+
+def stranger(coordinator: Address) -> AccessRefused:
+    """The error for a coordinator that has another key."""
+    return AccessRefused(
+        f"who listens at {coordinator} is not the coordinator of the cluster that this machine (or "
+        "this token) belongs to; check the address, or join the cluster there with a token of it"
+    )
 
 
 class Handshakes:
@@ -133,14 +180,6 @@ class Handshakes:
     def check(self) -> None:
         """Raise AccessRefused if the coordinator does not let this key in, or is another one."""
         if self._is_refused:
-            raise AccessRefused(
-                f"the coordinator at {self._coordinator} does not accept the key of this machine "
-                "(or this token): it was removed, is used up or has expired, which its log tells; "
-                "make a new token there with `edgespec token new`"
-            )
+            raise refused(self._coordinator)
         if self._is_stranger and not self._succeeded:
-            raise AccessRefused(
-                f"who listens at {self._coordinator} is not the coordinator of the cluster that "
-                "this machine (or this token) belongs to; check the address, or join the cluster "
-                "there with a token of it"
-            )
+            raise stranger(self._coordinator)

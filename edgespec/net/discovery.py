@@ -14,12 +14,14 @@ import secrets
 import socket
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from ipaddress import ip_address
 from typing import TYPE_CHECKING
 
 from edgespec.config import Address
-from edgespec.net.control import takes_connections
+from edgespec.errors import AddressUnavailable
+from edgespec.net.control import Seen, look
 from edgespec.net.discovery_interfaces import Interface, best_first, own_interfaces, to_look_on
 from edgespec.net.keys import Identity
 from edgespec.net.zones import is_link_local
@@ -69,10 +71,13 @@ class Found:
         return f"{self.name} ({said})" if said else self.name
 
     def reachable(self, identity: Identity) -> Address | None:
-        """The best of its addresses that takes a connection; None if none does."""
+        """The best of its addresses that takes a connection, and has no other key; None if none
+        does."""
         for host in self.addresses:
-            if takes_connections(Address(host, self.port), identity):
-                return Address(host, self.port)
+            address = Address(host, self.port)
+            with suppress(AddressUnavailable):  # its interface is just going
+                if look(address, identity) not in (Seen.NOTHING, Seen.OTHER):
+                    return address
         return None
 
 

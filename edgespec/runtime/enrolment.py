@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from typing import TypeVar
 
 from edgespec.config import Address
 from edgespec.errors import AccessRefused, PeerLost
 from edgespec.net.keys import Identity, KeyPair, Token
 from edgespec.net.zmq_transport import ZmqTransport
-from edgespec.wire.messages import Enrol, Enrolled, Goodbye, Leave, Message, Refuse, Removed
+from edgespec.wire.messages import (
+    Enrol,
+    Enrolled,
+    Goodbye,
+    Join,
+    Leave,
+    Message,
+    Refuse,
+    Removed,
+)
 
 LOOK_S = 0.2
 
-SAY_S = 5.0
-"""Seconds between two lines about a coordinator that has not answered."""
+NO_STAGE = "there is no stage"
+"""How the coordinator's refusal of a stage's number begins."""
 
 M = TypeVar("M", bound=Message)
 
@@ -26,21 +34,34 @@ def enrol(
     own: KeyPair,
     name: str,
     wait: float,
-    say: Callable[[str], None] = lambda text: None,
 ) -> str:
-    """Have the public key of `own` admitted; returns its name in the cluster. `say` is told every
-    SAY_S that there is no answer yet.
+    """Have the public key of `own` admitted; returns its name in the cluster.
 
     Raises AccessRefused if the token is not valid there, PeerLost after `wait` seconds without an
     answer.
     """
     identity = Identity(token.pair, token.coordinator)
-    return _ask(coordinator, identity, Enrol(own.public, name), Enrolled, wait, say).name
+    return _ask(coordinator, identity, Enrol(own.public, name), Enrolled, wait).name
 
 
 def leave(coordinator: Address, identity: Identity, wait: float) -> None:
     """Have this node's own key forgotten. Raises like `enrol`."""
-    _ask(coordinator, identity, Leave(), Goodbye, wait, lambda text: None)
+    _ask(coordinator, identity, Leave(), Goodbye, wait)
+
+
+def require_stage(coordinator: Address, identity: Identity, stage: int, wait: float) -> None:
+    """Raise AccessRefused if the ring has no stage of this number, or does not let the key in; a
+    coordinator that does not answer within `wait` seconds will say so later.
+
+    A Join with no address is refused, and takes no place.
+    """
+    try:
+        join = Join(stage, "", 0, "", 0, identity.own.public)
+        refusal = _ask(coordinator, identity, join, Refuse, wait)
+    except PeerLost:
+        return
+    if refusal.reason.startswith(NO_STAGE):
+        raise AccessRefused(f"the coordinator at {coordinator} refused: {refusal.reason}")
 
 
 def _ask(
@@ -49,18 +70,13 @@ def _ask(
     question: Message,
     wanted: type[M],
     wait: float,
-    say: Callable[[str], None],
 ) -> M:
     """Ask once and return the first answer; ZeroMQ holds the question until it connects."""
     transport = ZmqTransport.client(coordinator, identity)
-    began = said = time.monotonic()
-    deadline = began + wait
+    deadline = time.monotonic() + wait
     try:
         transport.send_control(b"", question)
-        while (now := time.monotonic()) < deadline:
-            if now - said >= SAY_S:
-                said = now
-                say(f"no answer yet from {coordinator} ({now - began:.0f} s); it may be loading")
+        while time.monotonic() < deadline:
             for incoming in transport.poll(LOOK_S):
                 answer = incoming.message
                 if isinstance(answer, wanted):

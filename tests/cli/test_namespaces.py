@@ -15,14 +15,8 @@ import psutil
 import pytest
 from support import announcer, namespaces
 from support.commands import Command
-from support.keys import OWNER_IDENTITY
 from support.namespaces import NETWORK, NETWORK_6, Host, lan
 from support.torch_rings import generated, prompts, tokenizer
-
-from edgespec.cli.reach import discovered
-from edgespec.errors import PeerLost
-from edgespec.net.discovery import Found
-from edgespec.wire.codec import VERSION
 
 HERE = socket.gethostname().partition(".")[0]
 NEW_TOKENS = 12
@@ -248,11 +242,11 @@ def test_a_ring_on_loopback_is_asked_from_its_own_machine_alone(tmp_path: Path) 
 def discovering(host: Host, cluster: str = "") -> Command:
     """The search of a machine that belongs to a cluster, or to none; it prints what is found."""
     code = (
-        "import sys; from edgespec.cli.reach import discovered\n"
+        "import sys; from edgespec.cli.search import Search, Silent\n"
         "from edgespec.errors import EdgespecError\n"
         "from edgespec.net.keys import Identity, KeyPair\n"
         "who = Identity.of_coordinator(KeyPair.new())\n"
-        "try: print(discovered(6.0, print, who, sys.argv[1]))\n"
+        "try: print(Search(who, sys.argv[1]).run(6.0, Silent()))\n"
         "except EdgespecError as problem: print(type(problem).__name__, problem)\n"
     )
     return host.program(sys.executable, "-c", code, cluster)
@@ -305,24 +299,3 @@ def test_the_doctor_walks_to_the_coordinator(tmp_path: Path) -> None:
         )
         assert found["key"]["state"] == found["cluster"]["state"] == "ok", done
         assert "there and back by eth0" in found["link"]["text"]
-
-
-def test_a_coordinator_that_takes_no_connection_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as closing:
-        port = closing.getsockname()[1]
-    gone = Found("board", ("127.0.0.1", "127.0.0.2"), port, str(VERSION), "llama", "3")
-    monkeypatch.setattr("edgespec.cli.reach.find_coordinators", lambda _: [gone])
-    said: list[str] = []
-    with pytest.raises(PeerLost, match=r"no connection can be made; does a firewall") as lost:
-        discovered(0.3, said.append, OWNER_IDENTITY)
-    assert f"board (llama, 3 stages) is announced at 127.0.0.1:{port}, 127.0.0.2:" in str(
-        lost.value
-    )
-    assert len(said) == 1
-
-
-def test_a_machine_without_a_network_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    for room in ("cli.reach", "net.discovery"):
-        monkeypatch.setattr(f"edgespec.{room}.own_interfaces", list)
-    with pytest.raises(PeerLost, match="no network interface is up here"):
-        discovered(0.3, lambda _: None, OWNER_IDENTITY)

@@ -256,7 +256,7 @@ def test_ctrl_c_while_waiting_behind_another(slow: NodeRing) -> None:
 @pytest.mark.thorough
 def test_ctrl_c_while_nobody_answers() -> None:
     with Command(*to_prompt("127.0.0.1:9", "hello", "--wait", "60")) as command:
-        command.until_err("waiting for the coordinator at 127.0.0.1:9 (1 of 60 s)")
+        command.until_err("nothing listens at 127.0.0.1:9; trying 127.0.0.1:9 again, for 60 s")
         command.signal(signal.SIGINT)
         done = command.done()
     assert done.code == 130

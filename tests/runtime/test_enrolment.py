@@ -14,10 +14,9 @@ from support.rings import submit
 from edgespec.config import Address
 from edgespec.errors import AccessRefused, PeerLost
 from edgespec.net.keys import Identity, KeyPair, Token
-from edgespec.runtime import enrolment
 from edgespec.runtime.access_policy import CLIENT, STAGE, TOKEN
 from edgespec.runtime.client import Client
-from edgespec.runtime.enrolment import enrol, leave
+from edgespec.runtime.enrolment import enrol, leave, require_stage
 
 
 @pytest.fixture
@@ -101,16 +100,19 @@ def test_a_token_that_the_coordinator_never_made_is_refused(ring: NodeRing) -> N
         enrol(ring.address, Token.new(OWN.public), KeyPair.new(), "jetson-1", 5.0)
 
 
-def test_nobody_there_is_an_error_that_says_what_to_look_at(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(enrolment, "SAY_S", 0.3)
-    said: list[str] = []
+def test_nobody_there_is_an_error_that_says_what_to_look_at() -> None:
     started = time.monotonic()
     with pytest.raises(PeerLost, match=rf"no coordinator answered at {HOST}:9 within 1 s; is `ed"):
-        enrol(Address(HOST, 9), Token.new(OWN.public), KeyPair.new(), "jetson-1", 0.6, said.append)
-    assert said[0].startswith(f"no answer yet from {HOST}:9 (")
+        enrol(Address(HOST, 9), Token.new(OWN.public), KeyPair.new(), "jetson-1", 0.6)
     assert time.monotonic() - started > 0.5
+
+
+def test_a_stage_that_the_ring_has_not_is_refused_and_takes_no_place(ring: NodeRing) -> None:
+    who = ring.keys.add("a board", STAGE)
+    with pytest.raises(AccessRefused, match=r"refused: there is no stage 7: this ring has 1 stage"):
+        require_stage(ring.address, who, 7, 60.0)
+    require_stage(ring.address, who, 1, 60.0)
+    assert ring.membership.status().nodes[0].state == "missing"
 
 
 @pytest.mark.parametrize("role", [STAGE, CLIENT])
