@@ -28,6 +28,7 @@ from edgespec.daemon.settings import context_of, look_at_models
 from edgespec.decoding.admission import Ring
 from edgespec.decoding.coordinator import CoordinatorMachine
 from edgespec.drafting.choice import parse_draft
+from edgespec.model.hub import require_within_reach
 from edgespec.net.block_server import BlockServer
 from edgespec.net.emulated_link import PacedTransport
 from edgespec.net.slowness import slowness
@@ -68,6 +69,8 @@ def run_coordinator(
     address that cannot be used.
     """
     look_at_models(config)
+    for model in (config.model, *parse_draft(config.draft).folders):
+        require_within_reach(model)
     if text := precision_text(config.quantisation, config.head_quantisation, config.dtype):
         log.info(text)
     take_file_descriptors()

@@ -18,7 +18,7 @@ from edgespec.config import (
 )
 from edgespec.daemon.bundled_models import bundled, bundled_weights
 from edgespec.daemon.cluster import ClusterSettings
-from edgespec.daemon.model_names import resolved, weights_at_hand
+from edgespec.daemon.model_names import known_name, resolved, spoken, weights_at_hand
 from edgespec.daemon.precision import (
     AUTO,
     draft_quantisation_for,
@@ -30,6 +30,7 @@ from edgespec.drafting.choice import HYBRID, NONE, SOURCES, DraftChoice, parse_d
 from edgespec.errors import ConfigError, ModelError
 from edgespec.model.hub import NotHereYet, model_files, require_model
 from edgespec.model.manifest import manifest_of
+from edgespec.planning.catalogue import MODELS, KnownModel
 from edgespec.planning.partition import blocks_of, parse_split
 
 Value = TypeVar("Value", str, int, tuple[int, ...])
@@ -37,6 +38,9 @@ Value = TypeVar("Value", str, int, tuple[int, ...])
 LAST_STAGE = -1
 """As `with_stage`: the one that the cluster's settings name, or else the ring's last. That one does
 not embed tokens, which saves the busiest machine the memory of a second large matrix."""
+
+SAME_VOCABULARY = 0.99
+"""Sizes of one vocabulary that are at least so much alike: models pad it in different ways."""
 
 BUNDLED_HINTS = "bundled"
 """As `--hints`."""
@@ -181,14 +185,35 @@ def look_at_models(config: CoordinatorConfig) -> None:
             require_model(folder)
         except ModelError as problem:
             raise _no_draft(problem) from None
+    known = MODELS.get(known_name(config.model))
     try:
         settings = json.loads(_config_of(config.model).read_text(encoding="utf-8"))
         layers = int(settings["num_hidden_layers"])
         longest = int(settings.get("max_position_embeddings", config.context))
     except (OSError, ValueError, KeyError, TypeError):
-        return  # the loader knows what to say
+        if known is None:
+            return  # the loader knows what to say
+        layers, longest = known.sizes.layers, known.context
     blocks_of(layers, config.stages, config.layers)
     context_of(config, longest)
+    if known is not None:
+        _require_like_tokenizers(config, known)
+
+
+def _require_like_tokenizers(config: CoordinatorConfig, base: KnownModel) -> None:
+    """Refuse a draft model whose vocabulary is clearly another; the rest is seen when both models
+    are here. Raises ConfigError."""
+    for folder in parse_draft(config.draft).folders:
+        draft = MODELS.get(known_name(folder))
+        if draft is None:
+            continue
+        sizes = base.sizes.vocab, draft.sizes.vocab
+        if min(sizes) < SAME_VOCABULARY * max(sizes):
+            raise ConfigError(
+                f"the draft {spoken(folder)} has another tokenizer than {spoken(config.model)} "
+                f"({sizes[1]} tokens, not {sizes[0]}), and a draft must have the same; `edgespec "
+                f"models {known_name(config.model)}` names drafts that fit"
+            )
 
 
 def _config_of(model: str) -> Path:

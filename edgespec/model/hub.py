@@ -12,7 +12,7 @@ from typing import Protocol
 from edgespec.errors import ModelError
 from edgespec.model.gguf.files import GgufFiles
 from edgespec.model.gguf.reader import part_names
-from edgespec.model.hub_download import cached_file, fetch
+from edgespec.model.hub_download import cached_file, fetch, is_offline
 
 TOKENIZER_FILES = (
     "generation_config.json",
@@ -117,9 +117,8 @@ class HubFiles:
             return True
         with _explained(self._id, name):
             from huggingface_hub import HfApi
-            from huggingface_hub.constants import HF_HUB_OFFLINE
 
-            return not HF_HUB_OFFLINE and HfApi().file_exists(self._id, name, revision=self.commit)
+            return not is_offline() and HfApi().file_exists(self._id, name, revision=self.commit)
 
     def present(self, name: str) -> bool:
         return (self.folder / name).is_file()
@@ -194,6 +193,16 @@ def require_model(model: str | Path) -> None:
         "ORGANISATION/NAME of a model on the Hugging Face Hub, a GGUF file, or a folder with "
         "config.json, a tokenizer and *.safetensors files"
     )
+
+
+def require_within_reach(model: str | Path) -> None:
+    """Raise NotHereYet for a model of the hub of which nothing is here while the hub is out of
+    reach, and other ModelErrors for one that it does not give."""
+    named = _HUB_GGUF.fullmatch(str(model))
+    if is_hub_id(model):
+        _hub_files(str(model))
+    elif named is not None and not Path(model).exists() and is_offline():
+        _hub_gguf(named[1], named[2])
 
 
 def _hub_gguf(hub_id: str, name: str) -> Path:

@@ -9,12 +9,16 @@ bears the hub's hash of it, and small ones are compared with it before they are 
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import logging
 import re
+import socket
+import threading
 from contextlib import suppress
 from pathlib import Path
 from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 from edgespec.errors import ModelError
 from edgespec.files import file_hash, locked, settle
@@ -32,16 +36,51 @@ _log = logging.getLogger(__name__)
 _seen: set[Path] = set()
 """Files that were compared in this process."""
 
+_CONNECT_S = 3.0
+"""Seconds after which the hub, or the proxy to it, counts as out of reach."""
+
+
+def is_offline() -> bool:
+    """Whether the hub is not to be asked (HF_HUB_OFFLINE=1), or cannot be reached."""
+    from huggingface_hub import constants
+
+    return constants.HF_HUB_OFFLINE or not _is_reachable(constants.ENDPOINT)
+
+
+@functools.cache
+def _is_reachable(endpoint: str) -> bool:
+    """One try for the whole process: huggingface_hub takes half a minute for each file."""
+    # What it tries again is its own affair; if that is in vain, this program says so.
+    logging.getLogger("huggingface_hub.utils._http").setLevel(logging.ERROR)
+    place = urlsplit(endpoint)
+    proxy = getproxies().get(place.scheme)
+    if proxy and not proxy_bypass(place.hostname or ""):
+        place = urlsplit(proxy)
+    port = place.port or {"http": 80}.get(place.scheme, 443)
+    reached = threading.Event()
+
+    def connect() -> None:
+        try:
+            socket.create_connection((place.hostname or "", port), _CONNECT_S).close()
+        except OSError:
+            return
+        reached.set()
+
+    trying = threading.Thread(target=connect, daemon=True)  # a name server may take longer
+    trying.start()
+    trying.join(_CONNECT_S)
+    return reached.is_set()
+
 
 def fetch(hub_id: str, name: str, revision: str | None = None) -> Path:
     """Where the file is in the cache, downloaded if need be. Raises what huggingface_hub does."""
-    from huggingface_hub import constants, hf_hub_download
+    from huggingface_hub import hf_hub_download
 
     here = cached_file(hub_id, name, revision)
-    wanted = name.endswith(LARGE) and not constants.HF_HUB_OFFLINE
-    if wanted and not isinstance(here, str):
+    offline = is_offline()
+    if name.endswith(LARGE) and not offline and not isinstance(here, str):
         _content(hub_id, name, revision)
-    return Path(hf_hub_download(hub_id, name, revision=revision))
+    return Path(hf_hub_download(hub_id, name, revision=revision, local_files_only=offline))
 
 
 def cached_file(hub_id: str, name: str, revision: str | None = None) -> object:
