@@ -7,12 +7,13 @@ import logging
 import os
 import re
 import resource
+import shutil
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import NoReturn, TextIO
 
@@ -37,6 +38,10 @@ EXIT_NO_READER = 141
 
 _PR_SET_PDEATHSIG = 1
 
+_WAITED_FOR = re.compile(r"\b(still|waiting|loading|compiling|not here yet)\b")
+
+_FORMAT = "%(asctime)s %(message)s"
+
 ERASE = "\r\033[2K"
 """For a terminal: the line that the cursor is on."""
 
@@ -45,67 +50,75 @@ log = logging.getLogger(__name__)
 
 def start_logging() -> None:
     """Log to standard error; of libraries only warnings."""
-    stream = sys.stderr
-    rewrites = stream is not None and stream.isatty() and os.environ.get("TERM") != "dumb"
-    handler = (OneLine if rewrites else logging.StreamHandler)(stream)
-    logging.basicConfig(handlers=[handler], format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
+    logging.basicConfig(handlers=[LogLines()], format=_FORMAT, datefmt="%H:%M:%S")
     logging.getLogger("edgespec").setLevel(logging.INFO)
 
 
-class OneLine(logging.StreamHandler[TextIO]):
-    """For a terminal: what goes on is one line, which the next one of its kind replaces.
+class LogLines(logging.StreamHandler[TextIO]):
+    """Standard error, where what goes on takes little room.
 
-    Such a line begins with "still", or differs from the last one in its numbers alone. The cursor
-    stays at its beginning, so that whatever is written next, by any process, replaces it too.
+    That is a line that begins with "still", or that says again, with other numbers alone, what is
+    waited for. After the first minute it is told once a minute. On a terminal it is told each time,
+    in one line: the cursor stays at its beginning, so that whatever is written next, by any
+    process, replaces it.
     """
 
-    _subject = ""
+    def __init__(self) -> None:
+        super().__init__(sys.stderr)
+        self._rewrites = can_rewrite(sys.stderr)
+        self._subject = ""
+        self._since = self._told = 0.0
 
     def emit(self, record: logging.LogRecord) -> None:
-        try:
-            text, before = self.format(record), self._subject
-            self._subject = re.sub(r"[\d.]+", "", record.getMessage())
-            end = "\n"
-            if self._subject == before or self._subject.startswith("still "):
-                text, end = text[: os.get_terminal_size(self.stream.fileno()).columns - 1], "\r"
-            self.stream.write(f"{ERASE}{text}{end}")
-            self.flush()
-        except Exception:
-            self.handleError(record)
+        subject, now = re.sub(r"[\d.]+", "", record.getMessage()), time.monotonic()
+        again = subject == self._subject and _WAITED_FOR.search(subject) is not None
+        goes_on = again or subject.startswith("still ")
+        if not again:
+            self._subject, self._since = subject, now
+        elif not self._rewrites and now - self._told < report_pause(0.0, now - self._since):
+            return
+        self._told = now
+        self.terminator = "\r" if goes_on and self._rewrites else "\n"
+        super().emit(record)
+
+    def format(self, record: logging.LogRecord) -> str:
+        text = super().format(record)
+        if not self._rewrites:
+            return text
+        if self.terminator == "\r":
+            text = text[: shutil.get_terminal_size().columns - 1]
+        return ERASE + text
 
     def erase(self) -> None:
-        """Remove what goes on no more."""
-        with self.lock or nullcontext():
+        """Remove the line about what goes on no more."""
+        if self._rewrites and self.terminator == "\r":
             self.stream.write(ERASE)
             self.flush()
 
 
-def is_one_line() -> bool:
-    """Whether the log is a terminal, where a line that comes often disturbs nothing."""
-    return any(isinstance(handler, OneLine) for handler in logging.getLogger().handlers)
+def can_rewrite(stream: TextIO | None) -> bool:
+    """Whether a stream is a terminal that can rewrite a line."""
+    return stream is not None and stream.isatty() and os.environ.get("TERM") != "dumb"
 
 
 @contextmanager
-def going_on(what: str, every: float = STILL_S) -> Iterator[Callable[[str], None]]:
-    """Log "still WHAT" every so many seconds, once a minute after the first one, until the step
-    that is entered has ended. Yields a function that sets WHAT."""
-    began, over, doing = time.monotonic(), threading.Event(), [what]
+def going_on(what: str, every: float = STILL_S) -> Iterator[None]:
+    """Log "still WHAT" every so many seconds until the step that is entered has ended."""
+    began, over = time.monotonic(), threading.Event()
 
     def say() -> None:
-        waited = 0.0
-        while not over.wait(every if is_one_line() else report_pause(every, waited)):
-            waited = time.monotonic() - began
-            log.info("still %s (%.0f s)", doing[0], waited)
+        while not over.wait(every):
+            log.info("still %s (%.0f s)", what, time.monotonic() - began)
 
     teller = threading.Thread(target=say, name="edgespec-still", daemon=True)
     teller.start()
     try:
-        yield lambda text: doing.__setitem__(0, text)
+        yield
     finally:
         over.set()
         teller.join()
         for handler in logging.getLogger().handlers:
-            if isinstance(handler, OneLine):
+            if isinstance(handler, LogLines):
                 handler.erase()
 
 
@@ -115,7 +128,7 @@ class Logged:
     def say(self, text: str) -> None:
         log.info(text)
 
-    def waiting(self, text: str) -> AbstractContextManager[Callable[[str], None]]:
+    def waiting(self, text: str) -> AbstractContextManager[None]:
         return going_on(text)
 
 

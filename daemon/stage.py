@@ -156,7 +156,7 @@ def _load(
 
     if best_device().type == "cpu":
         for name in unbuilt():
-            say(f"compiling {name}.c for this CPU, once")
+            say("compiling the kernels for this CPU (once)")
             load(name)
     source, ends = _fetch(config, identity, assign, say, stop)
     _require_memory(assign, source, ends, config.reserved)

@@ -107,7 +107,7 @@ def _name(compiler: str, source: Path) -> str:
 
 
 def _compiled(compiler: str, source: Path) -> bytes:
-    _log.info("compiling %s for this CPU, once; it may take a minute", source.name)
+    _log.info("compiling the kernels for this CPU (once); it may take a minute")
     with tempfile.TemporaryDirectory() as folder:
         target = Path(folder) / "made.so"
         command = [compiler, *_OPTIONS, "-o", str(target), str(source), "-lm"]

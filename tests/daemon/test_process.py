@@ -5,10 +5,14 @@ from __future__ import annotations
 import logging
 import re
 import threading
+from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
+from support.terminals import Terminal
 
-from edgespec.daemon.process import going_on
+from edgespec.daemon import process
+from edgespec.daemon.process import LogLines, going_on
 
 
 def test_a_step_that_lasts_is_told_until_it_ends(caplog: pytest.LogCaptureFixture) -> None:
@@ -39,3 +43,50 @@ def test_a_step_that_fails_is_no_longer_told(caplog: pytest.LogCaptureFixture) -
     assert threading.active_count() == len(threading.enumerate())
     assert not [one for one in threading.enumerate() if one.name == "edgespec-still"]
     assert caplog.messages == []
+
+
+# --- lines of the log -----------------------------------------------------------------------------
+
+WAIT = [f"stage 1 (board): loading {n} of 40 layers" for n in range(1, 4)]
+LINES = ["stage 1 (board) joined", "stage 2 (board) joined", *WAIT, "the ring is up"]
+
+
+@pytest.fixture
+def logged(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, float], None]:
+    """Writes a line at a time."""
+    monkeypatch.setattr(process, "time", SimpleNamespace(monotonic=lambda: now))
+    handlers: list[LogLines] = []
+    now = 0.0
+
+    def write(text: str, at: float) -> None:
+        nonlocal now
+        now = at
+        if not handlers:
+            handlers.append(LogLines())  # the streams are those of the test by now
+        handlers[0].handle(logging.makeLogRecord({"msg": text}))
+
+    return write
+
+
+def test_on_a_terminal_what_goes_on_is_one_line(logged: Callable[[str, float], None]) -> None:
+    with Terminal(10, 30) as terminal:
+        for number, line in enumerate(LINES):
+            logged(line, number)
+        logged("still importing torch, which is a long line (3 s)", 99.0)
+        lines = terminal.raw.split(process.ERASE)[1:]
+    kept = [*LINES[:3], LINES[-1]]
+    assert [line.rstrip() for line in lines if line.endswith("\n")] == kept
+    assert [line for line in lines if not line.endswith("\n")] == [
+        f"{line[:29]}\r" for line in (*WAIT[1:], "still importing torch, which i")
+    ]
+
+
+def test_elsewhere_what_goes_on_is_told_once_a_minute(
+    logged: Callable[[str, float], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    for second in range(0, 300, 2):
+        logged(f"still importing torch ({second} s)", second)
+    logged("the ring is up", 300.0)
+    said = capsys.readouterr().err.splitlines()
+    told = [*range(0, 60, 2), 118, 178, 238, 298]
+    assert said == [*(f"still importing torch ({second} s)" for second in told), LINES[-1]]
