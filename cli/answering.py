@@ -179,7 +179,7 @@ def cancelling(client: Client) -> Iterator[None]:
 @contextmanager
 def _quiet_keys() -> Iterator[None]:
     """Ctrl-C writes no ^C into an answer on a terminal."""
-    if sys.stdout is None or not sys.stdout.isatty():
+    if not sys.stdout.isatty():
         yield
         return
     # Whoever sets the terminal from the background would be stopped.

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import io
+import os
 import sys
 from functools import cache
 from typing import Any
@@ -16,6 +18,7 @@ from edgespec.cli import options
 from edgespec.daemon.process import EXIT_CANCELLED, EXIT_FAILED, EXIT_NO_READER, EXIT_USAGE
 from edgespec.errors import AddressUnavailable, ConfigError, EdgespecError
 from edgespec.net.slowness import started
+from edgespec.types.shown import shown
 
 GROUPS = {
     "Try it": ("demo", "models", "pull"),
@@ -122,24 +125,46 @@ def _version(
 
 def main() -> None:
     """Run a command. An EdgespecError becomes one line on standard error, not a traceback."""
+    _fill_streams()
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # "?" for what the terminal cannot show
     try:
         command = application(next((word for word in sys.argv[1:2] if word in COMMANDS), ""))
         started()
-        command()
+        try:
+            command()
+        finally:
+            sys.stdout.flush()
     except EdgespecError as problem:
-        print(f"edgespec: error: {problem}", file=sys.stderr)
+        print(f"edgespec: error: {shown(str(problem))}", file=sys.stderr)
         # systemd restarts a service unless it exits with EXIT_USAGE: after a power cut the network
         # may be up later than the board.
         wrong = isinstance(problem, ConfigError) and not isinstance(problem, AddressUnavailable)
         sys.exit(EXIT_USAGE if wrong else EXIT_FAILED)
+    except OSError as problem:
+        if problem.errno not in (errno.EPIPE, errno.ENOSPC):
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # for what the exit flushes
+        if problem.errno == errno.EPIPE:
+            sys.exit(EXIT_NO_READER)
+        print(f"edgespec: error: cannot write: {problem.strerror}", file=sys.stderr)
+        sys.exit(EXIT_FAILED)
     except KeyboardInterrupt:
         sys.exit(EXIT_CANCELLED)
     except SystemExit as end:
         if isinstance(end.__context__, BrokenPipeError):  # click makes it a failure
             sys.exit(EXIT_NO_READER)
         raise
+
+
+def _fill_streams() -> None:
+    """Let standard streams that were closed (`>&-`) be nowhere: no socket may get their numbers,
+    and no part of the program has to ask for them."""
+    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(number, True)
+    os.close(number)
+    sys.stdout = sys.stdout or open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+    sys.stderr = sys.stderr or open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
 
 
 if __name__ == "__main__":

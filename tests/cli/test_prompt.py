@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from msgspec.structs import fields
+from support.cases import case
 from support.commands import COMMAND, PATIENCE_S, Command, Done, run, run_here, to_prompt
 from support.nodes import NodeRing, until
 from support.rings import submit
@@ -173,6 +174,22 @@ def test_several_commands_at_once_are_each_answered(slow: NodeRing) -> None:
         assert done[n].code == 0, done[n]
         assert done[n].out == slow.expected(ask).text + "\n"
     assert any("waiting behind" in d.err for d in done.values())
+
+
+def test_an_output_that_is_none_is_no_traceback(ring: NodeRing, tmp_path: Path) -> None:
+    """Closed by the shell (cron, a service), or on a full disk."""
+    asking = " ".join([*COMMAND, *to_prompt(ring.address, "hello", "--max-new-tokens", "3")])
+    for stream, code, words in (
+        (">&-", 0, "3 tokens, "),
+        (">&- 2>&- <&-", 0, ""),
+        (">/dev/full", 1, "edgespec: error: cannot write: No space left on device"),
+    ):
+        command = ["sh", "-c", f"{asking} {stream}"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        with case(stream, done):
+            assert (done.returncode, done.stdout) == (code, "")
+            assert words in done.stderr
+            assert "Traceback" not in done.stderr
 
 
 @pytest.mark.thorough
