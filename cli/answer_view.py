@@ -11,11 +11,8 @@ from rich.console import Console
 from rich.text import Text
 
 from edgespec.cli.notes import Notes
+from edgespec.types.shown import shown
 from edgespec.wire.client_messages import Finished, Progress, Tokens
-
-_CONTROL = {code: "\ufffd" for code in (*range(32), *range(127, 160)) if code not in (9, 10, 13)}
-_CONTROL[13] = ""
-"""Answers and names are untrusted: codes that change the terminal are replaced."""
 
 _RUN_COLOURS = (("green", "\033[32m"), ("magenta", "\033[35m"))
 _PLAIN = "\033[0m"
@@ -143,11 +140,6 @@ class _Beneath:
     def _write(self, text: str) -> None:
         sys.stderr.write(text)
         sys.stderr.flush()
-
-
-def shown(text: str) -> str:
-    """The text with control characters replaced."""
-    return text.translate(_CONTROL)
 
 
 def _shows_text() -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import typer
 
 from edgespec.cli import options
-from edgespec.cli.answer_view import AnswerView, shown
+from edgespec.cli.answer_view import AnswerView
 from edgespec.cli.answering import RequestSettings, cancelling
 from edgespec.cli.chat_commands import WORDS, ChatState, Commands
 from edgespec.cli.conversation import Turn
@@ -19,6 +19,7 @@ from edgespec.daemon.process import EXIT_CANCELLED
 from edgespec.errors import AccessRefused, ConfigError, EdgespecError, RequestFailed
 from edgespec.net.keys import Identity
 from edgespec.runtime.client import Client
+from edgespec.types.shown import shown
 from edgespec.wire.client_messages import Finished, Status
 
 ANSWER_SHARE = 4

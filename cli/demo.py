@@ -13,7 +13,6 @@ from pathlib import Path
 import typer
 
 from edgespec.cli import options
-from edgespec.cli.answer_view import shown
 from edgespec.cli.answering import USUAL, RequestSettings, cancelling, show
 from edgespec.cli.compare import check_comparable, show_comparison
 from edgespec.cli.notes import Notes
@@ -28,6 +27,7 @@ from edgespec.daemon.settings import RingOptions, coordinator_config
 from edgespec.errors import EdgespecError
 from edgespec.planning.catalogue import MODELS
 from edgespec.runtime.client import Client
+from edgespec.types.shown import shown
 
 DEFAULT_MODEL = "smollm2-135m"
 

@@ -18,7 +18,6 @@ from rich.console import Console
 from rich.live import Live
 
 from edgespec.cli import options
-from edgespec.cli.answer_view import shown
 from edgespec.cli.notes import Notes
 from edgespec.cli.reach import reach
 from edgespec.cli.search import Silent
@@ -29,6 +28,7 @@ from edgespec.daemon.process import EXIT_FAILED
 from edgespec.errors import AddressUnavailable, ConfigError, EdgespecError
 from edgespec.net.keys import Identity
 from edgespec.runtime.client import Client
+from edgespec.types.shown import shown
 from edgespec.wire.client_messages import Status
 
 EVERY_S = 1.0

@@ -10,7 +10,6 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from edgespec.cli.answer_view import shown
 from edgespec.cli.status import (
     COLUMNS,
     UNKNOWN,
@@ -20,6 +19,7 @@ from edgespec.cli.status import (
     request_lines,
     ring_line,
 )
+from edgespec.types.shown import shown
 from edgespec.wire.client_messages import NodeStatus, Status
 
 HISTORY = 16

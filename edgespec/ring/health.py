@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from edgespec.machines.effects import Effect
 from edgespec.ring.assignment import Member
 from edgespec.ring.effects import Log
+from edgespec.types.shown import BIDI
 from edgespec.wire.client_messages import NodeStatus
 from edgespec.wire.messages import Health, Heartbeat
 
@@ -56,7 +57,7 @@ one with few layers delays no other."""
 
 def printable(text: str, most: int = TEXT_CHARS) -> str:
     """A text of another node, as one short line that a terminal can show."""
-    return "".join(c if c.isprintable() else " " for c in text[:most])
+    return "".join(c if c.isprintable() else BIDI.get(ord(c), " ") for c in text[:most])[:most]
 
 
 # --- alarms ---------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from support.terminals import Terminal
 from edgespec.cli.answer_view import AnswerView
 from edgespec.cli.answering import cancelling, show
 from edgespec.cli.notes import Notes, TimeLeft
+from edgespec.types.shown import BIDI
 from edgespec.wire.client_messages import Finished, Progress, Tokens
 
 EVIL = "stage 1: [/bold] [red]board :smile: loading 1 of 2 layers"
@@ -113,6 +114,19 @@ def test_what_a_model_writes_cannot_change_the_terminal() -> None:
         text = terminal.text
     assert "a\ufffd]0;evil\ufffdb\ufffd2J" in text
     assert view.text == "a\033]0;evil\ab\x9b2J\tc\r\n", "the answer itself is what it is"
+
+
+def test_what_turns_the_order_of_characters_is_an_escape_on_a_terminal_alone(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    marks = "".join(map(chr, BIDI))
+    AnswerView(Notes()).follow(iter(streamed(f"rm \u202egpj.x{marks}")))
+    assert capsys.readouterr().out == f"rm \u202egpj.x{marks}\n"
+    with Terminal(columns=300) as terminal:
+        AnswerView(Notes()).follow(iter(streamed(f"rm \u202egpj.x{marks}")))
+        text = terminal.text
+    assert r"rm \u202egpj.x\u061c\u200e" in text
+    assert not set(marks) & set(text)
 
 
 def test_a_ctrl_c_during_an_answer_writes_nothing_into_it() -> None:

@@ -12,6 +12,7 @@ from edgespec.ring.health import (
     HEALTH_S,
     IDLE_S,
     STALE_S,
+    TEXT_CHARS,
     HealthMonitor,
     RoundTrips,
     home_status,
@@ -246,6 +247,8 @@ def test_what_a_device_says_is_one_short_line() -> None:
     assert said.isprintable()
     assert len(said) < 250
     assert printable("a\tb") == "a b"
+    assert printable("a\u202eb\u2066") == r"a\u202eb\u2066"
+    assert len(printable("\u202e" * 999)) == TEXT_CHARS
 
 
 # --- round trips ----------------------------------------------------------------------------------
