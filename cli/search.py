@@ -22,6 +22,9 @@ TURN_S = 1.5
 PAUSE_S = 0.5
 """The same where nothing can be announced, or behind an announcement that leads nowhere."""
 
+OTHER_S = 30.0
+"""Seconds for which another program is left alone: its log tells of each look."""
+
 SURE_TURNS = 2
 """Turns until what is seen is believed: an answer may come late."""
 
@@ -72,6 +75,7 @@ class Search:
         )
         self._why = ""  # nothing was found at `known`
         self._busy = 0
+        self._not_before = 0.0
         self._silent: list[Found] = []
         self._others: list[Found] = []
         self.is_proven = False
@@ -129,7 +133,7 @@ class Search:
 
     def _look(self) -> Address | None:
         known = self.known
-        if known is None:
+        if known is None or time.monotonic() < self._not_before:
             return None
         try:
             seen = look(known, self._identity)
@@ -150,6 +154,7 @@ class Search:
             case Seen.OTHER if self._is_given:
                 raise stranger(known)
             case Seen.OTHER:
+                self._not_before = time.monotonic() + OTHER_S
                 self._why = f"another program than the coordinator listens at {known}"
             case Seen.NOTHING:
                 self._why = f"nothing listens at {known}"
@@ -174,7 +179,7 @@ class Search:
         for one, address in answering:
             if address != self.known:
                 tell.say(f"found the coordinator {one.description} at {address}")
-            self.known, self._why = address, ""
+            self.known, self._why, self._not_before = address, "", 0.0
         if heard and not answering:
             time.sleep(min(PAUSE_S, left))
 

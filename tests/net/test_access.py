@@ -234,6 +234,7 @@ def test_a_node_that_answers_for_the_coordinator_without_its_key_is_told_nothing
 def test_a_ring_is_shut_to_who_knows_the_secret_of_an_earlier_one(
     bare: BareSockets, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.DEBUG, "edgespec")
     with closing(listening()) as coordinator, closing(staged(coordinator)) as stage:
         early = bare.connect(zmq.PUSH, stage.data_port, MEMBER, DEVICE.own.public)
         early.send(encode(segment(1)))
@@ -245,7 +246,7 @@ def test_a_ring_is_shut_to_who_knows_the_secret_of_an_earlier_one(
             with suppress(zmq.Again):  # it may have been refused by now
                 old.send(encode(segment(2)), zmq.NOBLOCK)
         assert nothing_of(stage, 0.3)
-        for note in ("came on the data ring from outside of it", "wants to use the data ring"):
+        for note in ("over a connection of an earlier ring", "wants to use the data ring"):
             polled_until(stage, lambda note=note: note in caplog.text)
         coordinator.connect_ring(Address(HOST, stage.data_port), DEVICE.own.public)
         coordinator.send_ring(segment(3))
