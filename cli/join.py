@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import socket
 from dataclasses import replace
+from functools import partial
 
 import typer
 
 from edgespec.cli import options
-from edgespec.cli.reach import address_of, admitted, given_token
+from edgespec.cli.reach import address_of, admitted, found_again, given_token
+from edgespec.cli.search import is_loopback
 from edgespec.config import LOOPBACK, Address, Emulation, StageConfig
 from edgespec.daemon.access_list import clean_name
 from edgespec.daemon.api_keys import ApiKeys
@@ -112,4 +114,5 @@ def join(
         host = folder.settings.host
         if listens_everywhere(host):  # others reach this stage as they reach the coordinator
             config = replace(config, listen=host)
-    leave(run_stage(config, folder.identity, name, accepts))
+    find = None if is_loopback(address) else partial(found_again, folder)
+    leave(run_stage(config, folder.identity, name, accepts, find))

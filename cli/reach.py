@@ -8,14 +8,16 @@ from collections.abc import Callable
 from getpass import getpass
 from pathlib import Path
 
-from edgespec.cli.search import Search, Teller
+from edgespec.cli.search import TURN_S, Search, Silent, Teller
 from edgespec.config import LOOPBACK, Address
 from edgespec.daemon.cluster import ClusterFolder, folder_of, own_key
-from edgespec.errors import AccessRefused, ConfigError, PeerLost
+from edgespec.errors import AccessRefused, ConfigError, EdgespecError, PeerLost
 from edgespec.net.keys import Identity, Token, short
 from edgespec.runtime.enrolment import enrol
 
 _MOST_TOKEN_BYTES = 1024
+
+ONE_LOOK_S = 2 * TURN_S
 
 
 def reach(
@@ -58,6 +60,19 @@ def address_of(
             folder.with_address(str(address))
         except ConfigError as problem:  # the address only makes the next start faster
             tell.say(f"where the coordinator is cannot be remembered: {problem}")
+    return address
+
+
+def found_again(folder: ClusterFolder, before: Address) -> Address | None:
+    """Where the coordinator is that was at this address before, by one look; None: nowhere."""
+    search = Search(folder.identity, folder.cluster_id, before)
+    try:
+        address = search.run(ONE_LOOK_S, Silent())
+        if not search.is_proven:
+            return None
+        folder.with_address(str(address))
+    except EdgespecError:
+        return None
     return address
 
 

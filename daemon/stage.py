@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -21,7 +22,7 @@ from edgespec.errors import CapacityError
 from edgespec.net.emulated_link import PacedTransport
 from edgespec.net.keys import Identity
 from edgespec.net.slowness import slowness
-from edgespec.net.sockets import own_address_towards
+from edgespec.net.sockets import number_of, own_address_towards
 from edgespec.net.zones import without_zone
 from edgespec.ring.member import MemberMachine
 from edgespec.runtime.instrumentation import Instrumentation, NodePace
@@ -36,13 +37,25 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
+SILENT_S = 10.0
+"""Seconds of the coordinator's silence after which it is looked for elsewhere, and between two
+looks."""
+
+Find = Callable[[Address], Address | None]
+"""Where a coordinator answers that has been at this address; None: nowhere. It takes seconds."""
+
+
 def run_stage(
-    config: StageConfig, identity: Identity, name: str, accepts: Callable[[str], bool] | None = None
+    config: StageConfig,
+    identity: Identity,
+    name: str,
+    accepts: Callable[[str], bool] | None = None,
+    find: Find | None = None,
 ) -> int:
     """Join the ring, again whenever it is lost, until a signal; returns the exit code.
 
     `name`: this device's name in the cluster. `accepts`: whether a key may read its metrics;
-    None: no key is needed.
+    None: no key is needed. `find`: for a coordinator that comes back at another address.
 
     Raises ConfigError for settings or addresses that cannot be used, AccessRefused if the
     coordinator does not, or no longer, know the key.
@@ -50,12 +63,10 @@ def run_stage(
     place = f"stage {config.stage}" if config.stage else "any stage"
     log.info("%s: starting; importing torch takes seconds on a small board", place)
     take_file_descriptors()
-    host = own_address_towards(config.coordinator)
     # Imported before the node's loop runs: half a second inside a shared library's start-up with
     # Python's lock held would look like a dead stage.
     with going_on("importing torch"):
         _import()
-        from edgespec.daemon.memory import available_memory
         from edgespec.model.device import best_device
 
         device = best_device().type
@@ -67,6 +78,31 @@ def run_stage(
             shared_device = SharedDevice(config.shared_device, STAGE)
         pace = partial(_pace, config.emulation, shared_device)
     trace = Trace(config.trace) if config.trace else None
+    with SensorReader(device) as monitor:
+        while True:
+            node = _node(config, identity, name, pace, trace, monitor, device)
+            watch = _Watch(node, config.coordinator, find)
+            with _metrics(config.metrics, node, accepts), watch:
+                stop = node.run(f"looking for the coordinator at {config.coordinator}")
+            if watch.found is None:
+                return exit_code(stop)
+            log.info(stop.reason)
+            config = replace(config, coordinator=watch.found)
+
+
+def _node(
+    config: StageConfig,
+    identity: Identity,
+    name: str,
+    pace: Callable[[Assign | None], NodePace] | None,
+    trace: Trace | None,
+    monitor: SensorReader,
+    device: str,
+) -> StageNode:
+    """A stage that asks the coordinator for a place."""
+    from edgespec.daemon.memory import available_memory
+
+    host = own_address_towards(config.coordinator)
     transport = PacedTransport.stage(config.coordinator, identity, config.listen or host)
     join = Join(
         config.stage,
@@ -80,19 +116,52 @@ def run_stage(
     member = MemberMachine(join, str(config.coordinator), config.wait, config.timing)
     instrumentation = Instrumentation(transport, pace, trace)
     log.info("asking the coordinator at %s for a place", config.coordinator)
-    with SensorReader(device) as monitor:
-        node = StageNode(
-            transport,
-            member,
-            config.coordinator,
-            partial(_load, config, identity),
-            instrumentation,
-            monitor.latest,
-            partial(_fetch, config, identity),
-        )
-        node.supervisor = Notifier(slow=slowness())
-        with _metrics(config.metrics, node, accepts):
-            return exit_code(node.run(f"looking for the coordinator at {config.coordinator}"))
+    node = StageNode(
+        transport,
+        member,
+        config.coordinator,
+        partial(_load, config, identity),
+        instrumentation,
+        monitor.latest,
+        partial(_fetch, config, identity),
+    )
+    node.supervisor = Notifier(slow=slowness())
+    return node
+
+
+class _Watch:
+    """Looks for a silent coordinator elsewhere, in a thread of its own, and ends the node once it
+    is `found` there. Use as a context manager."""
+
+    def __init__(self, node: StageNode, coordinator: Address, find: Find | None) -> None:
+        self._node, self._coordinator, self._find = node, coordinator, find
+        self._number = number_of(coordinator.host)  # that of a name may change
+        self._over = threading.Event()
+        self.found: Address | None = None
+
+    def __enter__(self) -> _Watch:
+        if self._find is not None:
+            threading.Thread(target=self._look, name="edgespec-watch", daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+
+    def _look(self) -> None:
+        assert self._find is not None, "it would not have been started"
+        while not self._over.wait(SILENT_S):
+            if time.monotonic() - self._node.heard_at < SILENT_S:
+                continue
+            at = self._find(self._coordinator)
+            if at is None or (number_of(at.host), at.port) == (
+                self._number,
+                self._coordinator.port,
+            ):
+                continue  # it is where it was, and loads its models
+            if not self._over.is_set():
+                self.found = at
+                self._node.end(f"the coordinator is at {at} now", failed=False)
+            return
 
 
 def import_meanwhile() -> None:

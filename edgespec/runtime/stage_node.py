@@ -91,11 +91,15 @@ class StageNode(RingNode):
         self.machine: StageMachine | None = None
         """Computes here; None before the first ring."""
         self.device = device
+        self.heard_at = time.monotonic()
+        """When the coordinator last said anything, or this node was made."""
         self._stage_load = StageLoad()
         self._next_health = 0.0
 
     def admit(self, incoming: Incoming) -> bool:
         """Raises AccessRefused if the coordinator has removed this device."""
+        if not incoming.on_ring:
+            self.heard_at = time.monotonic()
         if isinstance(incoming.message, Removed):
             raise AccessRefused(f"the coordinator refused: {incoming.message.reason}")
         return True

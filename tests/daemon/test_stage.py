@@ -1,13 +1,18 @@
-"""The stage daemon's own decisions: a block that its device has no memory for."""
+"""The stage daemon's own decisions: a block beyond its memory, a coordinator that has moved."""
 
 from __future__ import annotations
 
+import threading
+import time
+from types import SimpleNamespace
+
 import pytest
 
-from edgespec.config import Quantisation
+from edgespec.config import Address, Quantisation
+from edgespec.daemon import stage
 from edgespec.daemon.bundled_models import bundled
 from edgespec.daemon.memory import Available
-from edgespec.daemon.stage import _require_memory
+from edgespec.daemon.stage import _require_memory, _Watch
 from edgespec.errors import CapacityError
 from edgespec.model.loader import Checkpoint
 from edgespec.model.quantised.source import QuantisingSource
@@ -54,3 +59,48 @@ def test_what_the_coordinator_takes_is_not_for_its_stage(monkeypatch: pytest.Mon
     allow(monkeypatch, needed + reserved - 1)
     with pytest.raises(CapacityError, match=r"of which the coordinator takes 1\.00"):
         _require_memory(PLACE, source, None, reserved)
+
+
+# --- a coordinator that came back elsewhere -------------------------------------------------------
+
+
+def test_a_coordinator_that_is_silent_is_looked_for_elsewhere(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It may be where it was, and load; then the stage waits for it."""
+    home, new = Address("127.0.0.1", 7430), Address("127.0.0.1", 7431)
+    monkeypatch.setattr(stage, "SILENT_S", 0.0)
+    places = iter([None, home, Address("localhost", 7430), new])
+    ended: list[str] = []
+    is_over = threading.Event()
+
+    def end(reason: str, failed: bool) -> None:
+        assert not failed
+        ended.append(reason)
+        is_over.set()
+
+    node = SimpleNamespace(heard_at=time.monotonic(), end=end)
+    with _Watch(node, home, lambda before: next(places)) as watch:  # type: ignore[arg-type]
+        assert is_over.wait(60.0)
+    assert (watch.found, ended) == (new, [f"the coordinator is at {new} now"])
+
+
+def test_a_coordinator_that_is_heard_is_looked_for_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Address] = []
+    looked = threading.Event()
+
+    class Heard:
+        @property
+        def heard_at(self) -> float:
+            looked.set()
+            return float("inf")
+
+    def find(before: Address) -> Address | None:
+        asked.append(before)
+        return None
+
+    monkeypatch.setattr(stage, "SILENT_S", 0.0)
+    home = Address("127.0.0.1", 7430)
+    with _Watch(Heard(), home, find) as watch:  # type: ignore[arg-type]
+        assert looked.wait(60.0)
+    assert (watch.found, asked) == (None, [])
