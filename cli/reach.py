@@ -65,7 +65,7 @@ def address_of(
 
 def found_again(folder: ClusterFolder, before: Address) -> Address | None:
     """Where the coordinator is that was at this address before, by one look; None: nowhere."""
-    search = Search(folder.identity, folder.cluster_id, before)
+    search = Search(folder.identity, before)
     try:
         address = search.run(ONE_LOOK_S, Silent())
         if not search.is_proven:
@@ -78,14 +78,13 @@ def found_again(folder: ClusterFolder, before: Address) -> Address | None:
 
 def _search(folder: ClusterFolder | None, coordinator: str | None, identity: Identity) -> Search:
     """`folder`: of the membership, None if there is none yet."""
-    cluster = short(identity.coordinator)
     known = _known(folder) if folder is not None else None
     if coordinator is None:
         on_network = folder is None or not _is_local(folder)
-        return Search(identity, cluster, known, is_member=folder is not None, on_network=on_network)
+        return Search(identity, known, is_member=folder is not None, on_network=on_network)
     given = Address.parse(coordinator)
     # Where it was once, it may be again: its name, or its network, may come up later.
-    return Search(identity, cluster, given, is_given=given != known, is_member=folder is not None)
+    return Search(identity, given, is_given=given != known, is_member=folder is not None)
 
 
 def _is_local(folder: ClusterFolder) -> bool:

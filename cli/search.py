@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from ipaddress import ip_address
 from typing import Protocol
@@ -14,7 +13,7 @@ from edgespec.errors import AddressUnavailable, ConfigError, PeerLost
 from edgespec.net.control import Seen, look, refused, stranger
 from edgespec.net.discovery import Found, find_coordinators
 from edgespec.net.discovery_interfaces import own_interfaces, to_look_on
-from edgespec.net.keys import Identity
+from edgespec.net.keys import Identity, short
 
 TURN_S = 1.5
 """Seconds to listen for announcements between two looks at the known address."""
@@ -33,23 +32,18 @@ PATIENT_S = 5.0
 
 
 class Teller(Protocol):
-    """Where remarks go."""
+    """Where remarks go; by itself nowhere."""
 
     def say(self, text: str) -> None:
         """Tell what has happened."""
 
     def waiting(self, text: str) -> AbstractContextManager[object]:
         """Tell what goes on until the end of the block."""
-
-
-class Silent:
-    """Tells nothing."""
-
-    def say(self, text: str) -> None:
-        """Keep it."""
-
-    def waiting(self, text: str) -> AbstractContextManager[object]:
         return nullcontext()
+
+
+class Silent(Teller):
+    """Tells nothing."""
 
 
 class Search:
@@ -58,17 +52,17 @@ class Search:
     def __init__(
         self,
         identity: Identity,
-        cluster: str = "",
         known: Address | None = None,
         *,
         is_given: bool = False,
         is_member: bool = True,
         on_network: bool = True,
     ) -> None:
-        """`cluster`: its fingerprint. `known`: where it may be; `is_given`: the user says that it
+        """`known`: where it may be; `is_given`: the user says that it
         is there, and what is not so is an error. `is_member`: this machine has found it before, so
         that it may yet come. `on_network`: whether it may be announced there."""
-        self._identity, self._cluster, self.known = identity, cluster, known
+        self._identity, self._cluster = identity, short(identity.coordinator)
+        self.known = known
         self._is_given, self._is_member = is_given, is_member
         self._on_network = on_network and not (
             is_given and known is not None and is_loopback(known)
@@ -86,9 +80,9 @@ class Search:
     ) -> Address:
         """The address, after `wait` seconds at most. `meanwhile` is called once if it takes long.
 
-        Raises ConfigError for another wait than there can be, and if several answer; PeerLost if
-        none does; AddressUnavailable for an unknown host, and AccessRefused if the key is not let
-        in, or another program is where the user says.
+        Raises ConfigError for another wait than there can be, PeerLost if none is found,
+        AddressUnavailable for an unknown host, and AccessRefused if the key is not let in, or
+        another program is where the user says.
         """
         if not 0.0 < wait <= 86400.0:
             raise ConfigError(f"wait is {wait}; it must be above 0 and at most 86400 seconds")
@@ -168,19 +162,17 @@ class Search:
             time.sleep(min(PAUSE_S, left))
             return
         heard = find_coordinators(min(TURN_S, left))
-        ours = [one for one in heard if not self._cluster or one.cluster == self._cluster]
+        ours = [one for one in heard if one.cluster == self._cluster]
+        self._silent = ours or self._silent
         self._others = [one for one in heard if one not in ours] or self._others
-        with ThreadPoolExecutor() as pool:
-            places = list(pool.map(lambda one: one.reachable(self._identity), ours))
-        answering = [(one, at) for one, at in zip(ours, places, strict=True) if at is not None]
-        if len(answering) > 1:
-            raise ConfigError(_which(answering))
-        self._silent = [] if answering else ours or self._silent
-        for one, address in answering:
-            if address != self.known:
-                tell.say(f"found the coordinator {one.description} at {address}")
-            self.known, self._why, self._not_before = address, "", 0.0
-        if heard and not answering:
+        for one in ours:
+            address = one.reachable(self._identity)
+            if address is not None:
+                if address != self.known:
+                    tell.say(f"found the coordinator {one.description} at {address}")
+                self.known, self._why, self._not_before = address, "", 0.0
+                return
+        if heard:
             time.sleep(min(PAUSE_S, left))
 
     # --- what is said -----------------------------------------------------------------------------
@@ -211,11 +203,6 @@ def is_loopback(address: Address) -> bool:
         return ip_address(address.host).is_loopback
     except ValueError:
         return address.host == "localhost"
-
-
-def _which(answering: list[tuple[Found, Address]]) -> str:
-    options = ", or ".join(f"--coordinator {at} for {one.description}" for one, at in answering)
-    return f"{len(answering)} coordinators are on this network; say which: {options}"
 
 
 def _unreachable(one: Found) -> str:

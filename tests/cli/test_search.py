@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.keys import OWN, OWNER_IDENTITY
+from support.keys import OWN
 
 from edgespec.cli import search
 from edgespec.cli.reach import address_of, admitted
@@ -128,7 +128,7 @@ def test_it_comes_where_the_user_says(
     monkeypatch.setattr(search, "find_coordinators", None)  # nothing is announced on loopback
     pauses = [lambda: None, lambda: listening(opened, home)]
     monkeypatch.setattr(search.time, "sleep", lambda _: pauses.pop(0)())
-    asked = Search(DEVICE, CLUSTER, home, is_given=True, is_member=False)
+    asked = Search(DEVICE, home, is_given=True, is_member=False)
     assert asked.run(LONG_S, told) == home
     assert told.texts == [f"nothing listens at {home}; trying {home} again, for 600 s at most"]
 
@@ -183,11 +183,11 @@ def test_what_may_take_long_begins_once_mistakes_have_been_told(
 ) -> None:
     home, begun = Address("127.0.0.2", free_port()), []
     turns(list, list, lambda: listening(opened, home))
-    Search(DEVICE, CLUSTER, home).run(LONG_S, Silent(), lambda: begun.append("at once"))
+    Search(DEVICE, home).run(LONG_S, Silent(), lambda: begun.append("at once"))
     monkeypatch.setattr(search, "PATIENT_S", 0.0)
     late = Address("127.0.0.3", free_port())
     turns(list, list, lambda: listening(opened, late))
-    Search(DEVICE, CLUSTER, late).run(LONG_S, Silent(), lambda: begun.append("later"))
+    Search(DEVICE, late).run(LONG_S, Silent(), lambda: begun.append("later"))
     assert begun == ["later"]
 
 
@@ -238,19 +238,19 @@ def test_an_unknown_host_is_told_at_once(tmp_path: Path) -> None:
 def test_where_no_coordinator_came_is_said_in_the_end(told: Told) -> None:
     home = Address("127.0.0.1", free_port())
     with pytest.raises(PeerLost, match=rf"^no coordinator answered at {home} within 0 s \(nothing"):
-        Search(DEVICE, CLUSTER, home, is_given=True).run(0.01, told)
+        Search(DEVICE, home, is_given=True).run(0.01, told)
     for wait in (0.0, float("nan"), 86401.0):
         with pytest.raises(ConfigError, match="wait is "):
-            Search(DEVICE, CLUSTER).run(wait, told)
+            Search(DEVICE).run(wait, told)
 
 
 def test_a_coordinator_that_takes_no_connection_is_named(
     told: Told, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gone = Found("board", ("127.0.0.1", "127.0.0.2"), free_port(), str(VERSION), "llama", "3")
+    gone = replace(announced(Address("x", free_port())), addresses=("127.0.0.1", "127.0.0.2"))
     monkeypatch.setattr(search, "find_coordinators", lambda _: [gone])
     with pytest.raises(PeerLost, match=r"no connection can be made; does a firewall") as lost:
-        Search(OWNER_IDENTITY).run(0.3, told)
+        Search(DEVICE).run(0.3, told)
     place = f"board (llama, 3 stages) is announced at 127.0.0.1:{gone.port}, 127.0.0.2:"
     assert place in str(lost.value)
     assert len(told.texts) == 1
@@ -260,4 +260,4 @@ def test_a_machine_without_a_network_is_told_so(monkeypatch: pytest.MonkeyPatch)
     for module in (search, discovery):
         monkeypatch.setattr(module, "own_interfaces", list)
     with pytest.raises(PeerLost, match="no network interface is up here"):
-        Search(OWNER_IDENTITY).run(0.3, Silent())
+        Search(DEVICE).run(0.3, Silent())
