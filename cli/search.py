@@ -36,6 +36,7 @@ class Teller(Protocol):
 
     def say(self, text: str) -> None:
         """Tell what has happened."""
+        return
 
     def waiting(self, text: str) -> AbstractContextManager[object]:
         """Tell what goes on until the end of the block."""
