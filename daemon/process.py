@@ -13,9 +13,10 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from edgespec.ring.effects import Stop
+from edgespec.ring.health import LINE_CHARS, printable
 from edgespec.ring.reports import STILL_S
 
 PARENT = "EDGESPEC_PARENT"
@@ -34,6 +35,9 @@ EXIT_CANCELLED = 130
 EXIT_NO_READER = 141
 """What read the output went away: what shells have of a program that SIGPIPE ends."""
 
+TRACEBACK_CHARS = 20_000
+"""Of one entry of the log."""
+
 _PR_SET_PDEATHSIG = 1
 
 log = logging.getLogger(__name__)
@@ -41,8 +45,26 @@ log = logging.getLogger(__name__)
 
 def start_logging() -> None:
     """Log to standard error; of libraries only warnings."""
-    logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
+    logging.basicConfig(stream=sys.stderr)
+    for handler in logging.getLogger().handlers:
+        handler.setFormatter(BoundedLines("%(asctime)s %(message)s", "%H:%M:%S"))
     logging.getLogger("edgespec").setLevel(logging.INFO)
+
+
+class BoundedLines(logging.Formatter):
+    """Whoever's words are in them: no message is longer than LINE_CHARS, no traceback than
+    TRACEBACK_CHARS, of which the end is kept; and neither has control characters."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        record.message = _printable(record.message[: LINE_CHARS + 1])
+        return super().formatMessage(record)
+
+    def formatException(self, ei: Any) -> str:
+        return _printable(super().formatException(ei)[-TRACEBACK_CHARS:])
+
+
+def _printable(text: str) -> str:
+    return "\n".join(printable(line, LINE_CHARS) for line in text.split("\n"))
 
 
 @contextmanager
