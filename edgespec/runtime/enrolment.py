@@ -7,9 +7,11 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from edgespec.config import Address
-from edgespec.errors import AccessRefused, PeerLost
+from edgespec.errors import AccessRefused
+from edgespec.net.control import never_answered
 from edgespec.net.keys import Identity, KeyPair, Token
 from edgespec.net.zmq_transport import ZmqTransport
+from edgespec.ring.health import REASON_CHARS, printable
 from edgespec.wire.messages import Enrol, Enrolled, Goodbye, Leave, Message, Refuse, Removed
 
 LOOK_S = 0.2
@@ -31,8 +33,8 @@ def enrol(
     """Have the public key of `own` admitted; returns its name in the cluster. `say` is told every
     SAY_S that there is no answer yet.
 
-    Raises AccessRefused if the token is not valid there, PeerLost after `wait` seconds without an
-    answer.
+    Raises AccessRefused if the token is not valid there, OtherVersion if that coordinator is of
+    another version, PeerLost after `wait` seconds without an answer.
     """
     identity = Identity(token.pair, token.coordinator)
     return _ask(coordinator, identity, Enrol(own.public, name), Enrolled, wait, say).name
@@ -67,11 +69,8 @@ def _ask(
                     return answer
                 reason = "it did not understand"
                 if isinstance(answer, Refuse | Removed):
-                    reason = answer.reason
+                    reason = printable(answer.reason, REASON_CHARS)
                 raise AccessRefused(f"the coordinator at {coordinator} refused: {reason}")
     finally:
         transport.close()
-    raise PeerLost(
-        f"no coordinator answered at {coordinator} within {wait:.0f} s; is `edgespec serve` "
-        "running there, has it finished loading, and is the port open?"
-    )
+    raise never_answered(coordinator, wait, transport.is_let_in)
