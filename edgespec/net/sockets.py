@@ -23,6 +23,9 @@ log = logging.getLogger(__name__)
 NOTE_S = 1.0
 """Seconds between two notes: a stranger that keeps sending rubbish must not fill the log."""
 
+AGAIN_S = 60.0
+"""The same about the holder of one key, which connects again and again."""
+
 MOST_TOLD = 256
 """Peers of other versions that are remembered."""
 
@@ -144,26 +147,30 @@ class OtherVersions:
     def __init__(self, admits: Callable[[str], str]) -> None:
         """`admits`: as access.Admits; a key that counts no more is told nothing."""
         self._admits = admits
-        self._told: dict[bytes, float] = {}
-        self._dropped = Dropped("refused a message")
+        self._told: dict[bytes | str, float] = {}  # when a peer was, and the log of a key
 
     def refuse(self, router: zmq.Socket[bytes], peer: bytes, key: str, frame: Content) -> bool:
         """Whether the frame is of another version; its sender is told so, at most every NOTE_S, and
-        the log, once."""
+        the log, once a minute."""
         problem = other_version(frame)
         if problem is None:
             return False
-        now = time.monotonic()
-        if now - self._told.get(peer, float("-inf")) < NOTE_S or self._admits(key):
+        if not self._is_due(peer, NOTE_S) or self._admits(key):
             return True
-        if peer not in self._told:
-            self._dropped.note(f"the sender has the key {short(key)}, and {problem}")
-        if len(self._told) >= MOST_TOLD:
-            self._told.clear()
-        self._told[peer] = now
+        if self._is_due(key, AGAIN_S):
+            log.warning("refused a message: the sender has the key %s, and %s", short(key), problem)
         if problem.version:
             with suppress(zmq.ZMQError):  # it is gone, or does not read
                 router.send_multipart([peer, refusal(problem.version)], zmq.NOBLOCK)
+        return True
+
+    def _is_due(self, who: bytes | str, pause: float) -> bool:
+        now = time.monotonic()
+        if now - self._told.get(who, float("-inf")) < pause:
+            return False
+        if len(self._told) >= MOST_TOLD:
+            self._told.clear()
+        self._told[who] = now
         return True
 
 

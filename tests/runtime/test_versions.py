@@ -28,7 +28,7 @@ from support.versions import NEWER, refusal_by_newer, said_by
 
 from edgespec.backends.compute import StageCompute
 from edgespec.config import Address
-from edgespec.errors import OtherVersion, PeerLost
+from edgespec.errors import AccessRefused, OtherVersion, PeerLost
 from edgespec.net import control, sockets
 from edgespec.net.block_server import BlockServer
 from edgespec.net.block_transfer import fetch_block
@@ -43,6 +43,7 @@ from edgespec.runtime.enrolment import enrol
 from edgespec.runtime.stage_node import StageNode
 from edgespec.serving.problems import problem_of
 from edgespec.wire.block_messages import BlockRequest
+from edgespec.wire.client_messages import StatusRequest
 from edgespec.wire.codec import VERSION, decode, encode
 from edgespec.wire.messages import Fault, Heartbeat, Join, Message, Refuse, StandBy
 from edgespec.wire.refusal import refusal
@@ -113,24 +114,32 @@ def test_a_message_of_several_frames_is_told_by_its_first(bare: BareSockets) -> 
         assert sender.recv() == refusal(NEWER)
 
 
-def test_who_repeats_itself_is_told_once_a_second_and_the_log_once(
+def test_who_repeats_itself_is_told_once_a_second_and_the_log_once_a_minute(
     bare: BareSockets, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     now = [0.0]
     monkeypatch.setattr(sockets, "time", SimpleNamespace(monotonic=lambda: now[0]))
     with closing(listening()) as coordinator:
-        sender = bare.connect(zmq.DEALER, coordinator.control_port, DEVICE.own)
-        for now[0] in (100.0, 100.9, 101.0, 101.5, 102.5):
+        # Of one machine, that is with one key, as an API that connects anew.
+        one, other = (
+            bare.connect(zmq.DEALER, coordinator.control_port, DEVICE.own) for _ in range(2)
+        )
+        for now[0], sender, is_told in [
+            (100.0, one, True),
+            (100.9, one, False),
+            (101.0, one, True),
+            (101.1, other, True),
+            (160.5, other, True),
+        ]:
             sender.send(said_by(NEWER, JOIN))
             sender.send(said_by(NEWER, JOIN))
             sender.send(encode(Heartbeat()))
             coordinator.send_control(next_of(coordinator).peer, Heartbeat(1))
-        answers = []
-        while answers.count(encode(Heartbeat(1))) < 5:
-            answers.append(sender.recv())
-    assert answers.count(refusal(NEWER)) == 3
-    assert len(answers) == 8
-    assert len(caplog.messages) == 1
+            answers = [sender.recv()]
+            while answers[-1] != encode(Heartbeat(1)):
+                answers.append(sender.recv())
+            assert answers[:-1] == is_told * [refusal(NEWER)], now
+    assert len(caplog.messages) == 2
 
 
 def test_a_key_that_counts_no_more_is_told_nothing(bare: BareSockets) -> None:
@@ -304,9 +313,8 @@ def test_a_frame_of_anything_is_a_short_line(
 ) -> None:
     with closing(listening()) as coordinator:
         sender = bare.connect(zmq.DEALER, coordinator.control_port, DEVICE.own)
-        frame = encode(Fault(1, LONG))
-        sender.send(frame.replace(b"edgespec", b"EDGESPEC", 1))
-        sender.send(b"\x93\xd9\xff" + b"\x1b" * 255 + frame[10:])
+        other = LONG.encode()
+        sender.send(b"\x93\xdb" + len(other).to_bytes(4, "big") + other + encode(Heartbeat())[10:])
         sender.send(encode(Heartbeat()))
         next_of(coordinator)
     assert caplog.messages
@@ -329,3 +337,21 @@ def test_what_a_coordinator_says_is_a_short_line(
     assert sum("xxx" in one for one in caplog.messages) == 2
     assert all(len(one) <= LINE_CHARS and one.isprintable() for one in caplog.messages)
     assert decode(encode(said[0])) == said[0], "it is short in the log alone"
+
+
+def test_so_is_the_error_that_it_causes(newer: Newer) -> None:
+    token = Token.parse(Token.new(OWN.public).text)
+    with Client(newer.address, DEVICE, PATIENCE_S, QUICK) as client, ThreadPoolExecutor(1) as pool:
+        client._send(Heartbeat())
+        newer.transport.send_control(next_of(newer.transport).peer, Refuse(LONG))
+        with pytest.raises(AccessRefused) as asked:
+            client.status()
+        enrolling = pool.submit(enrol, newer.address, token, DEVICE.own, "board", PATIENCE_S)
+        while isinstance((came := next_of(newer.transport)).message, Heartbeat | StatusRequest):
+            pass
+        newer.transport.send_control(came.peer, Refuse(LONG))
+        with pytest.raises(AccessRefused) as enrolled:
+            enrolling.result()
+    for problem in asked, enrolled:
+        assert len(str(problem.value)) < 500
+        assert str(problem.value).isprintable()
