@@ -16,7 +16,7 @@ from edgespec.cli.notes import Notes
 from edgespec.cli.reach import given_token, introduced, reach
 from edgespec.config import Address
 from edgespec.daemon.process import EXIT_CANCELLED
-from edgespec.errors import AccessRefused, ConfigError, EdgespecError, RequestFailed
+from edgespec.errors import AccessRefused, ConfigError, EdgespecError, OtherVersion, RequestFailed
 from edgespec.net.keys import Identity
 from edgespec.runtime.client import Client
 from edgespec.types.shown import shown
@@ -105,7 +105,7 @@ class _Chat:
             self._take(line)
         except KeyboardInterrupt:
             self._notes.say("(cancelled; /retry asks it again)")
-        except AccessRefused:
+        except (AccessRefused, OtherVersion):
             raise
         except EdgespecError as problem:
             if _has_no_template(problem):

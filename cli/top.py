@@ -25,7 +25,7 @@ from edgespec.cli.status import print_status
 from edgespec.cli.top_view import BusyHistory, TopView, screen
 from edgespec.config import Address
 from edgespec.daemon.process import EXIT_FAILED
-from edgespec.errors import AddressUnavailable, ConfigError, EdgespecError
+from edgespec.errors import AddressUnavailable, ConfigError, EdgespecError, OtherVersion
 from edgespec.net.keys import Identity
 from edgespec.runtime.client import Client
 from edgespec.types.shown import shown
@@ -136,7 +136,8 @@ class StatusPoller:
                     return
 
     def _note(self, problem: EdgespecError) -> None:
-        may_come = not isinstance(problem, ConfigError) or isinstance(problem, AddressUnavailable)
+        is_wrong = isinstance(problem, ConfigError | OtherVersion)
+        may_come = not is_wrong or isinstance(problem, AddressUnavailable)
         with self._lock:
             self._problem = shown(str(problem))
             self._fatal = None if may_come else problem

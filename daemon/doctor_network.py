@@ -21,7 +21,7 @@ from edgespec.daemon.cluster import ClusterFolder
 from edgespec.daemon.device import ROOT, interface_of, interface_speed
 from edgespec.daemon.doctor import BLOCKED, OK, WARNING, Finding, guarded
 from edgespec.daemon.timing import round_trips
-from edgespec.errors import AccessRefused, ConfigError, EdgespecError
+from edgespec.errors import AccessRefused, ConfigError, EdgespecError, OtherVersion
 from edgespec.net.control import takes_connections
 from edgespec.net.discovery import Found, browse
 from edgespec.net.discovery_interfaces import own_interfaces, to_look_on
@@ -293,7 +293,7 @@ def _access(address: Address, folder: ClusterFolder, root: Path) -> Iterator[Fin
             lambda: round_trips(address, folder.identity, answer_s, _TRIPS, TRIPS_S),
         )
     except EdgespecError as problem:
-        state = BLOCKED if isinstance(problem, AccessRefused) else WARNING
+        state = BLOCKED if isinstance(problem, AccessRefused | OtherVersion) else WARNING
         yield Finding("key", state, str(problem))
         return
     if trips is None:

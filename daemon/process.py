@@ -15,9 +15,10 @@ import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import NoReturn, TextIO
+from typing import Any, NoReturn, TextIO
 
 from edgespec.ring.effects import Stop
+from edgespec.ring.health import LINE_CHARS, printable
 from edgespec.ring.reports import STILL_S, report_pause
 
 PARENT = "EDGESPEC_PARENT"
@@ -36,6 +37,9 @@ EXIT_CANCELLED = 130
 EXIT_NO_READER = 141
 """What read the output went away: what shells have of a program that SIGPIPE ends."""
 
+TRACEBACK_CHARS = 20_000
+"""Of one entry of the log."""
+
 _PR_SET_PDEATHSIG = 1
 
 _WAITED_FOR = re.compile(r"\b(still|waiting|loading|compiling|not here yet)\b")
@@ -50,7 +54,9 @@ log = logging.getLogger(__name__)
 
 def start_logging() -> None:
     """Log to standard error; of libraries only warnings."""
-    logging.basicConfig(handlers=[LogLines()], format=_FORMAT, datefmt="%H:%M:%S")
+    lines = LogLines()
+    lines.setFormatter(BoundedLines(_FORMAT, "%H:%M:%S"))
+    logging.basicConfig(handlers=[lines])
     logging.getLogger("edgespec").setLevel(logging.INFO)
 
 
@@ -99,6 +105,22 @@ class LogLines(logging.StreamHandler[TextIO]):
 def can_rewrite(stream: TextIO | None) -> bool:
     """Whether a stream is a terminal that can rewrite a line."""
     return stream is not None and stream.isatty() and os.environ.get("TERM") != "dumb"
+
+
+class BoundedLines(logging.Formatter):
+    """Whoever's words are in them: no message is longer than LINE_CHARS, no traceback than
+    TRACEBACK_CHARS, of which the end is kept; and neither has control characters."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        record.message = _printable(record.message[: LINE_CHARS + 1])
+        return super().formatMessage(record)
+
+    def formatException(self, ei: Any) -> str:
+        return _printable(super().formatException(ei)[-TRACEBACK_CHARS:])
+
+
+def _printable(text: str) -> str:
+    return "\n".join(printable(line, LINE_CHARS) for line in text.split("\n"))
 
 
 @contextmanager

@@ -11,6 +11,7 @@
     ├── ProtocolError          a peer broke the rules of a protocol
     │   ├── LocalProtocolError     we did: a bug in this program
     │   └── RemoteProtocolError    the other side did: its message is dropped, never trusted
+    │       └── OtherVersion           it speaks another version of the protocol
     ├── PeerLost               a stage or the coordinator is gone or silent
     └── RequestFailed          a request ended with an error; carries the one message for its user
 
@@ -62,6 +63,17 @@ class LocalProtocolError(ProtocolError):
 
 class RemoteProtocolError(ProtocolError):
     """The other side broke the protocol; the only error that its bytes can cause."""
+
+
+class OtherVersion(RemoteProtocolError):
+    """The other side speaks another version of the protocol, or says that we do.
+
+    `version`: that of its message; 0 if it says so.
+    """
+
+    def __init__(self, reason: str, version: int = 0) -> None:
+        super().__init__(reason)
+        self.version = version
 
 
 class PeerLost(EdgespecError):

@@ -26,7 +26,7 @@ from edgespec.config import MOST_STAGES, Address
 from edgespec.errors import ConfigError, EdgespecError, ModelError, RemoteProtocolError
 from edgespec.net.access import Admits, Gate
 from edgespec.net.keys import KeyPair, short
-from edgespec.net.sockets import Dropped, Poller, bind, only, proved
+from edgespec.net.sockets import Dropped, OtherVersions, Poller, bind, only, proved
 from edgespec.types.tensor import Tensor
 from edgespec.wire.block_messages import (
     HASH_BYTES,
@@ -135,6 +135,7 @@ class BlockServer:
         self._waiters: dict[int, set[bytes]] = {}
         self._texts: dict[int, str] = {}
         self._dropped = Dropped()
+        self._other_versions = OtherVersions(admits)
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="edgespec-blocks", daemon=True)
         self.sent_bytes = 0
@@ -200,6 +201,8 @@ class BlockServer:
             if reason:  # the key was removed since it connected
                 self._dropped.note(f"the key {short(key)} asks for a block: {reason}")
                 self._send(peer, BlockRefused("this device is no part of the cluster any more"))
+                continue
+            if self._other_versions.refuse(self._router, peer, key, frames[0]):
                 continue
             try:
                 self._on_message(peer, decode(only(frames)))

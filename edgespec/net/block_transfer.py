@@ -38,7 +38,7 @@ from edgespec.errors import (
 from edgespec.files import part_of, settle
 from edgespec.net.access import prove
 from edgespec.net.block_server import BULK, LOST_MS, QUEUED
-from edgespec.net.control import ping
+from edgespec.net.control import check_version, ping
 from edgespec.net.keys import Identity
 from edgespec.net.sockets import Poller, connect, only, waiting
 from edgespec.wire.block_messages import BlockOffer
@@ -75,8 +75,9 @@ def fetch_block(
     `<name>.part` beside it, and an earlier part is used. `stop()` true ends the transfer.
 
     Raises PeerLost after `silence` seconds without progress; ConfigError if the sender refuses, or
-    the address cannot be used; RemoteProtocolError for a sender that breaks the protocol;
-    CapacityError if the disk is full; EdgespecError if it was stopped; and what `place` raises.
+    the address cannot be used; RemoteProtocolError for a sender that breaks the protocol, of which
+    OtherVersion is one; CapacityError if the disk is full; EdgespecError if it was stopped; and
+    what `place` raises.
     """
     machine = BlockReceiver(stage, str(source), time.monotonic(), silence)
     fetch = _Fetch(source, identity, machine, place, progress, stop)
@@ -153,6 +154,7 @@ class _Fetch:
             is_up = event == zmq.EVENT_HANDSHAKE_SUCCEEDED
             self._carry_out(self._machine.link(is_up, time.monotonic()))
         for frames in waiting(self._dealer):
+            check_version(frames[0], self._source)
             try:
                 message = decode(only(frames))
             except RemoteProtocolError as problem:

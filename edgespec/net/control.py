@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from enum import Enum
 
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
+from edgespec import __version__
 from edgespec.config import Address
-from edgespec.errors import AccessRefused, AddressUnavailable
+from edgespec.errors import AccessRefused, AddressUnavailable, OtherVersion, PeerLost
 from edgespec.net.access import prove
 from edgespec.net.keys import Identity
-from edgespec.net.sockets import connect
+from edgespec.net.sockets import Content, connect
 from edgespec.wire.codec import MOST_BYTES
+from edgespec.wire.refusal import other_version
+
+log = logging.getLogger(__name__)
 
 CONTROL_HWM = 10_000
 """Control messages are small and their rate is bounded by tokens; messages to a peer that is this
@@ -40,6 +45,9 @@ torch, say) lets each handshake run into `access.HANDSHAKE_MS`, which is too slo
 
 SURE_FAILURES = 3
 """The same for a look at an address, which is soon repeated."""
+QUIET_S = 20.0
+"""Seconds without an answer of a coordinator that let us in, after which the log says what that may
+mean: longer than most take to load their models."""
 
 CONNECT_S = 1.0
 """Seconds for a connection within a local network."""
@@ -136,6 +144,33 @@ def stranger(coordinator: Address) -> AccessRefused:
     )
 
 
+_WHY_QUIET = (
+    f"it loads its models, or it is older than edgespec {__version__} here: then install the same "
+    "edgespec on all machines"
+)
+
+
+def never_answered(coordinator: Address, wait: float, is_let_in: bool) -> PeerLost:
+    """The error for a coordinator that said nothing for `wait` seconds; `is_let_in`: it accepted
+    our key."""
+    if is_let_in:
+        return PeerLost(
+            f"the coordinator at {coordinator} let this program in, and said nothing for "
+            f"{wait:.0f} s; {_WHY_QUIET}"
+        )
+    return PeerLost(
+        f"no coordinator answered at {coordinator} within {wait:.0f} s; is `edgespec serve` "
+        "running there, has it finished loading, and is the port open?"
+    )
+
+
+def check_version(frame: Content, coordinator: object) -> None:
+    """Raise OtherVersion for a frame of a coordinator that does not speak our version."""
+    problem = other_version(frame)
+    if problem is not None:
+        raise OtherVersion(f"the coordinator at {coordinator} is of another version: {problem}")
+
+
 class Handshakes:
     """The results of a connecting socket's handshakes, from its monitor."""
 
@@ -149,8 +184,9 @@ class Handshakes:
 
     def __init__(self, coordinator: Address) -> None:
         self._coordinator = coordinator
-        self._succeeded = self.broke = False
-        """`broke`: whether a connection that stood has ended since."""
+        self.is_let_in = self.broke = False
+        """Whether the coordinator has accepted our key; whether that connection has ended since."""
+        self._quiet_since: float | None = None  # it is connected, and has said nothing
         self._is_refused = False
         self._is_stranger = False
         self._failures = 0
@@ -160,9 +196,9 @@ class Handshakes:
         """Read a message of the monitor; returns which of EVENTS it is."""
         event = int(parse_monitor_message(frames)["event"])
         if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-            self._succeeded = True
+            self.is_let_in, self._quiet_since = True, time.monotonic()
         elif event == zmq.EVENT_DISCONNECTED:
-            self.broke = self._succeeded
+            self._quiet_since, self.broke = None, self.is_let_in
         elif event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
             self._is_refused = True  # ZeroMQ does not try again
         else:
@@ -177,9 +213,23 @@ class Handshakes:
             self._is_stranger = now - self._since < STRANGER_S
             self._failures, self._since = 0, now
 
+    def heard(self) -> None:
+        """The coordinator has said something."""
+        self._quiet_since = None
+
     def check(self) -> None:
-        """Raise AccessRefused if the coordinator does not let this key in, or is another one."""
+        """Raise AccessRefused if the coordinator does not let this key in, or is another one.
+
+        A coordinator that lets us in and says nothing is mentioned in the log.
+        """
+        quiet = 0.0 if self._quiet_since is None else time.monotonic() - self._quiet_since
+        if quiet > QUIET_S:
+            self._quiet_since = None
+            log.warning(
+                "the coordinator at %s let this program in %.0f s ago, and says nothing; %s",
+                *(self._coordinator, quiet, _WHY_QUIET),
+            )
         if self._is_refused:
             raise refused(self._coordinator)
-        if self._is_stranger and not self._succeeded:
+        if self._is_stranger and not self.is_let_in:
             raise stranger(self._coordinator)

@@ -6,19 +6,28 @@ import logging
 import select
 import socket
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 import zmq
 
 from edgespec.config import Address
 from edgespec.errors import AddressUnavailable, RemoteProtocolError
+from edgespec.net.keys import short
 from edgespec.net.zones import is_link_local
+from edgespec.wire.refusal import other_version, refusal
 
 log = logging.getLogger(__name__)
 
 NOTE_S = 1.0
 """Seconds between two notes: a stranger that keeps sending rubbish must not fill the log."""
+
+AGAIN_S = 60.0
+"""The same about the holder of one key, which connects again and again."""
+
+MOST_TOLD = 256
+"""Peers of other versions that are remembered."""
 
 _EVENTS, _POLLIN, _NOBLOCK = int(zmq.EVENTS), int(zmq.POLLIN), int(zmq.NOBLOCK)
 """As plain numbers: to reckon with zmq's own costs as much as the question."""
@@ -130,6 +139,39 @@ class Dropped:
         more = f" ({self._unsaid} more since the last note)" if self._unsaid else ""
         log.warning("%s: %s%s", self._what, reason, more)
         self._said, self._unsaid = now, 0
+
+
+class OtherVersions:
+    """Refuses, on a socket that listens, peers that speak another version of the protocol."""
+
+    def __init__(self, admits: Callable[[str], str]) -> None:
+        """`admits`: as access.Admits; a key that counts no more is told nothing."""
+        self._admits = admits
+        self._told: dict[bytes | str, float] = {}  # when a peer was, and the log of a key
+
+    def refuse(self, router: zmq.Socket[bytes], peer: bytes, key: str, frame: Content) -> bool:
+        """Whether the frame is of another version; its sender is told so, at most every NOTE_S, and
+        the log, once a minute."""
+        problem = other_version(frame)
+        if problem is None:
+            return False
+        if not self._is_due(peer, NOTE_S) or self._admits(key):
+            return True
+        if self._is_due(key, AGAIN_S):
+            log.warning("refused a message: the sender has the key %s, and %s", short(key), problem)
+        if problem.version:
+            with suppress(zmq.ZMQError):  # it is gone, or does not read
+                router.send_multipart([peer, refusal(problem.version)], zmq.NOBLOCK)
+        return True
+
+    def _is_due(self, who: bytes | str, pause: float) -> bool:
+        now = time.monotonic()
+        if now - self._told.get(who, float("-inf")) < pause:
+            return False
+        if len(self._told) >= MOST_TOLD:
+            self._told.clear()
+        self._told[who] = now
+        return True
 
 
 def bind(opened: zmq.Socket[bytes], address: Address) -> int:

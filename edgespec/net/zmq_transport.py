@@ -22,9 +22,26 @@ from zmq.utils.monitor import parse_monitor_message
 from edgespec.config import Address
 from edgespec.errors import ConfigError, PeerLost, RemoteProtocolError
 from edgespec.net.access import Admits, Gate, prove
-from edgespec.net.control import CONTROL_BYTES, CONTROL_HWM, Handshakes, ping, set_up
+from edgespec.net.control import (
+    CONTROL_BYTES,
+    CONTROL_HWM,
+    Handshakes,
+    check_version,
+    ping,
+    set_up,
+)
 from edgespec.net.keys import Identity, KeyPair
-from edgespec.net.sockets import Content, Dropped, Poller, bind, connect, only, proved, waiting
+from edgespec.net.sockets import (
+    Content,
+    Dropped,
+    OtherVersions,
+    Poller,
+    bind,
+    connect,
+    only,
+    proved,
+    waiting,
+)
 from edgespec.wire.codec import MOST_BYTES, decode, encode, encode_into
 from edgespec.wire.messages import Message
 from edgespec.wire.segment import Segment
@@ -72,6 +89,7 @@ class ZmqTransport:
         self._context.linger = LINGER_MS
         self._context.setsockopt(zmq.MAXMSGSIZE, MOST_BYTES)
         self._gate: Gate | None = None
+        self._other_versions: OtherVersions | None = None
         self._handshakes: Handshakes | None = None
         self._control_monitor: zmq.Socket[bytes] | None = None
         self._peer_name = ""
@@ -113,6 +131,7 @@ class ZmqTransport:
         # Report an unreachable peer as an error; by default the message would silently disappear.
         control.setsockopt(zmq.ROUTER_MANDATORY, 1)
         transport._control = control
+        transport._other_versions = OtherVersions(admits)
         transport.control_port = transport._listen(control, CONTROL, admits, address)
         transport._open_data(address.host)
         return transport
@@ -213,6 +232,11 @@ class ZmqTransport:
         return self._handshakes is not None and self._handshakes.broke
 
     @property
+    def is_let_in(self) -> bool:
+        """Whether the coordinator has accepted this node's key."""
+        return self._handshakes is not None and self._handshakes.is_let_in
+
+    @property
     def is_in_ring(self) -> bool:
         """Whether segments are pushed to a next node."""
         return self._push is not None
@@ -273,7 +297,8 @@ class ZmqTransport:
     def poll(self, timeout: float) -> list[Incoming]:
         """The messages within `timeout` seconds; malformed ones are dropped with a note.
 
-        Raises AccessRefused if the coordinator does not let this node in, or is another one.
+        Raises AccessRefused if the coordinator does not let this node in, or is another one, and
+        OtherVersion if it is of another version.
         """
         if self._handshakes is not None:
             self._handshakes.check()
@@ -312,7 +337,13 @@ class ZmqTransport:
             received = ((key, bytes(frames.pop(0)), frames) for key, frames in proved(control))
         else:
             received = (("", b"", [*frames]) for frames in waiting(control))
+        others = self._other_versions
         for key, peer, frames in received:
+            if self._handshakes is not None:
+                self._handshakes.heard()
+                check_version(frames[0], self._peer_name)
+            elif others is not None and others.refuse(control, peer, key, frames[0]):
+                continue
             message = self._read(frames)
             if isinstance(message, Segment):
                 self._dropped.note("it is a segment on the control channel")

@@ -31,6 +31,9 @@ TEXT_CHARS = 120
 REASON_CHARS = 400
 """The same of the reason of a loss, since errors say what to do."""
 
+LINE_CHARS = 3_000
+"""The same of a line of the log, which may tell of several nodes."""
+
 NEAR_LIMIT = 5.0
 """°C below its own limit at which a device counts as hot."""
 
@@ -57,7 +60,8 @@ one with few layers delays no other."""
 
 def printable(text: str, most: int = TEXT_CHARS) -> str:
     """A text of another node, as one short line that a terminal can show."""
-    return "".join(c if c.isprintable() else BIDI.get(ord(c), " ") for c in text[:most])[:most]
+    shown = text if len(text) <= most else f"{text[: most - 1]}…"
+    return "".join(c if c.isprintable() else BIDI.get(ord(c), " ") for c in shown)[:most]
 
 
 # --- alarms ---------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from typing import Any, TypeVar, cast
 
@@ -14,12 +15,13 @@ from msgspec.structs import replace
 from edgespec.config import Address, Timing
 from edgespec.errors import (
     EdgespecError,
+    OtherVersion,
     PeerLost,
     ProtocolError,
     RemoteProtocolError,
     RequestFailed,
 )
-from edgespec.net.control import Handshakes, set_up
+from edgespec.net.control import Handshakes, check_version, never_answered, set_up
 from edgespec.net.keys import Identity
 from edgespec.net.slowness import slowness
 from edgespec.net.sockets import Dropped, connect, only
@@ -46,6 +48,8 @@ from edgespec.wire.client_messages import (
 from edgespec.wire.codec import decode, encode
 from edgespec.wire.messages import Heartbeat, Message
 from edgespec.wire.snapshots import Snapshot, Subscribe
+
+log = logging.getLogger(__name__)
 
 REOPEN_S = 2.0
 """Seconds until a coordinator that refused is asked again: ZeroMQ itself would not."""
@@ -90,6 +94,7 @@ class AsyncClient:
         self._is_over = False
         self._on_snapshot: Callable[[Snapshot], None] | None = None
         self._dropped = Dropped()
+        self._told = ""  # to the log
 
     async def __aenter__(self) -> AsyncClient:
         self._life = asyncio.create_task(self._stay_connected())
@@ -182,6 +187,9 @@ class AsyncClient:
             try:
                 await self._talk()
             except EdgespecError as problem:
+                if isinstance(problem, OtherVersion) and str(problem) != self._told:
+                    self._told = str(problem)
+                    log.warning("%s", problem)
                 self._lose(problem)
             except zmq.ZMQError as problem:  # this process can have no more sockets
                 self._lose(PeerLost(f"no connection to the coordinator ({problem.strerror})"))
@@ -210,6 +218,7 @@ class AsyncClient:
     async def _listen(self, opened: _Socket) -> None:
         while True:
             frames: list[bytes] = await opened.recv_multipart()
+            check_version(frames[0], self._coordinator)
             try:
                 self._take(decode(only(frames)))
             except RemoteProtocolError as problem:
@@ -223,6 +232,8 @@ class AsyncClient:
             if event == zmq.EVENT_DISCONNECTED:
                 self._lose(broken(self._coordinator))
             elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                if isinstance(self._problem, PeerLost) and not self._connected.is_set():
+                    self._problem = never_answered(self._coordinator, self._wait, is_let_in=True)
                 with contextlib.suppress(PeerLost):
                     self._send(StatusRequest())  # its answer shows that the coordinator is there
 

@@ -7,9 +7,11 @@ from collections.abc import Callable, Iterable, Iterator
 
 from edgespec.config import Address, Timing
 from edgespec.errors import AccessRefused, ConfigError, PeerLost, RequestFailed
+from edgespec.net.control import never_answered
 from edgespec.net.keys import Identity
 from edgespec.net.slowness import slowness
 from edgespec.net.zmq_transport import ZmqTransport
+from edgespec.ring.health import REASON_CHARS, printable
 from edgespec.runtime.own_time import OwnTime
 from edgespec.wire.client_messages import (
     Cancel,
@@ -42,7 +44,7 @@ def answer_of(message: Answer | Failed) -> Answer:
 def check_refusal(message: Message) -> None:
     """Raises AccessRefused if the coordinator refuses this client."""
     if isinstance(message, Removed | Refuse):
-        raise AccessRefused(f"the coordinator refused: {message.reason}")
+        raise AccessRefused(f"the coordinator refused: {printable(message.reason, REASON_CHARS)}")
 
 
 def silence_of(message: Message, before: float) -> float:
@@ -209,10 +211,7 @@ class Client:
         elif self._heard is not None and self._transport.broke:
             raise broken(self._coordinator)
         elif self._heard is None and now - self._started > self._wait:
-            raise PeerLost(
-                f"no coordinator answered at {self._coordinator} within {self._wait:.0f} s; is "
-                "`edgespec serve` running there, and has it finished loading?"
-            )
+            raise never_answered(self._coordinator, self._wait, self._transport.is_let_in)
         elif self._heard is not None and now - self._heard > self._silence:
             raise silent_for(self._coordinator, now - self._heard)
         return messages

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import logging
 from collections.abc import Callable
 
 from msgspec.structs import replace
@@ -46,8 +45,6 @@ from edgespec.wire.messages import (
     Retain,
 )
 from edgespec.wire.snapshots import StageActivity, Subscribe
-
-log = logging.getLogger(__name__)
 
 _FAILED = f"the coordinator cannot go on with this request: {BUG}"
 
@@ -114,23 +111,25 @@ class CoordinatorNode(RingNode):
         self._answer(incoming.peer, answer)
 
     def _enrol(self, peer: bytes, key: str, enrol: Enrol) -> None:
+        now = self._time.now()
         try:
             name = self._access.enrol(key, enrol.key, enrol.name)
         except EdgespecError as problem:
-            log.warning("%s is not admitted: %s", short(enrol.key), problem)
+            self.note(f"{short(enrol.key)} is not admitted: {problem}", now)
             self._answer(peer, Refuse(str(problem)))
         else:
-            log.info("%s (key %s) is admitted to the cluster", name, short(enrol.key))
+            self.note(f"{name} (key {short(enrol.key)}) is admitted to the cluster", now)
             self._answer(peer, Enrolled(name))
 
     def _forget(self, peer: bytes, key: str) -> None:
+        now = self._time.now()
         try:
             self._access.forget(key)
         except EdgespecError as problem:
-            log.warning("%s cannot leave: %s", short(key), problem)
+            self.note(f"{short(key)} cannot leave: {problem}", now)
             self._answer(peer, Refuse(str(problem)))
         else:
-            log.info("the device with the key %s has left the cluster", short(key))
+            self.note(f"the device with the key {short(key)} has left the cluster", now)
             self._answer(peer, Goodbye("this device is forgotten"))
 
     def _answer(self, peer: bytes, message: Message) -> None:

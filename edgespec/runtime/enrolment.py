@@ -7,8 +7,10 @@ from typing import TypeVar
 
 from edgespec.config import Address
 from edgespec.errors import AccessRefused, PeerLost
+from edgespec.net.control import never_answered
 from edgespec.net.keys import Identity, KeyPair, Token
 from edgespec.net.zmq_transport import ZmqTransport
+from edgespec.ring.health import REASON_CHARS, printable
 from edgespec.wire.messages import (
     Enrol,
     Enrolled,
@@ -37,8 +39,8 @@ def enrol(
 ) -> str:
     """Have the public key of `own` admitted; returns its name in the cluster.
 
-    Raises AccessRefused if the token is not valid there, PeerLost after `wait` seconds without an
-    answer.
+    Raises AccessRefused if the token is not valid there, OtherVersion if that coordinator is of
+    another version, PeerLost after `wait` seconds without an answer.
     """
     identity = Identity(token.pair, token.coordinator)
     return _ask(coordinator, identity, Enrol(own.public, name), Enrolled, wait).name
@@ -83,11 +85,8 @@ def _ask(
                     return answer
                 reason = "it did not understand"
                 if isinstance(answer, Refuse | Removed):
-                    reason = answer.reason
+                    reason = printable(answer.reason, REASON_CHARS)
                 raise AccessRefused(f"the coordinator at {coordinator} refused: {reason}")
     finally:
         transport.close()
-    raise PeerLost(
-        f"no coordinator answered at {coordinator} within {wait:.0f} s; is `edgespec serve` "
-        "running there, has it finished loading, and is the port open?"
-    )
+    raise never_answered(coordinator, wait, transport.is_let_in)

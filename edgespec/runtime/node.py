@@ -24,6 +24,7 @@ from edgespec.net.zmq_transport import Incoming, ZmqTransport
 from edgespec.net.zones import with_zone
 from edgespec.ring.effects import LoadBlock, Log, Stop
 from edgespec.ring.events import RingBroke, RingFaulty, RingReached
+from edgespec.ring.health import LINE_CHARS, printable
 from edgespec.runtime.own_time import OwnTime
 from edgespec.runtime.worker import Perform, Worker
 from edgespec.wire.segment import Segment
@@ -272,6 +273,17 @@ class RingNode(ABC):
             )
             self._tell_ring(RingBroke(why), now)
 
+    # --- the log ------------------------------------------------------------------------------
+
+    def note(self, text: str, now: float) -> bool:
+        """Write a line to the log, if there were not too many of its kind; returns whether. What
+        peers say in it may have any length."""
+        text = printable(text, LINE_CHARS)
+        is_due = self._log_limit.allows(text, now)
+        if is_due:
+            log.info(text)
+        return is_due
+
     # --- effects ------------------------------------------------------------------------------
 
     def perform_all(self, effects: Iterable[Effect], now: float) -> None:
@@ -292,8 +304,7 @@ class RingNode(ABC):
                 case AbortBlock(job, request):
                     self.worker.abort(job, request, self.happened_at)
                 case Log(text):
-                    if self._log_limit.allows(text, now):
-                        log.info(text)
+                    if self.note(text, now):
                         self.supervisor.status(text)
                 case Stop(reason, failed):
                     self.end(reason, failed)

@@ -12,7 +12,7 @@ from edgespec.config import Address
 from edgespec.decoding.effects import Renew, SendRing
 from edgespec.decoding.events import SegmentArrived
 from edgespec.decoding.stage import StageMachine
-from edgespec.errors import AccessRefused, EdgespecError
+from edgespec.errors import EdgespecError
 from edgespec.machines.effects import Effect, RunBlock, SendCoordinator
 from edgespec.machines.events import Event, MessageArrived, Tick
 from edgespec.net.zmq_transport import Incoming, ZmqTransport
@@ -27,6 +27,7 @@ from edgespec.ring.effects import (
 from edgespec.ring.events import BlockFetched, BlockLoaded, BlockLoading, LoadFailed
 from edgespec.ring.health import HEALTH_S
 from edgespec.ring.member import MemberMachine
+from edgespec.runtime.client import check_refusal
 from edgespec.runtime.instrumentation import Instrumentation
 from edgespec.runtime.node import BUG, RingNode, ring_address
 from edgespec.runtime.stage_load import StageLoad
@@ -101,7 +102,7 @@ class StageNode(RingNode):
         if not incoming.on_ring:
             self.heard_at = time.monotonic()
         if isinstance(incoming.message, Removed):
-            raise AccessRefused(f"the coordinator refused: {incoming.message.reason}")
+            check_refusal(incoming.message)
         return True
 
     def route(self, event: Event, now: float) -> list[Effect]:

@@ -12,6 +12,7 @@ from edgespec.errors import (
     AccessRefused,
     AddressUnavailable,
     EdgespecError,
+    OtherVersion,
     PeerLost,
     RequestFailed,
 )
@@ -81,6 +82,6 @@ def problem_of(error: EdgespecError) -> ApiProblem:
         return ApiProblem(status, str(error), code=code)
     if isinstance(error, PeerLost | AddressUnavailable):
         return ApiProblem(503, str(error), code="coordinator_unreachable")
-    if isinstance(error, AccessRefused):
+    if isinstance(error, AccessRefused | OtherVersion):
         return ApiProblem(503, str(error), code="coordinator_refuses")
     return ApiProblem(500, str(error), code="request_failed")

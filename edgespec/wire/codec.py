@@ -43,7 +43,7 @@ class _Frame(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
 
 _ENCODER = msgpack.Encoder(enc_hook=packed_array)
 _DECODER = msgpack.Decoder(_Frame)
-_START = re.compile(rb"(?:[\x90-\x9f]|\xdc..)\xa8edgespec([\0-\x7f])(\xdc..|.|$)", re.DOTALL)
+START = re.compile(rb"(?:[\x90-\x9f]|\xdc..)\xa8edgespec([\0-\x7f])(\xdc..|.|$)", re.DOTALL)
 """What a frame of any version begins with: an array's length, MAGIC, VERSION and the length of the
 message's own array."""
 
@@ -97,11 +97,12 @@ def decode(frame: bytes | memoryview) -> Message:
     """The message in a frame; raises RemoteProtocolError, and nothing else, if there is none."""
     if len(frame) > MOST_BYTES:
         raise RemoteProtocolError("malformed message: it is too long")
-    start = _START.match(frame)
+    start = START.match(frame)
     try:
         message = _DECODER.decode(frame).message
     except Exception as problem:  # bad bytes raise many types
-        text = str(problem)
+        # What msgspec says of another MAGIC quotes all of it.
+        text = "it begins as none of edgespec's" if start is None else str(problem)
         if start is not None and start[1][0] != VERSION:
             text = f"protocol version {start[1][0]}, this program speaks {VERSION}"
         raise RemoteProtocolError(f"malformed message: {text}") from None

@@ -23,7 +23,8 @@ from edgespec.cli.chat_commands import WORDS, changed
 from edgespec.cli.conversation import Conversation, Turn
 from edgespec.cli.line_input import history_file
 from edgespec.cli.main import main
-from edgespec.errors import ConfigError
+from edgespec.errors import AccessRefused, ConfigError, OtherVersion
+from edgespec.runtime.client import Client
 from edgespec.sim.toy import ToyCodec
 
 Chat = Callable[..., Done]
@@ -195,6 +196,18 @@ def test_errors_do_not_end_a_chat_with_a_person(ring: NodeRing, chat: Chat) -> N
     for words in ("error: there is no command /sing", "Ctrl-D or /quit leaves", "shorten the"):
         assert words in done.err
     assert f"on a ring of 2 stage(s), context {CONTEXT} tokens" in done.err
+
+
+def test_what_no_further_line_mends_does(chat: Chat, monkeypatch: pytest.MonkeyPatch) -> None:
+    for problem in AccessRefused("a key that counts no more"), OtherVersion("another version"):
+
+        def refused(self: object, ask: object, problem: Exception = problem) -> object:
+            raise problem
+
+        with monkeypatch.context() as patched:
+            patched.setattr(Client, "ask", refused)
+            done = chat("hello", "hello", typed=True)
+        assert done.err.count(f"edgespec: error: {problem}") == 1
 
 
 def test_commands_change_what_the_model_is_given(ring: NodeRing, chat: Chat) -> None:

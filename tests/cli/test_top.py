@@ -268,17 +268,19 @@ def test_once(
     done.assert_refused("no coordinator answered at 127.0.0.1:9", code=1)
 
 
-def test_a_key_that_is_refused_ends_it(
+def test_what_no_wait_mends_ends_it(
     ring: NodeRing, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from edgespec.errors import AccessRefused
+    from edgespec.errors import AccessRefused, OtherVersion
 
-    def refused(self: object) -> Status:
-        raise AccessRefused("the coordinator refused: this key counts no more")
+    for problem, code in (AccessRefused("the key"), 2), (OtherVersion("the version"), 1):
 
-    monkeypatch.setattr(module.Client, "status", refused)
-    done = run_here(capfd, monkeypatch, "top", "--coordinator", str(ring.address))
-    done.assert_refused("this key counts no more")
+        def refused(self: object, problem: Exception = problem) -> Status:
+            raise problem
+
+        monkeypatch.setattr(module.Client, "status", refused)
+        done = run_here(capfd, monkeypatch, "top", "--coordinator", str(ring.address))
+        done.assert_refused(str(problem), code=code)
 
 
 WHOLE = st.integers(-(2**63), 2**64 - 1)

@@ -1,9 +1,10 @@
-"""What the log says while a step goes on."""
+"""What the log says while a step goes on, and how much of what others say."""
 
 from __future__ import annotations
 
 import logging
 import re
+import sys
 import threading
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -12,7 +13,8 @@ import pytest
 from support.terminals import Terminal
 
 from edgespec.daemon import process
-from edgespec.daemon.process import LogLines, going_on
+from edgespec.daemon.process import TRACEBACK_CHARS, BoundedLines, LogLines, going_on
+from edgespec.ring.health import LINE_CHARS
 
 
 def test_a_step_that_lasts_is_told_until_it_ends(caplog: pytest.LogCaptureFixture) -> None:
@@ -90,3 +92,20 @@ def test_elsewhere_what_goes_on_is_told_once_a_minute(
     said = capsys.readouterr().err.splitlines()
     told = [*range(0, 60, 2), 118, 178, 238, 298]
     assert said == [*(f"still importing torch ({second} s)" for second in told), LINES[-1]]
+
+
+def test_what_others_say_is_cut_before_the_log() -> None:
+    long = "\x1b[2J\u202e" + 1_000 * ("x" * 5_000 + "\n")
+    try:
+        raise ValueError(long)
+    except ValueError:
+        raised = sys.exc_info()
+    lines = BoundedLines("%(asctime)s %(message)s", "%H:%M:%S")
+    short = logging.LogRecord("edgespec", logging.INFO, "", 1, "a line\nand another", (), None)
+    assert lines.format(short)[8:] == " a line\nand another"
+    for raises, most in ((None, LINE_CHARS + 20), (raised, LINE_CHARS + TRACEBACK_CHARS + 40)):
+        record = logging.LogRecord("edgespec", logging.INFO, "", 1, "it is: %s", (long,), raises)
+        text = lines.format(record)
+        assert len(text) <= most
+        assert all(line.isprintable() for line in text.split("\n"))
+        assert text[8:14] == " it is"

@@ -325,7 +325,7 @@ def test_a_members_words_reach_no_terminal_as_they_are() -> None:
         stage = ring.threads[1].node.transport
         for number in range(1, 4):
             stage.send_control(b"", Fault(number, "\x1b[2J" + "x" * 2_000))
-        with pytest.raises(RequestFailed, match=r"stage 1 \(.*\):  \[2Jx+$") as failed:
+        with pytest.raises(RequestFailed, match=r"stage 1 \(.*\):  \[2Jx+…$") as failed:
             list(answer)
         assert len(str(failed.value)) < 600
 
