@@ -79,7 +79,7 @@ class RingAssembly:
 
     def add_spare(self, peer: bytes, join: Join, heard: float, now: float) -> list[Effect]:
         self.devices.health.forget(peer)
-        member = Member(peer, join, heard, SPARE, "standing by", since=now)
+        member = Member(peer, join, heard, SPARE, "", since=now)
         self.spares[peer] = member
         return [self.stand_by(member), Log(f"{member} stands by")]
 

@@ -28,16 +28,32 @@ class Member:
     join: Join
     heard: float
     stage: int
-    state: str = "loading"
+    state: str = "loading"  # what it does, in words; of a spare, beside standing by
     ready: bool = False
     connected: int = 0  # the number of the ring in which it has reached the next node
     loaded: bool = False  # whether it was ever ready for this stage
     since: float = 0.0  # when it became a spare
+    fetching: Assign | None = None  # the place that it prepares for
+    fetched: tuple[Assign, ...] = ()  # the places that it is prepared for
     rival: tuple[bytes, float] | None = None  # another process that asks for this stage, since when
 
     def __str__(self) -> str:
         name = f"stage {self.stage}" if self.stage else "the spare"
         return f"{name} ({self.join.name}, process {self.join.pid})"
+
+    @property
+    def words(self) -> str:
+        """What it does, for a person."""
+        if self.stage:
+            return self.state
+        layers = ", ".join(f"{one.first} to {one.end - 1}" for one in self.fetched)
+        told = ("standing by", f"layers {layers} fetched" if layers else "", self.state)
+        return "; ".join(filter(None, told))
+
+    def prepares_for(self, assign: Assign) -> bool:
+        """Whether it has, or fetches, the layers of that place."""
+        found = (*self.fetched, self.fetching) if self.fetching else self.fetched
+        return any(one.block == assign.block for one in found)
 
     def is_alive(self, now: float, timing: Timing) -> bool:
         """Whether it was heard within two beats."""
@@ -113,7 +129,7 @@ def _in_ring(assign: Assign, ring: int) -> Assign:
 
 def line_of(assign: Assign | None, member: Member | None) -> str:
     """One line of status text on a stage, or on a spare (`assign` None)."""
-    who = f"{member.join.name} {member.state}" if member else "missing"
+    who = f"{member.join.name} {member.words}" if member else "missing"
     if assign is None:
         return f"spare: {who}"
     head = " and the output head" if assign.head else ""
@@ -137,7 +153,7 @@ def status_of(
         name=member.join.name,
         address=str(Address(member.join.host, member.join.port)),
         state=state if assign else "standing by",
-        words=member.state,
+        words=member.words,
         heard=now - member.heard,
         memory=member.join.memory,
         with_coordinator=member.join.key in own_keys,

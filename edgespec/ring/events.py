@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from edgespec.machines.events import Event
+from edgespec.wire.messages import Assign
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +44,9 @@ class BlockLoading(Event):
 
 @dataclass(frozen=True, slots=True)
 class BlockFetched(Event):
-    """The block is on this device's disk."""
+    """The block of that place to prepare for is on this device's disk."""
 
+    assign: Assign
     seconds: float
 
 

@@ -325,6 +325,10 @@ class DeviceRecords:
             count = self._losses.get(stage, _Losses()).count + 1
             self._losses[stage] = _Losses(count, printable(cause, REASON_CHARS), now)
 
+    def losses(self, stage: int) -> int:
+        """How often that stage was lost."""
+        return self._losses.get(stage, _Losses()).count
+
     def described(self, node: NodeStatus, member: Member | None, now: float) -> NodeStatus:
         """The status with the stage's losses and its device's health added."""
         losses = self._losses.get(node.stage, _Losses())

@@ -1,7 +1,8 @@
 """Repartition: gives the layers to fewer devices after a loss, and to more when spares are there.
 
 Growth is planned while the ring runs: all devices prepare, and the ring ends when no request runs.
-If the new ring does not come up, the assignment before it is restored.
+If the new ring does not come up, the assignment before it is restored. Spares without a part in a
+growth prepare for one place after the other, each of which may be lost.
 """
 
 from __future__ import annotations
@@ -146,7 +147,9 @@ class Repartition:
 
     def on_tick(self, now: float) -> list[Effect]:
         """Look at what has lasted for too long."""
-        return [*self._on_missing(now), *self._on_slow_change(now), *self._on_spares(now)]
+        effects = [*self._on_missing(now), *self._on_slow_change(now), *self._on_spares(now)]
+        idle = [one for one in self._ring.spares.values() if one.fetching is None]
+        return effects + [e for one in idle if not self._grows_with(one) for e in self.prepare(one)]
 
     # --- a ring ends --------------------------------------------------------------------------
 
@@ -238,14 +241,39 @@ class Repartition:
         )
         return [Log(text), *(e for d in self._growth.devices for e in self.prepare(d))]
 
+    def _grows_with(self, member: Member) -> Assign | None:
+        """What it prepares for if it has a part in a growth."""
+        return self._growth.assign_for(member) if self._growth else None
+
     def prepare(self, member: Member) -> list[Effect]:
-        """Tell a member what it has to prepare for, if it has a part in a growth."""
-        assign = self._growth.assign_for(member) if self._growth else None
-        return [] if assign is None else [SendPeer(member.peer, in_no_ring(assign))]
+        """Tell a member what it has to prepare for, if that is anything."""
+        member.fetching = None
+        member.fetching = self._grows_with(member) or self._likeliest(member)
+        if member.fetching is None:
+            return []
+        return [SendPeer(member.peer, in_no_ring(member.fetching))]
+
+    def _likeliest(self, spare: Member) -> Assign | None:
+        """The place that a spare is to prepare for next: one that no other spare has prepared for,
+        was lost most often, and has most layers."""
+        if spare.stage != SPARE:
+            return None
+
+        def rank(assign: Assign) -> tuple[int, int, int]:
+            others = [one for one in self._ring.spares.values() if one is not spare]
+            prepared = sum(one.prepares_for(assign) for one in others)
+            losses = self._ring.devices.losses(assign.stage)
+            return prepared, -losses, assign.first - assign.end
+
+        left = [assign for assign in self._ring.assignment if not spare.prepares_for(assign)]
+        return min(left, key=rank, default=None)
 
     def on_prepared(self, member: Member, now: float) -> list[Effect]:
-        """A member is prepared for its part in a growth."""
-        member.state = "ready" if member.ready else "prepared; waits until no request runs"
+        """A member is prepared for its part in a growth or, as a spare, for one more place."""
+        if member.fetching is not None:
+            member.fetched, member.fetching = (*member.fetched, member.fetching), None
+        waits = "waits until no request runs" if self._grows_with(member) else ""
+        member.state = "ready" if member.ready else waits
         if self._growth is not None and self._growth.is_prepared(member, now):
             return [Log("all are prepared for the places that they will have")]
         return []

@@ -64,8 +64,8 @@ class Assign(Message, tag=4, frozen=True):
     name; "" for a stage that has none. `rows`: cache rows of all requests together, guesses beyond
     what is planned not counted.
 
-    With `ring` NO_RING it is a place to prepare for, and the answer a Ready of that number: a spare
-    loads the block, a stage goes on with its own and fetches that one.
+    With `ring` NO_RING it is a place to prepare for: the block is fetched onto the disk, beside one
+    that runs, and the answer is a Ready of that number.
     """
 
     stage: int

@@ -4,8 +4,18 @@ from __future__ import annotations
 
 from support.memberships import TIMING, Membership, address, asks, goes_up, to, why_down
 
+from edgespec.machines.effects import Effect
 from edgespec.ring.events import RingReached
-from edgespec.wire.messages import Connected, Goodbye, Heartbeat, Ready, StandBy
+from edgespec.wire.messages import (
+    NO_RING,
+    Assign,
+    Connected,
+    Goodbye,
+    Heartbeat,
+    Loading,
+    Ready,
+    StandBy,
+)
 
 # --- coming back ----------------------------------------------------------------------------------
 
@@ -88,8 +98,50 @@ def test_a_spare_takes_a_lost_place_at_once_and_the_old_stage_stands_by() -> Non
     (told,) = to(ring.join(2), address(2))
     assert isinstance(told, StandBy)
     assert "stage 2 was given to another" in told.text
-    assert to(ring.join(2), address(2)) == [told], "it asked twice"
+    assert to(ring.join(2), address(2))[0] == told, "it asked twice"
     assert ring.machine.status().ready
+
+
+def test_a_spare_prepares_for_one_place_after_the_other() -> None:
+    ring = with_spare()
+    assert prepares(ring.tick(), b"spare") == [1]
+    assert prepares(ring.tick(), b"spare") == [], "it was told"
+    ring.say(b"spare", Loading("receiving the block: 34 %"))
+    line = "spare: board0 standing by; receiving the block: 34 %"
+    assert ring.machine.status().lines[-1] == line
+    ring.say(b"spare", Ready(9.0, NO_RING))
+    ring.say(b"spare", Heartbeat())
+    assert ring.machine.status().lines[-1] == "spare: board0 standing by; layers 0 to 0 fetched"
+    assert prepares(ring.tick(), b"spare") == [2]
+    ring.say(b"spare", Ready(9.0, NO_RING))
+    (spare,) = [node for node in ring.machine.status().nodes if not node.stage]
+    assert spare.words == "standing by; layers 0 to 0, 1 to 1 fetched"
+    assert prepares(ring.tick(), b"spare") == [], "it has all that it may need"
+
+
+def test_two_spares_prepare_for_different_places_and_the_unsteadiest_comes_first() -> None:
+    ring = Membership(3)
+    ring.bring_up()
+    for number in (2, 3):
+        ring.say(address(3), Goodbye("stopped"))
+        ring.join(3)
+        ring.all_ready(number)
+    ring.say(b"spare", asks(0))
+    ring.say(b"other", asks(0, pid=98, port=98))
+    effects = ring.tick()
+    assert (prepares(effects, b"spare"), prepares(effects, b"other")) == ([3], [1])
+    ring.say(b"other", Ready(9.0, NO_RING))
+    assert prepares(ring.tick(), b"other") == [2]
+    ring.say(b"other", Goodbye("stopped"))
+    ring.say(b"other", asks(0, pid=99, port=98))
+    assert prepares(ring.tick(), b"other") == [1], "a new process says itself what it has"
+
+
+def prepares(effects: list[Effect], peer: bytes) -> list[int]:
+    """The places that a device is told to prepare for."""
+    told = [one for one in to(effects, peer) if isinstance(one, Assign)]
+    assert all(one.ring == NO_RING for one in told)
+    return [one.stage for one in told]
 
 
 def test_a_spare_that_is_gone_disturbs_nobody() -> None:
