@@ -5,6 +5,7 @@ Assign → Ready from every stage → Connect to each → Connected from each �
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from ipaddress import ip_address
 from itertools import pairwise
@@ -12,11 +13,14 @@ from itertools import pairwise
 from msgspec.structs import replace
 
 from edgespec.machines.effects import Effect, Forward, SendPeer
-from edgespec.machines.events import RingDown, RingUp
+from edgespec.machines.events import RingDown, RingProgress, RingUp
 from edgespec.ring.assignment import SPARE, Assignment, Member
 from edgespec.ring.effects import ConnectRing, Log, OpenRing
 from edgespec.ring.health import DeviceRecords
 from edgespec.wire.messages import Assign, Connect, Join, StandBy
+
+MOST_NAMED = 2
+"""Stages that a reason names which are not ready: a reason is a line."""
 
 CacheRows = Callable[[Assign, Join], int]
 """Cache rows that a device has room for beside the layers of an Assign."""
@@ -35,6 +39,7 @@ class RingAssembly:
         self.up_since = 0.0
         self.missing_since: float | None = None  # since then a stage that was there is missing
         self.why_down = ""
+        self.progressed = -math.inf  # when a stage last came on with its layers
         self._home = home
         self._rows = rows
         self._is_linked = False  # all had to connect, in the current ring
@@ -109,19 +114,33 @@ class RingAssembly:
 
     # --- up and down --------------------------------------------------------------------------
 
-    def ready(self, member: Member, seconds: float, ring: int) -> list[Effect]:
+    def loading(self, member: Member, doing: str, now: float) -> list[Effect]:
+        """A stage or spare says what it does."""
+        has_come_on, member.state = doing != member.state, doing
+        if not has_come_on or member.loaded or member.stage == SPARE:
+            return []
+        return self._progress(now)
+
+    def _progress(self, now: float) -> list[Effect]:
+        """A stage has come on with its layers, or has them now."""
+        self.progressed = now
+        awaited = [f"{m} is still {m.state}" for m in self.in_order if not m.loaded]
+        return [Forward(RingProgress(" and ".join(awaited[:MOST_NAMED])))]
+
+    def ready(self, member: Member, seconds: float, ring: int, now: float) -> list[Effect]:
         """A stage has loaded its layers; the last one has all stages connect."""
         if ring != self.assignment.ring or member.ready or member.stage == SPARE:
             return []  # of an earlier ring, or repeated
         effects: list[Effect] = []
-        if not member.loaded:
+        is_new = not member.loaded
+        if is_new:
             effects.append(Log(f"{member} loaded its layers in {seconds:.1f} s"))
         member.ready = member.loaded = True
         member.state = "ready"
-        if self.free or not all(m.ready for m in self.stages.values()):
-            return effects
-        self._is_linked, self._is_reached = True, False
-        return [*effects, *self._connect()]
+        if not self.free and all(m.ready for m in self.stages.values()):
+            self._is_linked, self._is_reached = True, False
+            effects += self._connect()
+        return effects + self._progress(now) if is_new else effects
 
     def _connect(self) -> list[Effect]:
         """Have every node push to the next one, and the last stage to the coordinator."""

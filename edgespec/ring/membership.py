@@ -171,8 +171,7 @@ class MembershipMachine:
             return []  # a stranger, or a stage that was refused
         match message:
             case Loading(text):
-                member.state = printable(text)
-                return []
+                return self._ring.loading(member, printable(text), now)
             case Health():
                 layers = self._ring.assignment.layers(member.stage)
                 shares = ", beside the coordinator," if member.join.key in self._own_keys else ""
@@ -181,7 +180,7 @@ class MembershipMachine:
             case Ready(ring=ring) if ring == NO_RING:
                 return self._repartition.on_prepared(member, now)
             case Ready(seconds, ring):
-                return self._ring.ready(member, seconds, ring)
+                return self._ring.ready(member, seconds, ring, now)
             case Connected(ring):
                 return self._on_reached(member, ring, now)
             case Goodbye(reason):

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from edgespec.config import Timing
 from edgespec.machines.effects import Effect, Forward, SendPeer
 from edgespec.machines.events import Hold, RingDown
+from edgespec.machines.patience import patience_ends
 from edgespec.ring.assembly import RingAssembly
 from edgespec.ring.assignment import SPARE, Member, in_no_ring
 from edgespec.ring.effects import Log
@@ -290,12 +291,12 @@ class Repartition:
 
     def _on_slow_change(self, now: float) -> list[Effect]:
         """A ring that changes without a loss has as long to come up as after a loss."""
-        limit = self._timing.recovery
-        if self._changing_since is None or now - self._changing_since < limit:
+        since, limit = self._changing_since, self._timing.recovery
+        if since is None or now < patience_ends(since, self._ring.progressed, limit):
             return []
         self._changing_since = None
         slow = next((str(m) for m in self._ring.stages.values() if not m.ready), "the ring")
-        reason = f"{slow} was not ready within {limit:g} s"
+        reason = f"{slow} was not ready within {now - since:.0f} s"
         if self._rollback is not None:
             return self._undo(reason, now)
         return [Forward(RingDown(reason)), Log(reason)]

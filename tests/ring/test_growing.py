@@ -28,7 +28,14 @@ from edgespec.machines.events import (
 )
 from edgespec.planning.partition import split_layers
 from edgespec.ring.effects import FetchBlock, LoadBlock, Log, Stop
-from edgespec.ring.events import BlockFetched, BlockLoaded, KeyRemoved, RingBroke, RingReached
+from edgespec.ring.events import (
+    BlockFetched,
+    BlockLoaded,
+    BlockLoading,
+    KeyRemoved,
+    RingBroke,
+    RingReached,
+)
 from edgespec.ring.member import MemberMachine
 from edgespec.ring.membership import ALL_REQUESTS, MembershipMachine
 from edgespec.ring.repartition import SETTLED_BEATS
@@ -381,11 +388,25 @@ def test_a_ring_that_does_not_come_up_in_time_is_what_it_was_again() -> None:
     cluster.boards[peers[0]].takes = 1e6  # its disk hangs, which its heartbeats do not
     growing, down = downs(cluster.wait(RECOVERY + 5))
     assert not growing.lost
-    assert "stage 1 (board1, process 71) was not ready within 20 s" in down.reason
+    assert "stage 1 (board1, process 71) was not ready within 21 s" in down.reason
     assert not down.lost
     assert cluster.stages == 0, "it hangs still"
     (down,) = downs(cluster.wait(RECOVERY))
     assert down.lost, "there is an end to waiting"
+
+
+def test_a_ring_that_changes_has_as_long_as_its_devices_come_on() -> None:
+    cluster, peers = shrunk()
+    cluster.start(2, process=1)
+    cluster.load = (1, 0)
+    cluster.wait(SETTLED_S)
+    cluster.load = (0, 0)
+    cluster.boards[peers[0]].takes = 3 * RECOVERY
+    cluster.wait(RECOVERY / 2)
+    for step in range(6):
+        cluster._say(peers[0], BlockLoading(f"loading {step} of 6 layers"))
+        cluster.wait(RECOVERY / 2)
+    assert cluster.stages == 3, "it was as slow as that"
 
 
 def test_a_stage_that_is_lost_while_the_ring_grows_is_replaced_by_who_came() -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from support.memberships import TIMING, Membership, address, asks, goes_up, to, why_down
 
-from edgespec.machines.effects import Effect
+from edgespec.machines.effects import Effect, Forward
+from edgespec.machines.events import RingProgress
 from edgespec.ring.events import RingReached
 from edgespec.wire.messages import (
     NO_RING,
@@ -142,6 +143,27 @@ def prepares(effects: list[Effect], peer: bytes) -> list[int]:
     told = [one for one in to(effects, peer) if isinstance(one, Assign)]
     assert all(one.ring == NO_RING for one in told)
     return [one.stage for one in told]
+
+
+def test_what_a_replacement_does_is_told_as_far_as_it_comes_on() -> None:
+    ring = with_spare()
+    ring.say(b"other", asks(0, pid=98, port=98))
+    ring.say(address(2), Goodbye("stopped"))
+    who = "stage 2 (board0, process 70) is still"
+    text = "compiling rows.c for this CPU, once"
+    assert progress(ring.say(b"spare", Loading(text))) == [f"{who} {text}"]
+    assert progress(ring.say(b"spare", Loading(text))) == [], "it does not come on"
+    assert progress(ring.say(b"other", Loading("receiving"))) == [], "nobody waits for it"
+    assert progress(ring.say(b"spare", Loading("loading"))) == [f"{who} loading"]
+    assert progress(ring.say(b"spare", Ready(1.0, 2))) == [""]
+    assert progress(ring.say(address(1), Ready(0.0, 2))) == [], "it has had its layers"
+    assert progress(ring.say(b"spare", Loading("receiving"))) == []
+
+
+def progress(effects: list[Effect]) -> list[str]:
+    """What the coordinator machine is told of those that are awaited."""
+    told = [e.event for e in effects if isinstance(e, Forward)]
+    return [event.doing for event in told if isinstance(event, RingProgress)]
 
 
 def test_a_spare_that_is_gone_disturbs_nobody() -> None:
