@@ -169,6 +169,7 @@ class RingAssembly:
         if any(m.connected != self.assignment.ring for m in self.stages.values()):
             return []
         self.is_up = self.was_up = True
+        self.devices.ring_up()
         self.up_since = now
         rows = min(self._assign_of(member).rows for member in self.stages.values())
         ends = tuple(self._assign_of(member).end for member in self.in_order)
