@@ -107,6 +107,7 @@ def run_coordinator(
     advertising.start()
     node.supervisor = Notifier(slow=slowness())
     node.requests = requests
+    node.keep_holders = cluster.keep_holders
     api = ApiProcess(http, address, cluster, aliases) if http is not None else nullcontext()
     stage = _own_stage(config, own, beside, shared) if own is not None else nullcontext()
     try:
@@ -261,6 +262,7 @@ def _build(
             plain=machine.learnt.plain_speed,
             tools=form_in(codec.chat_template),
             own_stage=config.with_stage,
+            holders=cluster.holders(),
         ),
         access_policy,
         Instrumentation(transport, pace, trace),

@@ -71,12 +71,17 @@ class Member:
 class Assignment:
     """The layers of each stage in the current ring, and the device that is planned for each."""
 
-    def __init__(self, assigns: Sequence[Assign], names: Sequence[str]) -> None:
+    def __init__(
+        self, assigns: Sequence[Assign], names: Sequence[str], holders: Sequence[str]
+    ) -> None:
         """`assigns[s - 1]`: layers of stage s; its `ring_key` is the secret from which the key of
         each ring is made. `names[s - 1]`: the planned device's name, "" if any may have it; () if
-        there is no plan."""
+        there is no plan. `holders[s - 1]`: the key of the device that held it last, as far as that
+        is known."""
         self._assigns = self.first = tuple(assigns)
         self._names = self._first_names = names
+        self.holders = tuple(holders)
+        """Keys of the devices that held the first assignment's stages when they were up last."""
         self.most = len(assigns)
         """The number of stages at first, which a later assignment does not exceed."""
         self.ring = 1
@@ -103,11 +108,20 @@ class Assignment:
             return 0
         return self._assigns[stage - 1].end - self._assigns[stage - 1].first
 
+    def held(self, join: Join) -> int:
+        """The stage that this device held last, and that is planned for no other; 0: none."""
+        if not self.is_first or join.name in self._names:
+            return 0
+        known = [s for s in range(1, self.most + 1) if join.key in self.holders[s - 1 : s]]
+        return next((s for s in known if not any(self._names[s - 1 : s])), 0)
+
     def planned(self, name: str, free: Sequence[int]) -> int:
-        """Prefer the stage planned for this device, then an unplanned one, then any."""
+        """Prefer the stage planned for this device, then an unplanned one that no other device
+        held, then an unplanned one, then any."""
         own = [s for s in free if name in self._names[s - 1 : s]]
         unplanned = [s for s in free if not any(self._names[s - 1 : s])]
-        return (own or unplanned or free)[0]
+        new = [s for s in unplanned if not any(self.holders[s - 1 : s])]
+        return (own or new or unplanned or free)[0]
 
     def replace(self, assigns: Sequence[Assign]) -> None:
         """Begin the next ring with these layers; planned names hold for the first ones only."""

@@ -72,15 +72,16 @@ class MembershipMachine:
         plain: Callable[[], float] = lambda: 0.0,
         tools: str = "",
         own_stage: int = 0,
+        holders: Sequence[str] = (),
     ) -> None:
-        """`assigns`, `names`: see Assignment; `home`: where the last stage pushes. `requests()`:
-        how many run and how many wait. `replan`: an assignment for other devices. `own_keys`:
-        public keys of stages on this machine. `live(now)`: what those that run have done. `rows`:
-        cache rows that a device has room for; None: as many as `assigns` say. `rows_told()`: see
-        Status.rows_live and those behind it; `here()`, `plain()`: Status.home and Status.plain;
-        `tools`: Status.tools. `own_stage`: the number of the stage that the coordinator starts; 0:
-        none."""
-        self._ring = RingAssembly(Assignment(assigns, names), home, rows)
+        """`assigns`, `names`, `holders`: see Assignment; `home`: where the last stage pushes.
+        `requests()`: how many run and how many wait. `replan`: an assignment for other devices.
+        `own_keys`: public keys of stages on this machine. `live(now)`: what those that run have
+        done. `rows`: cache rows that a device has room for; None: as many as `assigns` say.
+        `rows_told()`: see Status.rows_live and those behind it; `here()`, `plain()`: Status.home
+        and Status.plain; `tools`: Status.tools. `own_stage`: the number of the stage that the
+        coordinator starts; 0: none."""
+        self._ring = RingAssembly(Assignment(assigns, names, holders), home, rows)
         self._repartition = Repartition(self._ring, timing, requests, replan)
         self._requests, self._live, self._rows_told = requests, live, rows_told
         self._here, self._plain, self._tools = here, plain, tools
@@ -191,9 +192,7 @@ class MembershipMachine:
 
     def _on_reached(self, member: Member | None, ring: int, now: float) -> list[Effect]:
         effects = self._ring.reached(member, ring, now)
-        if effects:
-            self._repartition.on_up()
-        return effects
+        return effects + self._repartition.on_up() if effects else []
 
     # --- devices join -------------------------------------------------------------------------
 
@@ -232,17 +231,27 @@ class MembershipMachine:
         holder = ring.stages.get(join.stage)
         if holder is not None and holder.join.stage == join.stage:
             return self._on_rival(peer, join, holder, now)
-        if holder is not None and not ring.was_up:
-            # Before the ring is first up, the holder, which did not ask for this stage, moves.
-            del ring.stages[join.stage]
-            entered = ring.enter(peer, join, join.stage, now)
+        wish = join.stage or ring.assignment.held(join)
+        holder = ring.stages.get(wish)
+        if holder is not None and not ring.was_up and self._makes_room(holder, join):
+            del ring.stages[wish]
+            entered = ring.enter(peer, join, wish, now)
             return entered + self._admit(holder.peer, holder.join, now)
         if not free:
             return ring.add_spare(peer, join, now, now)
-        if holder is not None:
+        if holder is not None and join.stage:
             return ring.enter(peer, join, free[0], now)
-        stage = join.stage if join.stage in free else ring.assignment.planned(join.name, free)
+        stage = wish if wish in free else ring.assignment.planned(join.name, free)
         return ring.enter(peer, join, stage, now)
+
+    def _makes_room(self, holder: Member, join: Join) -> bool:
+        """Whether, before the ring is first up, a holder that did not ask for its stage moves: for
+        a device that asks for it, or, unless its block is loaded, for one that held it last."""
+        return bool(join.stage) or not (
+            holder.loaded
+            or holder.join.stage
+            or self._ring.assignment.held(holder.join) == holder.stage
+        )
 
     def _on_rival(self, peer: bytes, join: Join, holder: Member, now: float) -> list[Effect]:
         """Another process asks for the same stage by its number: the old one is dead, or both

@@ -16,7 +16,7 @@ from edgespec.machines.events import Hold, RingDown
 from edgespec.machines.patience import patience_ends
 from edgespec.ring.assembly import RingAssembly
 from edgespec.ring.assignment import SPARE, Member, in_no_ring
-from edgespec.ring.effects import Log
+from edgespec.ring.effects import KeepHolders, Log
 from edgespec.wire.messages import Assign, Join
 
 LEAST_PATIENCE_S = 6.0
@@ -141,10 +141,15 @@ class Repartition:
     def _patience(self) -> float:
         return max(self._timing.recovery / 2, LEAST_PATIENCE_S)
 
-    def on_up(self) -> None:
-        self._rollback = self._changing_since = None
-        if self._ring.assignment.is_first:
-            self._first_holders.note(self._ring.stages)
+    def on_up(self) -> list[Effect]:
+        ring, self._rollback, self._changing_since = self._ring, None, None
+        if not ring.assignment.is_first:
+            return []
+        self._first_holders.note(ring.stages)
+        before = ring.assignment.holders
+        ring.assignment.holders = tuple(member.join.key for member in ring.in_order)
+        after = ring.assignment.holders
+        return [KeepHolders(after)] if after != before else []
 
     def on_tick(self, now: float) -> list[Effect]:
         """Look at what has lasted for too long."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, permutations
 
 import pytest
 from msgspec.structs import replace
@@ -27,7 +27,7 @@ from edgespec.machines.events import (
     Tick,
 )
 from edgespec.planning.partition import split_layers
-from edgespec.ring.effects import FetchBlock, LoadBlock, Log, Stop
+from edgespec.ring.effects import FetchBlock, KeepHolders, LoadBlock, Log, Stop
 from edgespec.ring.events import (
     BlockFetched,
     BlockLoaded,
@@ -72,7 +72,7 @@ class Board:
 class Cluster:
     """A coordinator's membership and real member machines, second by second."""
 
-    def __init__(self, stages: int, timing: Timing = TIMING) -> None:
+    def __init__(self, stages: int, timing: Timing = TIMING, holders: Sequence[str] = ()) -> None:
         self.timing = timing
         self.now = 100.0
         self.load = (0, 0)
@@ -81,7 +81,9 @@ class Cluster:
         self.replanned: list[tuple[str, ...]] = []
         self.places = self._shared(stages)
         self.machine = MembershipMachine(
-            self.places, HOME, timing, lambda: self.load, replan=self._replan
+            *(self.places, HOME, timing, lambda: self.load),
+            replan=self._replan,
+            holders=holders,
         )
         self._later: list[tuple[float, bytes, Event]] = []
 
@@ -464,6 +466,51 @@ def test_of_two_that_are_away_each_comes_back_by_itself() -> None:
     cluster.wait(3 * SETTLED_S)
     assert [cluster.place(p) for p in (peers[0], second, third, peers[3])] == [1, 2, 3, 4]
     cluster.assert_sound()
+
+
+# --- a coordinator that begins again --------------------------------------------------------------
+
+
+def kept(cluster: Cluster) -> tuple[str, ...]:
+    """What it remembers over a restart."""
+    told = [effect.keys for effect in cluster.done if isinstance(effect, KeepHolders)]
+    return told[-1] if told else ()
+
+
+@pytest.mark.parametrize("order", [*permutations((1, 2, 3))])
+def test_after_a_restart_each_board_has_the_place_of_before(order: tuple[int, ...]) -> None:
+    cluster, peers = up()
+    keys = kept(cluster)
+    assert keys == tuple(cluster.boards[peer].join.key for peer in peers)
+    again = Cluster(3, holders=keys)
+    for number in order:
+        again.start(number)
+        again.wait(1)
+    again.wait(3)
+    assert again.stages == 3
+    assert [again.place(peer) for peer in peers] == [1, 2, 3]
+    assert [again.boards[peer].loads for peer in peers] == [1, 1, 1]
+    assert not kept(again), "it is known"
+
+
+@pytest.mark.parametrize("takes", [0.0, 60.0])
+def test_a_board_that_had_no_place_gives_way_unless_it_has_its_layers(takes: float) -> None:
+    cluster, peers = up()
+    again = Cluster(3, holders=kept(cluster))
+    new = again.start(7)
+    again.boards[new].takes = takes
+    again.wait(2)
+    assert again.place(new) == 1
+    for number in (1, 2, 3):
+        again.start(number)
+    again.wait(3)
+    assert again.stages == 3
+    if takes:
+        assert [again.place(peer) for peer in (*peers, new)] == [1, 2, 3, 0]
+    else:
+        assert [again.place(peer) for peer in (*peers, new)] == [0, 2, 3, 1]
+        assert kept(again)[0] == again.boards[new].join.key
+    assert [again.boards[peer].loads for peer in peers[1:]] == [1, 1]
 
 
 # --- whatever happens -----------------------------------------------------------------------------
