@@ -296,8 +296,15 @@ class MembershipMachine:
         if lost.stage == SPARE or not free:  # none is free if it had no stage of those restored
             return effects
         if ring.spares:
-            spare = ring.spares.pop(max(ring.spares, key=lambda p: ring.spares[p].heard))
             stage = lost.stage if lost.stage in free else free[0]
+            block, alive = ring.assignment.of(stage).block, self._timing
+
+            def rank(spare: Member) -> tuple[bool, float]:
+                has_it = any(one.block == block for one in spare.fetched)
+                return has_it and spare.is_alive(now, alive), spare.heard
+
+            spare = max(ring.spares.values(), key=rank)
+            del ring.spares[spare.peer]
             effects += ring.enter(spare.peer, spare.join, stage, spare.heard)
         elif ring.was_up and ring.missing_since is None:
             ring.missing_since = now

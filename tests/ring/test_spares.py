@@ -195,6 +195,17 @@ def test_of_several_spares_the_one_that_was_heard_last_takes_the_place() -> None
     assert ring.machine.stage_peers == [address(1), b"alive"]
 
 
+def test_of_several_spares_that_live_the_one_that_has_the_block_takes_the_place() -> None:
+    ring = with_spare()
+    ring.say(b"other", asks(0, pid=98, port=98))
+    effects = ring.tick()
+    assert (prepares(effects, b"spare"), prepares(effects, b"other")) == ([1], [2])
+    ring.say(b"spare", Ready(9.0, NO_RING))
+    ring.now += TIMING.beat
+    ring.say(b"other", Heartbeat())
+    assert to(ring.say(address(1), Goodbye("stopped")), b"spare") == [ring.place(1, 2)]
+
+
 def test_a_connection_that_was_made_anew_costs_no_stage_its_place() -> None:
     """A coordinator that hung for seconds finds that of every stage anew: its block is there."""
     ring = with_spare()
