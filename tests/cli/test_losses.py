@@ -5,7 +5,9 @@ Every answer that is given must be, to the character, the one that transformers 
 
 from __future__ import annotations
 
+import json
 import re
+import shutil
 import signal
 import time
 from collections.abc import Iterator
@@ -13,9 +15,13 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
+import torch
 from support.boards import Boards, boards
 from support.commands import Command, Done
 from support.torch_rings import BASE, generated, tokenizer
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from edgespec.kernels.compiled import cache_folder
 
 BOARDS = ("v1", "v2", "v3")
 PROMPT, NEW_TOKENS = "Once upon a time", 120
@@ -122,6 +128,47 @@ def test_four_live_answers_survive_a_dead_board_a_hanging_one_and_a_pulled_cable
                     assert running.done().out == right(prompt)
             assert time.monotonic() - begun < 300.0
             until_standing_by(ring, before)
+
+
+def big_model(folder: Path) -> Path:
+    """Random layers, of which half are 500 MB, with the bundled tokenizer."""
+    settings = json.loads((Path(BASE) / "config.json").read_text(encoding="utf-8"))
+    size = {"hidden_size": 2048, "intermediate_size": 8704, "num_attention_heads": 32}
+    config = AutoConfig.for_model(**{**settings, **size, "num_key_value_heads": 4})
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(folder)
+    for file in Path(BASE).glob("tokenizer*"):
+        shutil.copy(file, folder)
+    return folder
+
+
+def test_a_spare_with_empty_caches_takes_over_a_large_block(tmp_path: Path) -> None:
+    """It has stood by for half a minute, compiles kernels first, and is sent all that it loads."""
+    model = big_model(tmp_path / "model")
+    question = ("d0", PROMPT, NEW_TOKENS, "autoregressive")
+    with boards(tmp_path, "v1", "v2", "spare") as ring:
+        ring.hosts["d0"].limit_speed(880)
+        for name in ("v1", "v2", "spare"):
+            # The others have the kernels of this machine: they are not what is looked at.
+            cache = tmp_path / "spare" if name == "spare" else cache_folder().parent
+            ring.hosts[name] = ring.hosts[name].without(model, cache)
+        settings = ("--model", str(model), "--dtype", "bfloat16", "--stages", "2")
+        ring.token = ring.said("d0", "init", "--host", "0.0.0.0", *settings).split()[-1]
+        ring.start("v1", "v2")
+        with ring.asking(*question) as running:
+            expected = running.done()
+        assert expected.code == 0, expected
+        ring.join("spare", ring.token)
+        until_standing_by(ring, 0)
+        time.sleep(30.0)
+        with ring.asking(*question) as running:
+            ring.until(lambda: len(running.out) > 0.2 * len(expected.out), "the moment")
+            assert running.process.poll() is None, "it was over before anything happened"
+            ring.cut_power(ring.holder(2))
+            running.process.wait(600)
+            assert (running.done().code, running.out) == (0, expected.out), running.err
+        assert ring.holder(2) == "spare"
+        assert "receiving the block" in ring.daemons["spare"].err
 
 
 def test_who_is_removed_or_leaves_in_mid_answer_is_replaced(tmp_path: Path) -> None:
