@@ -67,6 +67,8 @@ class Board:
     on_disk: set[object] | None = None
     takes: float = 0.0
     """Seconds to load a block."""
+    sent: float = 0.0
+    """Further ones for one that is not on its disk."""
 
 
 class Cluster:
@@ -138,14 +140,15 @@ class Cluster:
             elif isinstance(effect, LoadBlock):
                 board.holds = effect.assign.block
                 assert board.on_disk is not None
+                sent = 0.0 if effect.assign.block in board.on_disk else board.sent
                 board.on_disk.add(effect.assign.block)
                 board.loads += 1
-                self._later.append((self.now + board.takes, peer, BlockLoaded(board.takes)))
+                self._later.append((self.now + board.takes + sent, peer, BlockLoaded(board.takes)))
             elif isinstance(effect, FetchBlock) and effect.assign is not None:
                 assert board.on_disk is not None
                 board.on_disk.add(effect.assign.block)
                 fetched = BlockFetched(effect.assign, board.takes)
-                self._later.append((self.now + board.takes, peer, fetched))
+                self._later.append((self.now + board.takes + board.sent, peer, fetched))
             elif isinstance(effect, Stop):
                 board.is_on = False
 
@@ -450,6 +453,20 @@ def test_a_ring_with_all_its_places_takes_nobody_in() -> None:
     cluster.start(4)
     assert not downs(cluster.wait(3 * SETTLED_S))
     assert cluster.stages == 3
+
+
+@pytest.mark.parametrize("lost", [1, 2, 3])
+def test_a_spare_that_has_stood_by_is_sent_nothing_when_it_is_needed(lost: int) -> None:
+    cluster, peers = up()
+    spare = cluster.start(7)
+    cluster.boards[spare].sent = 15.0
+    cluster.wait(3 * 15.0 + 5.0)
+    assert cluster.boards[spare].loads == 0
+    cluster.vanish(peers[lost - 1])
+    cluster.wait(TIMING.silence + 3.0)
+    assert cluster.stages == 3
+    assert cluster.place(spare) == lost
+    cluster.assert_sound()
 
 
 def test_of_two_that_are_away_each_comes_back_by_itself() -> None:
