@@ -88,6 +88,25 @@ class RingAssembly:
         self.spares[peer] = member
         return [self.stand_by(member), Log(f"{member} stands by")]
 
+    def makes_room(self, holder: Member, join: Join) -> bool:
+        """Whether, before the ring is first up, a holder that did not ask for its stage moves: for
+        a device that asks for it, or, unless its block is loaded, for one that held it last."""
+        if self.was_up or join.stage:
+            return not self.was_up
+        is_home = self.assignment.held(holder.join) == holder.stage
+        return not (holder.loaded or holder.join.stage or is_home)
+
+    def take_spare(self, stage: int, is_alive: Callable[[Member], bool]) -> Member:
+        """The spare for that stage: one that lives and has the block, or else the one that was
+        heard last; it is none any more."""
+        block = self.assignment.of(stage).block
+
+        def rank(spare: Member) -> tuple[bool, float]:
+            has_it = any(one.block == block for one in spare.fetched)
+            return has_it and is_alive(spare), spare.heard
+
+        return self.spares.pop(max(self.spares.values(), key=rank).peer)
+
     def stand_by(self, spare: Member) -> Effect:
         """Tell a spare that it is one, and why."""
         wish, why = spare.join.stage, ""

@@ -233,7 +233,7 @@ class MembershipMachine:
             return self._on_rival(peer, join, holder, now)
         wish = join.stage or ring.assignment.held(join)
         holder = ring.stages.get(wish)
-        if holder is not None and not ring.was_up and self._makes_room(holder, join):
+        if holder is not None and ring.makes_room(holder, join):
             del ring.stages[wish]
             entered = ring.enter(peer, join, wish, now)
             return entered + self._admit(holder.peer, holder.join, now)
@@ -243,15 +243,6 @@ class MembershipMachine:
             return ring.enter(peer, join, free[0], now)
         stage = wish if wish in free else ring.assignment.planned(join.name, free)
         return ring.enter(peer, join, stage, now)
-
-    def _makes_room(self, holder: Member, join: Join) -> bool:
-        """Whether, before the ring is first up, a holder that did not ask for its stage moves: for
-        a device that asks for it, or, unless its block is loaded, for one that held it last."""
-        return bool(join.stage) or not (
-            holder.loaded
-            or holder.join.stage
-            or self._ring.assignment.held(holder.join) == holder.stage
-        )
 
     def _on_rival(self, peer: bytes, join: Join, holder: Member, now: float) -> list[Effect]:
         """Another process asks for the same stage by its number: the old one is dead, or both
@@ -297,14 +288,7 @@ class MembershipMachine:
             return effects
         if ring.spares:
             stage = lost.stage if lost.stage in free else free[0]
-            block, alive = ring.assignment.of(stage).block, self._timing
-
-            def rank(spare: Member) -> tuple[bool, float]:
-                has_it = any(one.block == block for one in spare.fetched)
-                return has_it and spare.is_alive(now, alive), spare.heard
-
-            spare = max(ring.spares.values(), key=rank)
-            del ring.spares[spare.peer]
+            spare = ring.take_spare(stage, lambda one: one.is_alive(now, self._timing))
             effects += ring.enter(spare.peer, spare.join, stage, spare.heard)
         elif ring.was_up and ring.missing_since is None:
             ring.missing_since = now
