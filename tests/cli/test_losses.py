@@ -225,6 +225,7 @@ def test_stages_outlive_their_coordinator_and_its_clients_are_told(
     with boards(tmp_path, *BOARDS) as ring:
         ring.init("--stages", "3")
         ring.start(*BOARDS)
+        places = [ring.holder(stage) for stage in (1, 2, 3)]
         with asking(ring) as running:
             begun = time.monotonic()
             ring.coordinator.signal(number)
@@ -239,6 +240,7 @@ def test_stages_outlive_their_coordinator_and_its_clients_are_told(
         ring.serve()
         done = answer(ring)
         assert (done.code, done.out) == (0, right()), done
+        assert [ring.holder(stage) for stage in (1, 2, 3)] == places, "each has its layers"
         for name in BOARDS:
             assert ring.daemons[name].process.poll() is None
 
