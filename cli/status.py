@@ -101,7 +101,10 @@ def row_lines(state: Status) -> Iterator[str]:
 
 
 def remarks(state: Status) -> Iterator[str]:
-    """Warnings and losses."""
+    """How far spares are, warnings and losses."""
+    for node in state.nodes:
+        if not node.stage and node.words != node.state:
+            yield f"{node_name(node)} ({node.name}): {node.words}"
     for node in state.nodes:
         if node.warning:
             yield f"{node_name(node)} ({node.name}): {node.warning}"

@@ -11,7 +11,7 @@ from edgespec.config import Address, Quantisation
 from edgespec.daemon.blocks import BlockKey, BlockLibrary
 from edgespec.daemon.ring_model import Say
 from edgespec.errors import ModelError, RemoteProtocolError
-from edgespec.model.block_folder import CONFIG, BlockFolder, put_file
+from edgespec.model.block_folder import CONFIG, BlockFolder, put_file, require_room
 from edgespec.model.loader import fingerprint
 from edgespec.model.manifest import Manifest, manifest_of
 from edgespec.model.source import TensorSource
@@ -32,7 +32,8 @@ class Wanted:
     """The block that this stage was assigned, or with `head` the output head.
 
     `coordinator`: its address, to be used with the keys of `identity`. `say` reports progress.
-    `stop()`: whether the block is no longer needed.
+    `stop()`: whether the block is no longer needed. `left_free`: bytes of the disk that are not for
+    a block that has to be transferred.
     """
 
     assign: Assign
@@ -41,6 +42,7 @@ class Wanted:
     say: Say
     stop: Callable[[], bool]
     head: bool = False
+    left_free: int = 0
 
     @property
     def key(self) -> BlockKey:
@@ -113,6 +115,12 @@ def _from_model(wanted: Wanted, model: str, library: BlockLibrary) -> TensorSour
 
 def _from_coordinator(wanted: Wanted, library: BlockLibrary) -> TensorSource:
     key = wanted.key
+
+    def place(offer: BlockOffer) -> Path:
+        if wanted.left_free:
+            require_room(incoming.folder, offer.size + wanted.left_free)
+        return incoming.folder / _file_of(offer, key)
+
     with library.begin(key, 0) as incoming:
         if incoming.found is not None:
             return _block(wanted, incoming.found)
@@ -120,7 +128,7 @@ def _from_coordinator(wanted: Wanted, library: BlockLibrary) -> TensorSource:
             Address(wanted.coordinator.host, wanted.assign.blocks_port),
             wanted.identity,
             wanted.number,
-            lambda offer: incoming.folder / _file_of(offer, key),
+            place,
             lambda progress: wanted.say(f"receiving the block: {progress.text}"),
             wanted.stop,
             SILENCE_S,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -33,6 +34,8 @@ from edgespec.net.keys import Identity, KeyPair, is_key, short
 from edgespec.planning.partition import parse_split
 from edgespec.schema import FileStruct, json_text, read_as
 
+log = logging.getLogger(__name__)
+
 VARIABLE = "EDGESPEC_CLUSTER"
 """Environment variable: the cluster folder."""
 
@@ -50,6 +53,7 @@ _SETTINGS = "settings.json"
 _DEVICE_KEY = "device.key"
 _MEMBERSHIP = "membership.json"
 _PLAN = "plan.json"
+_HOLDERS = "holders.json"
 
 
 def default_folder() -> Path:
@@ -135,6 +139,12 @@ class _Membership(FileStruct, frozen=True):
         if not is_key(self.coordinator):
             raise ConfigError("the coordinator's key is no key")
         Address.parse(self.address)
+
+
+class _Holders(FileStruct, frozen=True):
+    """Of a coordinator: the public keys of the devices that held stages 1, 2, … last."""
+
+    keys: tuple[str, ...]
 
 
 class ClusterFolder:
@@ -275,6 +285,24 @@ class ClusterFolder:
                 write_private(self.path / _PLAN, text)
             else:
                 remove_private(self.path / _PLAN)
+
+    def holders(self) -> tuple[str, ...]:
+        """The keys of the devices that held stages 1, 2, … last; () if that is not known."""
+        path = self.path / _HOLDERS
+        try:
+            stored = read_private(path, secret=False)
+            return read_as(_Holders, stored[0], str(path), "", _VERSION).keys if stored else ()
+        except EdgespecError as problem:  # it is made again: boards may have to fetch other layers
+            log.warning("not known which device held which layers: %s", problem)
+            return ()
+
+    def keep_holders(self, keys: tuple[str, ...]) -> None:
+        """Store them for the next start, unless the disk refuses."""
+        try:
+            with held(self.path):
+                write_private(self.path / _HOLDERS, json_text(_Holders(keys), _VERSION))
+        except EdgespecError as problem:
+            log.warning("the next start does not know which device has which layers: %s", problem)
 
     @property
     def name(self) -> str:

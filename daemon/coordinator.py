@@ -110,6 +110,7 @@ def run_coordinator(
     advertising.start()
     node.supervisor = Notifier(slow=slowness())
     node.requests = requests
+    node.keep_holders = cluster.keep_holders
     api = ApiProcess(http, address, cluster, aliases) if http is not None else nullcontext()
     stage = _own_stage(config, own, beside, shared) if own is not None else nullcontext()
     try:
@@ -265,6 +266,7 @@ def _build(
             plain=machine.learnt.plain_speed,
             tools=form_in(codec.chat_template),
             own_stage=config.with_stage,
+            holders=cluster.holders(),
         ),
         access_policy,
         Instrumentation(transport, pace, trace),

@@ -34,6 +34,9 @@ from edgespec.wire.messages import Assign, Join
 if TYPE_CHECKING:
     from edgespec.model.source import TensorSource
 
+LEFT_FREE = 2 << 30
+"""Bytes of the disk that a block does not take which is fetched in case it is needed."""
+
 log = logging.getLogger(__name__)
 
 
@@ -123,7 +126,7 @@ def _node(
         partial(_load, config, identity),
         instrumentation,
         monitor.latest,
-        partial(_fetch, config, identity),
+        partial(_prepare, config, identity),
     )
     node.supervisor = Notifier(slow=slowness())
     return node
@@ -193,17 +196,41 @@ def _pace(
     return stage_pace(costs, place.stage, shared_device)
 
 
+def _prepare(
+    config: StageConfig,
+    identity: Identity,
+    assign: Assign,
+    say: Callable[[str], None],
+    stop: Callable[[], bool],
+) -> None:
+    """All that a stage needs but memory: its kernels, and its block on the disk."""
+    _compile_kernels(say)
+    _fetch(config, identity, assign, say, stop, LEFT_FREE)
+
+
+def _compile_kernels(say: Callable[[str], None]) -> None:
+    """Those that this device's processor needs, unless they were compiled before."""
+    from edgespec.kernels.compiled import load, unbuilt
+    from edgespec.model.device import best_device
+
+    if best_device().type == "cpu":
+        for name in unbuilt():
+            say("compiling the kernels for this CPU (once)")
+            load(name)
+
+
 def _fetch(
     config: StageConfig,
     identity: Identity,
     assign: Assign,
     say: Callable[[str], None],
     stop: Callable[[], bool],
+    left_free: int = 0,
 ) -> tuple[TensorSource, TensorSource | None]:
     """The tensors of the block, and of the output head if the stage has it."""
     from edgespec.daemon.block_fetch import Wanted, obtain
 
-    wanted = Wanted(assign, config.coordinator, identity, say, stop)
+    wanted = Wanted(assign, config.coordinator, identity, say, stop, left_free=left_free)
     block = obtain(wanted, config.model, config.cache)
     if not assign.head:
         return block, None
@@ -218,15 +245,11 @@ def _load(
     stop: Callable[[], bool],
 ) -> StageCompute:
     from edgespec.backends.torch_backend import TorchBlock, TorchHead
-    from edgespec.kernels.compiled import load, unbuilt
     from edgespec.model.block import Block
     from edgespec.model.device import best_device
     from edgespec.model.ends import OutputHead
 
-    if best_device().type == "cpu":
-        for name in unbuilt():
-            say("compiling the kernels for this CPU (once)")
-            load(name)
+    _compile_kernels(say)
     source, ends = _fetch(config, identity, assign, say, stop)
     _require_memory(assign, source, ends, config.reserved)
 

@@ -89,8 +89,9 @@ class Timing:
     a coordinator after `answer_silence`, and the coordinator a client after `client_silence`: a
     process that is stopped for some seconds loses nobody an answer, and one that has ended is told
     by its connection.
-    `recovery`: how long a request waits for a ring that was lost; 0: not at all. What a coordinator
-    has, it tells stages and clients in its heartbeats.
+    `recovery`: how long a request waits for a ring that was lost, or for the next progress of what
+    replaces it; 0: not at all. What a coordinator has, it tells stages and clients in its
+    heartbeats.
 
     A dead stage is noticed within two seconds, as promised. A false alarm is cheap: a stage keeps
     its block and is back within a beat or two, so that only the committed tokens are read again;

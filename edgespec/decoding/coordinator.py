@@ -53,6 +53,7 @@ from edgespec.machines.events import (
     PeerGone,
     RingDown,
     RingEnded,
+    RingProgress,
     RingUp,
     Tick,
 )
@@ -134,6 +135,9 @@ class CoordinatorMachine:
                 return self._on_ring_up(event, now)
             case RingDown(reason, lost):
                 return self._on_ring_down(reason, lost, now)
+            case RingProgress(doing):
+                self._state.progress(doing, now)
+                return []
             case Hold(reason):
                 return self._on_hold(reason, now)
             case RingEnded(reason):

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 from edgespec.decoding.request import Request
 from edgespec.errors import PeerLost
+from edgespec.machines.patience import patience_ends
 
 
 class RingState:
     """What the coordinator machine knows of its ring: not there yet, up, lost, or at its end."""
 
     def __init__(self, limit: float) -> None:
-        """`limit`: seconds that a request waits for a lost ring; with 0 it fails at once."""
+        """`limit`: seconds that a request waits for a lost ring, or for the next progress of what
+        replaces it; with 0 it fails at once."""
         self._limit = limit
         self._lost: str | None = None
         self._change = ""  # its devices get other layers, for that reason
+        self._doing, self._progressed = "", -math.inf  # what replaces it, and since when
         self.held = ""
         """Why no further request begins though the ring is up."""
         self._ended: str | None = None
@@ -24,14 +28,19 @@ class RingState:
     def up(self) -> None:
         """Every stage is there."""
         self.is_up, self._lost = True, None
-        self._change = self.held = ""
+        self._change = self.held = self._doing = ""
+        self._progressed = -math.inf
 
     def down(self, reason: str, now: float, requests: Iterable[Request]) -> None:
         """The ring is lost. A second loss before it is back gives no request more time."""
         if self._lost is None:
             for request in requests:
                 request.waiting_since = now
-        self.is_up, self._lost = False, reason
+        self.is_up, self._lost, self._doing = False, reason, ""
+
+    def progress(self, doing: str, now: float) -> None:
+        """What replaces it has come on: requests wait on (see machines.patience)."""
+        self._doing, self._progressed = doing, now
 
     def change(self, reason: str) -> None:
         """Its devices get other layers. That ends by itself, or with a loss: there is no limit."""
@@ -68,12 +77,25 @@ class RingState:
         """When the first request has waited long enough for a lost ring."""
         if self._lost is None:
             return None
-        return min((r.waiting_since + self._limit for r in requests), default=None)
+        return min(map(self._end_of, requests), default=None)
 
     def overdue(self, requests: Iterable[Request], now: float) -> list[tuple[Request, str]]:
         """The requests that have, each with the reason for its user."""
         if self._lost is None:
             return []
-        late = f"; it did not come back within {self._limit:g} s" if self._limit > 0 else ""
-        reason = self._lost + late
-        return [(r, reason) for r in requests if now >= r.waiting_since + self._limit]
+        return [(r, self._why_late(r, now)) for r in requests if now >= self._end_of(r)]
+
+    def _end_of(self, request: Request) -> float:
+        return patience_ends(request.waiting_since, self._progressed, self._limit)
+
+    def _why_late(self, request: Request, now: float) -> str:
+        assert self._lost is not None
+        if self._limit <= 0:
+            return self._lost
+        has_come_on = self._progressed > request.waiting_since
+        took = f"{now - request.waiting_since:.0f}" if has_come_on else f"{self._limit:g}"
+        if self._doing:
+            since = now - self._progressed
+            what = f"{self._doing} ({since:.0f} s), and the ring did not come back within {took} s"
+            return f"{self._lost}; {what}"
+        return f"{self._lost}; it did not come back within {took} s"

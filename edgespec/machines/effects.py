@@ -6,7 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from functools import reduce
 
-from edgespec.machines.events import Hold, PeerGone, RingDown, RingUp
+from edgespec.machines.events import Hold, PeerGone, RingDown, RingProgress, RingUp
 from edgespec.tree.ledger import BoolArray, Rows
 from edgespec.types.tensor import NO_LAYERS, Layers, Tensor
 from edgespec.wire.messages import Message
@@ -44,7 +44,7 @@ class SendPeer(Effect):
 class Forward(Effect):
     """Hand an event to the node's other machine."""
 
-    event: RingUp | RingDown | Hold | PeerGone
+    event: RingUp | RingDown | RingProgress | Hold | PeerGone
 
 
 @dataclass(frozen=True, slots=True)

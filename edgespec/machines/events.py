@@ -78,6 +78,14 @@ class RingDown(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class RingProgress(Event):
+    """A stage of the next ring has come on with its layers, such as by receiving more of them.
+    `doing`: what those do that lack theirs, as a clause that names them; "": none is left."""
+
+    doing: str
+
+
+@dataclass(frozen=True, slots=True)
 class Hold(Event):
     """No further request begins, for that reason, until the next RingUp; or, with "", now
     again."""

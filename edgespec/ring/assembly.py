@@ -5,17 +5,21 @@ Assign → Ready from every stage → Connect to each → Connected from each �
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from ipaddress import ip_address
 
 from msgspec.structs import replace
 
 from edgespec.machines.effects import Effect, Forward, SendPeer
-from edgespec.machines.events import RingDown, RingUp
+from edgespec.machines.events import RingDown, RingProgress, RingUp
 from edgespec.ring.assignment import SPARE, Assignment, Member
 from edgespec.ring.effects import ConnectRing, Log, OpenRing
 from edgespec.ring.health import DeviceRecords
 from edgespec.wire.messages import Assign, Connect, Join, StandBy
+
+MOST_NAMED = 2
+"""Stages that a reason names which are not ready: a reason is a line."""
 
 CacheRows = Callable[[Assign, Join], int]
 """Cache rows that a device has room for beside the layers of an Assign."""
@@ -34,6 +38,7 @@ class RingAssembly:
         self.up_since = 0.0
         self.missing_since: float | None = None  # since then a stage that was there is missing
         self.why_down = ""
+        self.progressed = -math.inf  # when a stage last came on with its layers
         self._home = home
         self._rows = rows
         self._is_linked = False  # all had to connect, in the current ring
@@ -80,9 +85,28 @@ class RingAssembly:
     def add_spare(self, peer: bytes, join: Join, heard: float, now: float) -> list[Effect]:
         self.devices.health.forget(peer)
         number = self.assignment.next_number()
-        member = Member(peer, join, heard, SPARE, number, "standing by", since=now)
+        member = Member(peer, join, heard, SPARE, number, "", since=now)
         self.spares[peer] = member
         return [self.stand_by(member), Log(f"{member} stands by")]
+
+    def makes_room(self, holder: Member, join: Join) -> bool:
+        """Whether, before the ring is first up, a holder that did not ask for its stage moves: for
+        a device that asks for it, or, unless its block is loaded, for one that held it last."""
+        if self.was_up or join.stage:
+            return not self.was_up
+        is_home = self.assignment.held(holder.join) == holder.stage
+        return not (holder.loaded or holder.join.stage or is_home)
+
+    def take_spare(self, stage: int, is_alive: Callable[[Member], bool]) -> Member:
+        """The spare for that stage: one that lives and has the block, or else the one that was
+        heard last; it is none any more."""
+        block = self.assignment.of(stage).block
+
+        def rank(spare: Member) -> tuple[bool, float]:
+            has_it = any(one.block == block for one in spare.fetched)
+            return has_it and is_alive(spare), spare.heard
+
+        return self.spares.pop(max(self.spares.values(), key=rank).peer)
 
     def stand_by(self, spare: Member) -> Effect:
         """Tell a spare that it is one, and why."""
@@ -110,20 +134,34 @@ class RingAssembly:
 
     # --- up and down --------------------------------------------------------------------------
 
-    def ready(self, member: Member, seconds: float, number: int) -> list[Effect]:
+    def loading(self, member: Member, doing: str, now: float) -> list[Effect]:
+        """A stage or spare says what it does."""
+        has_come_on, member.state = doing != member.state, doing
+        if not has_come_on or member.loaded or member.stage == SPARE:
+            return []
+        return self._progress(now)
+
+    def _progress(self, now: float) -> list[Effect]:
+        """A stage has come on with its layers, or has them now."""
+        self.progressed = now
+        awaited = [f"{m} is still {m.state}" for m in self.in_order if not m.loaded]
+        return [Forward(RingProgress(" and ".join(awaited[:MOST_NAMED])))]
+
+    def ready(self, member: Member, seconds: float, number: int, now: float) -> list[Effect]:
         """A stage has the layers of its Assign of that number; the last one has all stages
         connect."""
         if number != member.number or member.ready or member.stage == SPARE:
             return []  # of an earlier place or ring, or repeated
         effects: list[Effect] = []
-        if not member.loaded:
+        is_new = not member.loaded
+        if is_new:
             effects.append(Log(f"{member} loaded its layers in {seconds:.1f} s"))
         member.ready = member.loaded = True
         member.state = "ready"
-        if self.free or not all(m.ready for m in self.stages.values()):
-            return effects
-        self._is_linked, self._is_reached = True, False
-        return [*effects, *self._connect()]
+        if not self.free and all(m.ready for m in self.stages.values()):
+            self._is_linked, self._is_reached = True, False
+            effects += self._connect()
+        return effects + self._progress(now) if is_new else effects
 
     def _connect(self) -> list[Effect]:
         """Have every node push to the next one, and the last stage to the coordinator."""
@@ -166,6 +204,7 @@ class RingAssembly:
         if not all(m.connected for m in self.stages.values()):
             return []
         self.is_up = self.was_up = True
+        self.devices.ring_up()
         self.up_since = now
         rows = min(self._assign_of(member).rows for member in self.stages.values())
         ends = tuple(self._assign_of(member).end for member in self.in_order)

@@ -29,16 +29,32 @@ class Member:
     heard: float
     stage: int
     number: int  # of its newest Assign, or StandBy, by which it names it in what it answers
-    state: str = "loading"
+    state: str = "loading"  # what it does, in words; of a spare, beside standing by
     ready: bool = False
     connected: bool = False  # whether it has reached the next node, in that place
     loaded: bool = False  # whether it was ever ready for this stage
     since: float = 0.0  # when it became a spare
+    fetching: Assign | None = None  # the Assign that it was told to prepare for
+    fetched: tuple[Assign, ...] = ()  # the places that it is prepared for
     rival: tuple[bytes, float] | None = None  # another process that asks for this stage, since when
 
     def __str__(self) -> str:
         name = f"stage {self.stage}" if self.stage else "the spare"
         return f"{name} ({self.join.name}, process {self.join.pid})"
+
+    @property
+    def words(self) -> str:
+        """What it does, for a person."""
+        if self.stage:
+            return self.state
+        layers = ", ".join(f"{one.first} to {one.end - 1}" for one in self.fetched)
+        told = ("standing by", f"layers {layers} fetched" if layers else "", self.state)
+        return "; ".join(filter(None, told))
+
+    def prepares_for(self, assign: Assign) -> bool:
+        """Whether it has, or fetches, the layers of that place."""
+        found = (*self.fetched, self.fetching) if self.fetching else self.fetched
+        return any(one.block == assign.block for one in found)
 
     def is_alive(self, now: float, timing: Timing) -> bool:
         """Whether it was heard within two beats."""
@@ -56,12 +72,17 @@ class Member:
 class Assignment:
     """The layers of each stage in the current ring, and the device that is planned for each."""
 
-    def __init__(self, assigns: Sequence[Assign], names: Sequence[str]) -> None:
+    def __init__(
+        self, assigns: Sequence[Assign], names: Sequence[str], holders: Sequence[str]
+    ) -> None:
         """`assigns[s - 1]`: layers of stage s; its `ring_key` is the secret from which the key of
         each ring is made. `names[s - 1]`: the planned device's name, "" if any may have it; () if
-        there is no plan."""
+        there is no plan. `holders[s - 1]`: the key of the device that held it last, as far as that
+        is known."""
         self._assigns = self.first = tuple(assigns)
         self._names = self._first_names = names
+        self.holders = tuple(holders)
+        """Keys of the devices that held the first assignment's stages when they were up last."""
         self.most = len(assigns)
         """The number of stages at first, which a later assignment does not exceed."""
         self.ring = 1
@@ -94,11 +115,20 @@ class Assignment:
             return 0
         return self._assigns[stage - 1].end - self._assigns[stage - 1].first
 
+    def held(self, join: Join) -> int:
+        """The stage that this device held last, and that is planned for no other; 0: none."""
+        if not self.is_first or join.name in self._names:
+            return 0
+        known = [s for s in range(1, self.most + 1) if join.key in self.holders[s - 1 : s]]
+        return next((s for s in known if not any(self._names[s - 1 : s])), 0)
+
     def planned(self, name: str, free: Sequence[int]) -> int:
-        """Prefer the stage planned for this device, then an unplanned one, then any."""
+        """Prefer the stage planned for this device, then an unplanned one that no other device
+        held, then an unplanned one, then any."""
         own = [s for s in free if name in self._names[s - 1 : s]]
         unplanned = [s for s in free if not any(self._names[s - 1 : s])]
-        return (own or unplanned or free)[0]
+        new = [s for s in unplanned if not any(self.holders[s - 1 : s])]
+        return (own or new or unplanned or free)[0]
 
     def replace(self, assigns: Sequence[Assign]) -> None:
         """Begin the next ring with these layers; planned names hold for the first ones only."""
@@ -125,7 +155,7 @@ def _in_ring(assign: Assign, ring: int) -> Assign:
 
 def line_of(assign: Assign | None, member: Member | None) -> str:
     """One line of status text on a stage, or on a spare (`assign` None)."""
-    who = f"{member.join.name} {member.state}" if member else "missing"
+    who = f"{member.join.name} {member.words}" if member else "missing"
     if assign is None:
         return f"spare: {who}"
     head = " and the output head" if assign.head else ""
@@ -149,7 +179,7 @@ def status_of(
         name=member.join.name,
         address=str(Address(member.join.host, member.join.port)),
         state=state if assign else "standing by",
-        words=member.state,
+        words=member.words,
         heard=now - member.heard,
         memory=member.join.memory,
         with_coordinator=member.join.key in own_keys,

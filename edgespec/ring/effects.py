@@ -48,6 +48,13 @@ class ConnectRing(Effect):
 
 
 @dataclass(frozen=True, slots=True)
+class KeepHolders(Effect):
+    """Remember over restarts which keys hold stages 1, 2, …, and so have their blocks."""
+
+    keys: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class CloseRing(Effect):
     """This node has no part in a ring: push no segments."""
 

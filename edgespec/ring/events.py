@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from edgespec.machines.events import Event
+from edgespec.wire.messages import Assign
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +53,10 @@ class BlockLoading(Event):
 
 @dataclass(frozen=True, slots=True)
 class BlockFetched(Event):
-    """The block of the planned Assign of that number is on this device's disk."""
+    """The block of that Assign to prepare for is on this device's disk."""
 
+    assign: Assign
     seconds: float
-    number: int
 
 
 @dataclass(frozen=True, slots=True)

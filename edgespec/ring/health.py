@@ -321,14 +321,25 @@ class DeviceRecords:
         self.health = HealthMonitor()
         self.trips = RoundTrips()
         self._losses: dict[int, _Losses] = {}
+        self._out: set[int] = set()  # stages that were lost since a ring was up
+
+    def ring_up(self) -> None:
+        """All stages are there: the next loss of any of them is another one."""
+        self._out.clear()
 
     def lost(self, peer: bytes, stage: int, cause: str, now: float) -> None:
-        """A device is gone, which was this stage or a spare (`stage` 0)."""
+        """A device is gone, which was this stage or a spare (`stage` 0). What else becomes of that
+        stage until a ring is up comes of the same loss, such as one cable that was pulled."""
         self.health.forget(peer)
         self.trips.forget(peer)
-        if stage:
+        if stage and stage not in self._out:
+            self._out.add(stage)
             count = self._losses.get(stage, _Losses()).count + 1
             self._losses[stage] = _Losses(count, printable(cause, REASON_CHARS), now)
+
+    def losses(self, stage: int) -> int:
+        """How often that stage was lost."""
+        return self._losses.get(stage, _Losses()).count
 
     def described(self, node: NodeStatus, member: Member | None, now: float) -> NodeStatus:
         """The status with the stage's losses and its device's health added."""

@@ -69,7 +69,7 @@ class MemberMachine:
         self._place: Assign | None = None  # the newest one
         self._was_placed = False
         self._block: object = None  # what is, or is being, loaded
-        self._plan: Assign | None = None  # whose block is fetched for a planned ring
+        self._plan: Assign | None = None  # to prepare for, whose block is fetched
         self._loading = 0  # blocks that are being loaded: all but the last are obsolete
         self._doing = ""  # how far that is
         self._began_at = 0.0
@@ -83,12 +83,7 @@ class MemberMachine:
     @property
     def place(self) -> Assign | None:
         """The newest Assign, also while it asks for another; None as a spare."""
-        return None if self._is_spare else self._place
-
-    @property
-    def _is_spare(self) -> bool:
-        """Also while it prepares for a stage."""
-        return self._place is None or self._place.ring == NO_RING
+        return self._place
 
     def deadline(self) -> float | None:
         """When to call with Tick next."""
@@ -109,11 +104,12 @@ class MemberMachine:
                 return self._on_loading(text, now)
             case BlockLoaded(seconds):
                 return self._on_loaded(seconds, now)
-            case BlockFetched(seconds, number):
-                if self._plan is None or self._plan.number != number:
-                    return []  # that is not planned any more
+            case BlockFetched(assign, seconds):
+                if assign != self._plan:
+                    return []  # it prepares for another place now, or for none
                 self._plan = None
-                return [SendCoordinator(Ready(seconds, number))]
+                fetched = f"layers {assign.first} to {assign.end - 1} are on the disk"
+                return [SendCoordinator(Ready(seconds, assign.number)), Log(fetched)]
             case LoadFailed(reason):
                 return self._on_load_failed(reason)
             case RingReached():
@@ -134,7 +130,7 @@ class MemberMachine:
 
     def _on_message(self, message: object, now: float) -> list[Effect]:
         match message:
-            case Assign(ring=ring) if ring == NO_RING and not self._is_spare:
+            case Assign(ring=ring) if ring == NO_RING:
                 return self._on_plan(message)
             case Assign(number=number) | StandBy(number=number) if self._is_obsolete(number):
                 return []  # it comes late
@@ -183,12 +179,12 @@ class MemberMachine:
             return [] if self._loading else [SendCoordinator(Ready(0.0, assign.number))]
         self._take(assign, now)
         place = f"stage {assign.stage} of {assign.stages}"
-        text = f"shall be {place}" if self._is_spare else f"joined as {place}"
         effects: list[Effect] = [*self._fetch_nothing(), OpenRing(assign.ring_key)]
         if self._block == assign.block:
             if self._loading:
                 return effects
-            again = f"{text}: layers {assign.first} to {assign.end - 1} are loaded already"
+            layers = f"layers {assign.first} to {assign.end - 1}"
+            again = f"joined as {place}: {layers} are loaded already"
             self._wait_for_others(now)
             ready = SendCoordinator(Ready(0.0, assign.number))
             return [*effects, ResetStage(assign), ready, Log(again)]
@@ -196,11 +192,10 @@ class MemberMachine:
         self._loading += 1
         self._reported = self._began_at = now
         self._doing = f"loading layers {assign.first} to {assign.end - 1}"
-        loads = f"{text}: loading layers {assign.first} to {assign.end - 1}"
-        return [Log(loads), *effects, LoadBlock(assign)]
+        return [Log(f"joined as {place}: {self._doing}"), *effects, LoadBlock(assign)]
 
     def _on_plan(self, assign: Assign) -> list[Effect]:
-        """Prepare another block, while the one that it has runs on."""
+        """Put another block on the disk; the one that it may have runs on."""
         if self._block == assign.block:
             return [*self._fetch_nothing(), SendCoordinator(Ready(0.0, assign.number))]
         if self._plan == assign:
@@ -208,7 +203,7 @@ class MemberMachine:
         self._plan = assign
         layers = f"layers {assign.first} to {assign.end - 1}"
         place = f"stage {assign.stage} of {assign.stages}"
-        return [Log(f"shall be {place}: fetching {layers} meanwhile"), FetchBlock(assign)]
+        return [Log(f"preparing for {place}: fetching {layers}"), FetchBlock(assign)]
 
     def _fetch_nothing(self) -> list[Effect]:
         if self._plan is None:
@@ -292,7 +287,7 @@ class MemberMachine:
             return self._ask_again(silence, now)
         effects: list[Effect] = [SendCoordinator(Heartbeat()), *self._fault()]
         waited = now - self._began_at
-        is_due = self._loading or not (self._is_up or self._is_spare)
+        is_due = self._loading or not (self._is_up or self._place is None)
         if is_due and now - self._reported >= report_pause(STILL_S, waited):
             self._reported = now
             effects.append(Log(f"still {self._doing} ({waited:.0f} s)"))

@@ -70,15 +70,16 @@ class MembershipMachine:
         plain: Callable[[], float] = lambda: 0.0,
         tools: str = "",
         own_stage: int = 0,
+        holders: Sequence[str] = (),
     ) -> None:
-        """`assigns`, `names`: see Assignment; `home`: where the last stage pushes. `requests()`:
-        how many run and how many wait. `replan`: an assignment for other devices. `own_keys`:
-        public keys of stages on this machine. `live(now)`: what those that run have done. `rows`:
-        cache rows that a device has room for; None: as many as `assigns` say. `rows_told()`: see
-        Status.rows_live and those behind it; `here()`, `plain()`: Status.home and Status.plain;
-        `tools`: Status.tools. `own_stage`: the number of the stage that the coordinator starts; 0:
-        none."""
-        self._ring = RingAssembly(Assignment(assigns, names), home, rows)
+        """`assigns`, `names`, `holders`: see Assignment; `home`: where the last stage pushes.
+        `requests()`: how many run and how many wait. `replan`: an assignment for other devices.
+        `own_keys`: public keys of stages on this machine. `live(now)`: what those that run have
+        done. `rows`: cache rows that a device has room for; None: as many as `assigns` say.
+        `rows_told()`: see Status.rows_live and those behind it; `here()`, `plain()`: Status.home
+        and Status.plain; `tools`: Status.tools. `own_stage`: the number of the stage that the
+        coordinator starts; 0: none."""
+        self._ring = RingAssembly(Assignment(assigns, names, holders), home, rows)
         self._repartition = Repartition(self._ring, timing, requests, replan)
         self._requests, self._live, self._rows_told = requests, live, rows_told
         self._here, self._plain, self._tools = here, plain, tools
@@ -173,8 +174,7 @@ class MembershipMachine:
             return []  # a stranger, or a stage that was refused
         match message:
             case Loading(text):
-                member.state = printable(text)
-                return []
+                return self._ring.loading(member, printable(text), now)
             case Health():
                 layers = self._ring.assignment.layers(member.stage)
                 shares = ", beside the coordinator," if member.join.key in self._own_keys else ""
@@ -182,7 +182,7 @@ class MembershipMachine:
                 return self._ring.devices.health.heard(peer, who, layers, message, now)
             case Ready(seconds, number):
                 prepared = self._repartition.on_prepared(member, number, now)
-                return prepared + self._ring.ready(member, seconds, number)
+                return prepared + self._ring.ready(member, seconds, number, now)
             case Connected(number):
                 return self._on_reached(member, number, now)
             case Goodbye(reason):
@@ -198,9 +198,7 @@ class MembershipMachine:
 
     def _on_reached(self, member: Member | None, number: int, now: float) -> list[Effect]:
         effects = self._ring.reached(member, number, now)
-        if effects:
-            self._repartition.on_up()
-        return effects
+        return effects + self._repartition.on_up() if effects else []
 
     # --- devices join -------------------------------------------------------------------------
 
@@ -239,16 +237,17 @@ class MembershipMachine:
         holder = ring.stages.get(join.stage)
         if holder is not None and holder.join.stage == join.stage:
             return self._on_rival(peer, join, holder, now)
-        if holder is not None and not ring.was_up:
-            # Before the ring is first up, the holder, which did not ask for this stage, moves.
-            del ring.stages[join.stage]
-            entered = ring.enter(peer, join, join.stage, now)
+        wish = join.stage or ring.assignment.held(join)
+        holder = ring.stages.get(wish)
+        if holder is not None and ring.makes_room(holder, join):
+            del ring.stages[wish]
+            entered = ring.enter(peer, join, wish, now)
             return entered + self._admit(holder.peer, holder.join, now)
         if not free:
             return ring.add_spare(peer, join, now, now)
-        if holder is not None:
+        if holder is not None and join.stage:
             return ring.enter(peer, join, free[0], now)
-        stage = join.stage if join.stage in free else ring.assignment.planned(join.name, free)
+        stage = wish if wish in free else ring.assignment.planned(join.name, free)
         return ring.enter(peer, join, stage, now)
 
     def _on_rival(self, peer: bytes, join: Join, holder: Member, now: float) -> list[Effect]:
@@ -294,8 +293,8 @@ class MembershipMachine:
         if lost.stage == SPARE or not free:  # none is free if it had no stage of those restored
             return effects
         if ring.spares:
-            spare = ring.spares.pop(max(ring.spares, key=lambda p: ring.spares[p].heard))
             stage = lost.stage if lost.stage in free else free[0]
+            spare = ring.take_spare(stage, lambda one: one.is_alive(now, self._timing))
             effects += ring.enter(spare.peer, spare.join, stage, spare.heard)
         elif ring.was_up and ring.missing_since is None:
             ring.missing_since = now

@@ -1,7 +1,8 @@
 """Repartition: gives the layers to fewer devices after a loss, and to more when spares are there.
 
 Growth is planned while the ring runs: all devices prepare, and the ring ends when no request runs.
-If the new ring does not come up, the assignment before it is restored.
+If the new ring does not come up, the assignment before it is restored. Spares without a part in a
+growth prepare for one place after the other, each of which may be lost.
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ from dataclasses import dataclass, field
 from edgespec.config import Timing
 from edgespec.machines.effects import Effect, Forward, SendPeer
 from edgespec.machines.events import Hold, RingDown
+from edgespec.machines.patience import patience_ends
 from edgespec.ring.assembly import RingAssembly
 from edgespec.ring.assignment import SPARE, Member, in_no_ring
-from edgespec.ring.effects import Log
+from edgespec.ring.effects import KeepHolders, Log
 from edgespec.wire.messages import Assign, Join
 
 LEAST_PATIENCE_S = 6.0
@@ -80,7 +82,6 @@ class _Growth:
 
     assigns: Sequence[Assign]
     devices: Sequence[Member]
-    number: int  # of all its Assigns
     prepared: set[bytes] = field(default_factory=set)
     since: float | None = None
     held: bool = False
@@ -140,14 +141,21 @@ class Repartition:
     def _patience(self) -> float:
         return max(self._timing.recovery / 2, LEAST_PATIENCE_S)
 
-    def on_up(self) -> None:
-        self._rollback = self._changing_since = None
-        if self._ring.assignment.is_first:
-            self._first_holders.note(self._ring.stages)
+    def on_up(self) -> list[Effect]:
+        ring, self._rollback, self._changing_since = self._ring, None, None
+        if not ring.assignment.is_first:
+            return []
+        self._first_holders.note(ring.stages)
+        before = ring.assignment.holders
+        ring.assignment.holders = tuple(member.join.key for member in ring.in_order)
+        after = ring.assignment.holders
+        return [KeepHolders(after)] if after != before else []
 
     def on_tick(self, now: float) -> list[Effect]:
         """Look at what has lasted for too long."""
-        return [*self._on_missing(now), *self._on_slow_change(now), *self._on_spares(now)]
+        effects = [*self._on_missing(now), *self._on_slow_change(now), *self._on_spares(now)]
+        idle = [one for one in self._ring.spares.values() if one.fetching is None]
+        return effects + [e for one in idle if not self._grows_with(one) for e in self.prepare(one)]
 
     # --- a ring ends --------------------------------------------------------------------------
 
@@ -232,29 +240,52 @@ class Repartition:
         if assigns is None or len(assigns) <= len(ring.assignment):
             self._declined = {spare.peer for spare in fresh}
             return [Log("the spares have no memory for a part of the model")]
-        number = ring.assignment.next_number()
-        self._growth = _Growth(assigns, devices[: len(assigns)], number)
+        self._growth = _Growth(assigns, devices[: len(assigns)])
         text = (
             f"the model will be shared out again, over {len(assigns)} device(s), when they have "
             "prepared for it and no request runs"
         )
         return [Log(text), *(e for d in self._growth.devices for e in self.prepare(d))]
 
+    def _grows_with(self, member: Member) -> Assign | None:
+        """What it prepares for if it has a part in a growth."""
+        return self._growth.assign_for(member) if self._growth else None
+
     def prepare(self, member: Member) -> list[Effect]:
-        """Tell a member what it has to prepare for, if it has a part in a growth."""
-        growth = self._growth
-        assign = growth.assign_for(member) if growth else None
-        if growth is None or assign is None:
+        """Tell a member what it has to prepare for, if that is anything."""
+        before, member.fetching = member.fetching, None
+        place = self._grows_with(member) or self._likeliest(member)
+        if place is None:
             return []
-        return [SendPeer(member.peer, in_no_ring(assign, growth.number))]
+        if before is None or in_no_ring(place, before.number) != before:
+            before = in_no_ring(place, self._ring.assignment.next_number())
+        member.fetching = before
+        return [SendPeer(member.peer, before)]
+
+    def _likeliest(self, spare: Member) -> Assign | None:
+        """The place that a spare is to prepare for next: one that no other spare has prepared for,
+        was lost most often, and has most layers."""
+        if spare.stage != SPARE:
+            return None
+
+        def rank(assign: Assign) -> tuple[int, int, int]:
+            others = [one for one in self._ring.spares.values() if one is not spare]
+            prepared = sum(one.prepares_for(assign) for one in others)
+            losses = self._ring.devices.losses(assign.stage)
+            return prepared, -losses, assign.first - assign.end
+
+        left = [assign for assign in self._ring.assignment if not spare.prepares_for(assign)]
+        return min(left, key=rank, default=None)
 
     def on_prepared(self, member: Member, number: int, now: float) -> list[Effect]:
-        """A member is prepared for the Assign of that number: for its part in a growth, if that is
-        what is planned now."""
-        if self._growth is None or number != self._growth.number:
+        """A member is prepared for the Assign of that number: for its part in a growth or, as a
+        spare, for one more place."""
+        if member.fetching is None or member.fetching.number != number:
             return []
-        member.state = "ready" if member.ready else "prepared; waits until no request runs"
-        if self._growth.is_prepared(member, now):
+        member.fetched, member.fetching = (*member.fetched, member.fetching), None
+        waits = "waits until no request runs" if self._grows_with(member) else ""
+        member.state = "ready" if member.ready else waits
+        if self._growth is not None and self._growth.is_prepared(member, now):
             return [Log("all are prepared for the places that they will have")]
         return []
 
@@ -270,12 +301,12 @@ class Repartition:
 
     def _on_slow_change(self, now: float) -> list[Effect]:
         """A ring that changes without a loss has as long to come up as after a loss."""
-        limit = self._timing.recovery
-        if self._changing_since is None or now - self._changing_since < limit:
+        since, limit = self._changing_since, self._timing.recovery
+        if since is None or now < patience_ends(since, self._ring.progressed, limit):
             return []
         self._changing_since = None
         slow = next((str(m) for m in self._ring.stages.values() if not m.ready), "the ring")
-        reason = f"{slow} was not ready within {limit:g} s"
+        reason = f"{slow} was not ready within {now - since:.0f} s"
         if self._rollback is not None:
             return self._undo(reason, now)
         return [Forward(RingDown(reason)), Log(reason)]
@@ -287,8 +318,6 @@ class Repartition:
             return []
         self._growth = None
         others = [d for d in growth.devices if d.stage == SPARE and d is not lost]
-        for spare in others:  # what it is told now is newer than what it was to prepare for
-            spare.number = self._ring.assignment.next_number()
         effects = [self._ring.stand_by(spare) for spare in others]
         if growth.held and lost.stage == SPARE:
             effects.append(Forward(Hold("")))

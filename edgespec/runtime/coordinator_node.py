@@ -18,7 +18,7 @@ from edgespec.machines.events import Event, MessageArrived, PeerGone, RingEnded,
 from edgespec.net.keys import short
 from edgespec.net.sockets import Dropped
 from edgespec.net.zmq_transport import Incoming, ZmqTransport
-from edgespec.ring.effects import ConnectRing, OpenRing
+from edgespec.ring.effects import ConnectRing, KeepHolders, OpenRing
 from edgespec.ring.events import KeyRemoved
 from edgespec.ring.health import REASON_CHARS, printable
 from edgespec.ring.membership import MembershipMachine
@@ -66,6 +66,8 @@ class CoordinatorNode(RingNode):
         self._dropped = Dropped("refused a message")
         self.requests: RequestLog | None = None
         """Logs every request and its end."""
+        self.keep_holders: Callable[[tuple[str, ...]], None] = lambda keys: None
+        """Remembers the keys of the stages' holders."""
         if instrumentation is not None:
             self.worker.perform = instrumentation.equip(None, compute.perform, self)
         self._machine = machine
@@ -230,6 +232,8 @@ class CoordinatorNode(RingNode):
                 self.open_ring(key)
             case ConnectRing(host, port, key):
                 self.transport.connect_ring(ring_address(host, port, "127.0.0.1"), key)
+            case KeepHolders(keys):
+                self.keep_holders(keys)
             case Forward(PeerGone(peer)):
                 self._unreachable.add(peer)
             case Forward(event):

@@ -52,13 +52,13 @@ progress in words, and raises EdgespecError once the block is no longer wanted; 
 whether that is so."""
 
 Fetcher = Callable[[Assign, Callable[[str], None], Callable[[], bool]], object]
-"""Puts the block on this device's disk, so that a Loader needs no other node. It has the arguments
-of a Loader and its own thread."""
+"""Puts the block on this device's disk, so that a Loader needs no other node and compiles nothing.
+It has the arguments of a Loader and its own thread."""
 
 log = logging.getLogger(__name__)
 
-FETCH_AGAIN_S = 10.0
-"""Seconds after which a fetch that failed is tried again."""
+FETCH_AGAIN_S, LONGEST_PAUSE_S = 10.0, 640.0
+"""Seconds after which a fetch that failed is tried again; each time twice as long, up to these."""
 
 PROGRESS_S = 0.2
 """Seconds between two reports of how far loading is."""
@@ -220,6 +220,7 @@ class StageNode(RingNode):
         def stop() -> bool:
             return self._fetches != number or self.ended is not None
 
+        pause = FETCH_AGAIN_S
         while not stop():
             started = time.monotonic()
             try:
@@ -229,9 +230,10 @@ class StageNode(RingNode):
                     return
                 log.warning("cannot prepare for stage %d: %s", assign.stage, problem)
                 self.worker.post(BlockLoading(f"cannot prepare for another place: {problem}"))
-                time.sleep(FETCH_AGAIN_S)
+                time.sleep(pause)
+                pause = min(2 * pause, LONGEST_PAUSE_S)  # a disk may stay full
             else:
-                self.worker.post(BlockFetched(time.monotonic() - started, assign.number))
+                self.worker.post(BlockFetched(assign, time.monotonic() - started))
                 return
 
     def _progress(self, stop: Callable[[], bool]) -> Callable[[str], None]:

@@ -71,8 +71,8 @@ class Assign(Message, tag=4, frozen=True):
     one counts for this. It goes up while a coordinator runs, from a start of its own: what is lower
     than another by less than MOST_ASSIGNS is older.
 
-    With `ring` NO_RING it is a place to prepare for: a spare loads the block, a stage goes on with
-    its own and fetches that one.
+    With `ring` NO_RING it is a place to prepare for: the block is fetched onto the disk, beside one
+    that runs.
     """
 
     stage: int

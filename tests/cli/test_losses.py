@@ -5,7 +5,9 @@ Every answer that is given must be, to the character, the one that transformers 
 
 from __future__ import annotations
 
+import json
 import re
+import shutil
 import signal
 import time
 from collections.abc import Iterator
@@ -13,9 +15,13 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
+import torch
 from support.boards import Boards, boards
 from support.commands import Command, Done
 from support.torch_rings import BASE, generated, tokenizer
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from edgespec.kernels.compiled import cache_folder
 
 BOARDS = ("v1", "v2", "v3")
 PROMPT, NEW_TOKENS = "Once upon a time", 120
@@ -124,6 +130,50 @@ def test_four_live_answers_survive_a_dead_board_a_hanging_one_and_a_pulled_cable
             until_standing_by(ring, before)
 
 
+def big_model(folder: Path) -> Path:
+    """Random layers, of which half are 500 MB, with the bundled tokenizer."""
+    settings = json.loads((Path(BASE) / "config.json").read_text(encoding="utf-8"))
+    size = {"hidden_size": 2048, "intermediate_size": 8704, "num_attention_heads": 32}
+    config = AutoConfig.for_model(**{**settings, **size, "num_key_value_heads": 4})
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(folder)
+    for file in Path(BASE).glob("tokenizer*"):
+        shutil.copy(file, folder)
+    return folder
+
+
+def test_a_spare_with_empty_caches_takes_over_a_large_block(tmp_path: Path) -> None:
+    """While it stands by it compiles its kernels, and is sent the layers of every place."""
+    model = big_model(tmp_path / "model")
+    question = ("d0", PROMPT, NEW_TOKENS, "autoregressive")
+    with boards(tmp_path, "v1", "v2", "spare") as ring:
+        ring.hosts["d0"].limit_speed(880)
+        for name in ("v1", "v2", "spare"):
+            # The others have the kernels of this machine: they are not what is looked at.
+            cache = tmp_path / "spare" if name == "spare" else cache_folder().parent
+            ring.hosts[name] = ring.hosts[name].without(model, cache)
+        asked = ("--model", str(model), "--dtype", "bfloat16", "--quant", "none", "--stages", "2")
+        ring.token = ring.said("d0", "init", "--host", "0.0.0.0", *asked).split()[-1]
+        ring.start("v1", "v2")
+        with ring.asking(*question) as running:
+            expected = running.done()
+        assert expected.code == 0, expected
+        ring.join("spare", ring.token)
+        until_standing_by(ring, 0)
+        spare = ring.daemons["spare"]
+        ring.until(lambda: spare.err.count("are on the disk") == 2, "it is prepared")
+        with ring.asking(*question) as running:
+            ring.until(lambda: len(running.out) > 0.2 * len(expected.out), "the moment")
+            assert running.process.poll() is None, "it was over before anything happened"
+            ring.cut_power(ring.holder(2))
+            running.process.wait(600)
+            assert (running.done().code, running.out) == (0, expected.out), running.err
+        before, after = spare.err.split("joined as stage 2 of 2")
+        for word in ("compiling", "receiving"):
+            assert word in before
+            assert word not in after
+
+
 def test_who_is_removed_or_leaves_in_mid_answer_is_replaced(tmp_path: Path) -> None:
     with boards(tmp_path, *BOARDS, "spare") as ring:
         with_spare(ring)
@@ -175,6 +225,7 @@ def test_stages_outlive_their_coordinator_and_its_clients_are_told(
     with boards(tmp_path, *BOARDS) as ring:
         ring.init("--stages", "3")
         ring.start(*BOARDS)
+        places = [ring.holder(stage) for stage in (1, 2, 3)]
         with asking(ring) as running:
             begun = time.monotonic()
             ring.coordinator.signal(number)
@@ -189,6 +240,7 @@ def test_stages_outlive_their_coordinator_and_its_clients_are_told(
         ring.serve()
         done = answer(ring)
         assert (done.code, done.out) == (0, right()), done
+        assert [ring.holder(stage) for stage in (1, 2, 3)] == places, "each has its layers"
         for name in BOARDS:
             assert ring.daemons[name].process.poll() is None
 

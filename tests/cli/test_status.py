@@ -40,7 +40,8 @@ FIRST = NodeStatus(
     trip=0.0023,
 )
 BESIDE = replace(FIRST, stage=2, name="board-0", with_coordinator=True)
-SPARE = NodeStatus(0, 0, 0, "tablet", "10.0.0.9:5009", "standing by", "standing by", 0.2)
+READY = "standing by; layers 0 to 15 fetched"
+SPARE = NodeStatus(0, 0, 0, "tablet", "10.0.0.9:5009", "standing by", READY, 0.2)
 STATUS = Status(
     ready=False,
     lines=(),
@@ -118,6 +119,7 @@ def test_the_table_has_a_line_for_each_place_and_spare(show: Callable[..., Done]
 
 def test_what_is_wrong_and_what_was_lost_is_said_below(show: Callable[..., Done]) -> None:
     out = show(STATUS).out
+    assert "spare (tablet): standing by; layers 0 to 15 fetched\n" in out
     assert "V2 (board-b): hot, 1.8 times as slow as it was\n" in out
     assert "V2 was lost 2 h ago: it has been silent for 1.6 s\n" in out
     assert "V4 was lost 65 s ago: it left: stopped by SIGTERM\n" in out

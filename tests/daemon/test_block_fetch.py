@@ -122,6 +122,14 @@ def test_what_is_sent_computes_what_the_model_does(
         assert torch.equal(outputs(source, place.first, place.end), expected)
 
 
+def test_a_block_that_may_not_be_needed_does_not_fill_the_disk(model: Path, tmp_path: Path) -> None:
+    with serving(model, tmp_path / "theirs") as there:
+        wanted = replace(there.wanted(1), left_free=1 << 60)
+        with pytest.raises(ConfigError, match="its disk has"):
+            obtain(wanted, "", str(tmp_path / "ours"))
+        obtain(replace(wanted, left_free=1), "", str(tmp_path / "ours"))
+
+
 def test_the_output_head_is_sent_once_and_kept(model: Path, tmp_path: Path) -> None:
     ours = str(tmp_path / "ours")
     with serving(model, tmp_path / "theirs") as there:

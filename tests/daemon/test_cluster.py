@@ -112,6 +112,35 @@ def test_nobody_can_read_a_file_while_it_is_written(
     assert set(seen) == {0o600}
 
 
+def test_which_device_held_which_stage_is_remembered_as_far_as_it_can_be_read(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    cluster = ClusterFolder.create(folder, SETTINGS)
+    assert cluster.holders() == ()
+    cluster.keep_holders(("a", "b"))
+    assert ClusterFolder.open(folder).holders() == ("a", "b")
+    assert not caplog.records
+    path = folder / "holders.json"
+    whole = path.read_bytes()
+    for torn in (
+        b"",
+        whole[:20],
+        bytes(len(whole)),
+        b"\xff" * 9,
+        b"[]",
+        b'{"version": 1, "keys": 3}',
+    ):
+        path.write_bytes(torn)
+        assert cluster.holders() == (), torn
+    assert len(caplog.records) == 6
+    cluster.keep_holders(("c",))
+    assert cluster.holders() == ("c",)
+    path.unlink()
+    path.mkdir()
+    assert cluster.holders() == ()
+    cluster.keep_holders(("a", "b"))  # it is said, and no more
+
+
 def test_an_empty_folder_is_closed_and_a_shared_one_refused(tmp_path: Path) -> None:
     open_to_all = tmp_path / "empty"
     open_to_all.mkdir()

@@ -7,16 +7,20 @@ import time
 from types import SimpleNamespace
 
 import pytest
+import torch
+from msgspec import structs
 
-from edgespec.config import Address, Quantisation
+from edgespec.config import Address, Quantisation, StageConfig
 from edgespec.daemon import stage
+from edgespec.daemon.block_fetch import Wanted
 from edgespec.daemon.bundled_models import bundled
 from edgespec.daemon.memory import Available
-from edgespec.daemon.stage import _require_memory, _Watch
+from edgespec.daemon.stage import LEFT_FREE, _prepare, _require_memory, _Watch
 from edgespec.errors import CapacityError
 from edgespec.model.loader import Checkpoint
 from edgespec.model.quantised.source import QuantisingSource
 from edgespec.model.source import TensorSource
+from edgespec.net.keys import Identity, KeyPair
 from edgespec.wire.messages import Assign
 
 PLACE = Assign(2, 3, 3, 6, "m", "f", "float32", "none", 1024, 1, "key")
@@ -50,6 +54,30 @@ def test_a_block_beyond_the_memory_is_refused_with_numbers(
         CapacityError, match=r"stage 2 needs 0\.0\d GiB for layers 3 to 5, .* \(a test\).*--layers"
     ):
         _require_memory(PLACE, source, None, 0)
+
+
+def test_a_device_that_prepares_compiles_its_kernels_and_keeps_the_disk_free(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    done: list[object] = []
+
+    def obtain(wanted: Wanted, model: str, cache: str) -> None:
+        done.append((wanted.head, wanted.left_free))
+
+    monkeypatch.setattr("edgespec.daemon.block_fetch.obtain", obtain)
+    monkeypatch.setattr("edgespec.kernels.compiled.unbuilt", lambda: ["rows"])
+    monkeypatch.setattr("edgespec.kernels.compiled.load", done.append)
+    identity = Identity.of_coordinator(KeyPair.new())
+    place = structs.replace(PLACE, head="none")
+    monkeypatch.setattr("edgespec.model.device.best_device", lambda: torch.device("cpu"))
+    config = StageConfig(0, Address("127.0.0.1", 1), "", 1.0)
+    _prepare(config, identity, place, done.append, lambda: False)
+    assert done == [
+        "compiling rows.c for this CPU, once",
+        "rows",
+        (False, LEFT_FREE),
+        (True, LEFT_FREE),
+    ]
 
 
 def test_what_the_coordinator_takes_is_not_for_its_stage(monkeypatch: pytest.MonkeyPatch) -> None:

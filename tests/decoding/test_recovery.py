@@ -30,6 +30,7 @@ from edgespec.machines.events import (
     MessageArrived,
     PeerGone,
     RingDown,
+    RingProgress,
     RingUp,
     Tick,
 )
@@ -206,6 +207,53 @@ def test_a_request_that_ends_while_it_waits_is_forgotten(end: str) -> None:
 
 
 # --- in time or one clear error -------------------------------------------------------------------
+
+
+def come_on(wire: Wire, now: float, doing: str) -> None:
+    """A stage that the ring waits for."""
+    wire.now = now
+    wire.take(wire.machine.handle(RingProgress(doing), now))
+
+
+def test_the_time_does_not_run_out_while_the_replacement_comes_on() -> None:
+    wire = Wire(recovery=10.0)
+    wire.first_token("flowspec")
+    lose(wire, 5.0)
+    new = "stage 2 (nano-c, process 9) is still"
+    come_on(wire, 12.0, f"{new} receiving the block: 10 %")
+    assert wire.machine.deadline() == 22.0
+    come_on(wire, 21.0, f"{new} compiling rows.c")
+    wire.take(wire.machine.handle(Tick(), 30.9))
+    assert not any(isinstance(r, Failed) for r in wire.replies)
+    wire.take(wire.machine.handle(Tick(), 31.0))
+    late = f"{new} compiling rows.c (10 s), and the ring did not come back within 26 s"
+    assert wire.replies[-1] == Failed(1, f"{LOST}; {late}", "lost")
+
+
+def test_a_replacement_that_comes_on_for_ever_is_not_waited_for_for_ever() -> None:
+    wire = Wire(recovery=10.0)
+    wire.first_token("flowspec")
+    lose(wire, 5.0)
+    for step in range(14):
+        come_on(wire, 6.0 + 7.0 * step, f"loading {step}")
+    assert wire.machine.deadline() == 105.0, "ten times as long"
+    wire.take(wire.machine.handle(Tick(), 105.0))
+    assert isinstance(wire.replies[-1], Failed)
+
+
+def test_what_a_replacement_did_that_is_lost_too_is_not_told() -> None:
+    wire = Wire(recovery=10.0)
+    wire.first_token("flowspec")
+    lose(wire, 5.0)
+    come_on(wire, 12.0, "stage 2 (nano-c, process 9) is still loading")
+    lose(wire, 13.0, "stage 2 (nano-c, process 9) left")
+    wire.take(wire.machine.handle(Tick(), 22.0))
+    reason = "stage 2 (nano-c, process 9) left; it did not come back within 17 s"
+    assert wire.replies[-1] == Failed(1, reason, "lost")
+    wire.submit(submit(2, "hello", 50))
+    wire.take(wire.machine.handle(RingUp(), 23.0))
+    lose(wire, 24.0)
+    assert wire.machine.deadline() == 34.0, "that is over"
 
 
 def test_after_the_time_each_fails_once_with_the_reason() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, permutations
 
 import pytest
 from msgspec.structs import replace
@@ -27,8 +27,15 @@ from edgespec.machines.events import (
     Tick,
 )
 from edgespec.planning.partition import split_layers
-from edgespec.ring.effects import ConnectRing, FetchBlock, LoadBlock, Log, Stop
-from edgespec.ring.events import BlockFetched, BlockLoaded, KeyRemoved, RingBroke, RingReached
+from edgespec.ring.effects import ConnectRing, FetchBlock, KeepHolders, LoadBlock, Log, Stop
+from edgespec.ring.events import (
+    BlockFetched,
+    BlockLoaded,
+    BlockLoading,
+    KeyRemoved,
+    RingBroke,
+    RingReached,
+)
 from edgespec.ring.member import MemberMachine
 from edgespec.ring.membership import ALL_REQUESTS, MembershipMachine
 from edgespec.ring.repartition import SETTLED_BEATS
@@ -59,12 +66,14 @@ class Board:
     on_disk: set[object] | None = None
     takes: float = 0.0
     """Seconds to load a block."""
+    sent: float = 0.0
+    """Further ones for one that is not on its disk."""
 
 
 class Cluster:
     """A coordinator's membership and real member machines, second by second."""
 
-    def __init__(self, stages: int, timing: Timing = TIMING) -> None:
+    def __init__(self, stages: int, timing: Timing = TIMING, holders: Sequence[str] = ()) -> None:
         self.timing = timing
         self.now = 100.0
         self.load = (0, 0)
@@ -73,7 +82,9 @@ class Cluster:
         self.replanned: list[tuple[str, ...]] = []
         self.places = self._shared(stages)
         self.machine = MembershipMachine(
-            self.places, HOME, timing, lambda: self.load, replan=self._replan
+            *(self.places, HOME, timing, lambda: self.load),
+            replan=self._replan,
+            holders=holders,
         )
         self._later: list[tuple[float, bytes, Event]] = []
 
@@ -126,14 +137,15 @@ class Cluster:
             elif isinstance(effect, LoadBlock):
                 board.holds = effect.assign.block
                 assert board.on_disk is not None
+                sent = 0.0 if effect.assign.block in board.on_disk else board.sent
                 board.on_disk.add(effect.assign.block)
                 board.loads += 1
-                self._later.append((self.now + board.takes, peer, BlockLoaded(board.takes)))
+                self._later.append((self.now + board.takes + sent, peer, BlockLoaded(board.takes)))
             elif isinstance(effect, FetchBlock) and effect.assign is not None:
                 assert board.on_disk is not None
                 board.on_disk.add(effect.assign.block)
-                fetched = BlockFetched(board.takes, effect.assign.number)
-                self._later.append((self.now + board.takes, peer, fetched))
+                fetched = BlockFetched(effect.assign, board.takes)
+                self._later.append((self.now + board.takes + board.sent, peer, fetched))
             elif isinstance(effect, ConnectRing):
                 self._say(peer, RingReached())
             elif isinstance(effect, Stop):
@@ -225,7 +237,7 @@ def test_who_comes_back_to_a_ring_that_shrank_has_its_place_again(lost: int) -> 
     cluster.assert_sound()
 
 
-def test_it_loads_its_layers_while_the_others_go_on_and_they_fetch_theirs() -> None:
+def test_all_fetch_their_layers_while_the_ring_goes_on() -> None:
     cluster, peers = shrunk()
     back = cluster.start(2, process=1)
     for board in cluster.boards.values():
@@ -234,12 +246,12 @@ def test_it_loads_its_layers_while_the_others_go_on_and_they_fetch_theirs() -> N
     done = cluster.wait(SETTLED_S + 10)
     assert not downs(done)
     assert cluster.stages == 2
-    assert cluster.boards[back].loads == 1
-    assert cluster.boards[peers[0]].loads == 0
+    assert [cluster.boards[peer].loads for peer in (peers[0], back)] == [0, 0]
     assert ("mark", 0, 4, "none", "float32", "") in (cluster.boards[peers[0]].on_disk or ())
+    assert ("mark", 4, 8, "none", "float32", "") in (cluster.boards[back].on_disk or ())
     cluster.wait(5 + 20)
     assert cluster.stages == 3
-    assert cluster.boards[back].loads == 1, "it was loaded already"
+    assert cluster.boards[back].loads == 1
     cluster.assert_sound()
 
 
@@ -380,11 +392,25 @@ def test_a_ring_that_does_not_come_up_in_time_is_what_it_was_again() -> None:
     cluster.boards[peers[0]].takes = 1e6  # its disk hangs, which its heartbeats do not
     growing, down = downs(cluster.wait(RECOVERY + 5))
     assert not growing.lost
-    assert "stage 1 (board1, process 71) was not ready within 20 s" in down.reason
+    assert "stage 1 (board1, process 71) was not ready within 21 s" in down.reason
     assert not down.lost
     assert cluster.stages == 0, "it hangs still"
     (down,) = downs(cluster.wait(RECOVERY))
     assert down.lost, "there is an end to waiting"
+
+
+def test_a_ring_that_changes_has_as_long_as_its_devices_come_on() -> None:
+    cluster, peers = shrunk()
+    cluster.start(2, process=1)
+    cluster.load = (1, 0)
+    cluster.wait(SETTLED_S)
+    cluster.load = (0, 0)
+    cluster.boards[peers[0]].takes = 3 * RECOVERY
+    cluster.wait(RECOVERY / 2)
+    for step in range(6):
+        cluster._say(peers[0], BlockLoading(f"loading {step} of 6 layers"))
+        cluster.wait(RECOVERY / 2)
+    assert cluster.stages == 3, "it was as slow as that"
 
 
 def test_a_stage_that_is_lost_while_the_ring_grows_is_replaced_by_who_came() -> None:
@@ -428,6 +454,20 @@ def test_a_ring_with_all_its_places_takes_nobody_in() -> None:
     assert cluster.stages == 3
 
 
+@pytest.mark.parametrize("lost", [1, 2, 3])
+def test_a_spare_that_has_stood_by_is_sent_nothing_when_it_is_needed(lost: int) -> None:
+    cluster, peers = up()
+    spare = cluster.start(7)
+    cluster.boards[spare].sent = 15.0
+    cluster.wait(3 * 15.0 + 5.0)
+    assert cluster.boards[spare].loads == 0
+    cluster.vanish(peers[lost - 1])
+    cluster.wait(TIMING.silence + 3.0)
+    assert cluster.stages == 3
+    assert cluster.place(spare) == lost
+    cluster.assert_sound()
+
+
 def test_of_two_that_are_away_each_comes_back_by_itself() -> None:
     cluster, peers = up(4)
     for peer in peers[1:3]:
@@ -442,6 +482,51 @@ def test_of_two_that_are_away_each_comes_back_by_itself() -> None:
     cluster.wait(3 * SETTLED_S)
     assert [cluster.place(p) for p in (peers[0], second, third, peers[3])] == [1, 2, 3, 4]
     cluster.assert_sound()
+
+
+# --- a coordinator that begins again --------------------------------------------------------------
+
+
+def kept(cluster: Cluster) -> tuple[str, ...]:
+    """What it remembers over a restart."""
+    told = [effect.keys for effect in cluster.done if isinstance(effect, KeepHolders)]
+    return told[-1] if told else ()
+
+
+@pytest.mark.parametrize("order", [*permutations((1, 2, 3))])
+def test_after_a_restart_each_board_has_the_place_of_before(order: tuple[int, ...]) -> None:
+    cluster, peers = up()
+    keys = kept(cluster)
+    assert keys == tuple(cluster.boards[peer].join.key for peer in peers)
+    again = Cluster(3, holders=keys)
+    for number in order:
+        again.start(number)
+        again.wait(1)
+    again.wait(3)
+    assert again.stages == 3
+    assert [again.place(peer) for peer in peers] == [1, 2, 3]
+    assert [again.boards[peer].loads for peer in peers] == [1, 1, 1]
+    assert not kept(again), "it is known"
+
+
+@pytest.mark.parametrize("takes", [0.0, 60.0])
+def test_a_board_that_had_no_place_gives_way_unless_it_has_its_layers(takes: float) -> None:
+    cluster, peers = up()
+    again = Cluster(3, holders=kept(cluster))
+    new = again.start(7)
+    again.boards[new].takes = takes
+    again.wait(2)
+    assert again.place(new) == 1
+    for number in (1, 2, 3):
+        again.start(number)
+    again.wait(3)
+    assert again.stages == 3
+    if takes:
+        assert [again.place(peer) for peer in (*peers, new)] == [1, 2, 3, 0]
+    else:
+        assert [again.place(peer) for peer in (*peers, new)] == [0, 2, 3, 1]
+        assert kept(again)[0] == again.boards[new].join.key
+    assert [again.boards[peer].loads for peer in peers[1:]] == [1, 1]
 
 
 # --- whatever happens -----------------------------------------------------------------------------

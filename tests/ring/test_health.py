@@ -18,9 +18,9 @@ from edgespec.ring.health import (
     home_status,
     printable,
 )
-from edgespec.ring.membership import MembershipMachine
+from edgespec.ring.membership import ALL_REQUESTS, MembershipMachine
 from edgespec.wire.client_messages import LiveRequest, NodeStatus, Status, StatusRequest
-from edgespec.wire.messages import Goodbye, Health, Heartbeat, Loading
+from edgespec.wire.messages import Fault, Goodbye, Health, Heartbeat, Loading
 
 FINE = Health(60.0, 95.0, 8 << 30, 2 << 30, 0.4, False, "", 1.0, 0.02, 0.03)
 
@@ -337,6 +337,25 @@ def test_a_status_tells_of_places_without_a_stage_and_of_losses() -> None:
     ring.ready(address(2))
     (back,) = status_of(ring).nodes[1:]
     assert (back.state, back.losses, back.memory) == ("ready", 1, 0), "its health is not known yet"
+
+
+def test_one_pulled_cable_is_one_loss() -> None:
+    """The board is silent, comes back, and tells of the connection that broke meanwhile."""
+    ring = Membership(2)
+    ring.bring_up()
+    for loss in (1, 2):
+        while ring.machine.status().ready:
+            ring.all_beat(2)
+            ring.tick()
+        ring.join(2)
+        broke = Fault(ALL_REQUESTS, "its connection broke", ring.number(address(2)))
+        ring.say(address(2), broke)
+        ring.join(2)
+        node = status_of(ring).nodes[1]
+        assert node.losses == loss
+        assert "silent" in node.last_loss, "what came first is why"
+        ring.all_ready()
+        assert ring.machine.status().ready
 
 
 def test_a_status_counts_requests_as_it_is_told_to() -> None:

@@ -18,8 +18,17 @@ from edgespec.machines.events import (
 from edgespec.machines.events import (
     RingUp as Unexpected,
 )
-from edgespec.ring.effects import ConnectRing, LoadBlock, Log, OpenRing, ResetStage, Stop
+from edgespec.ring.effects import (
+    ConnectRing,
+    FetchBlock,
+    LoadBlock,
+    Log,
+    OpenRing,
+    ResetStage,
+    Stop,
+)
 from edgespec.ring.events import (
+    BlockFetched,
     BlockLoaded,
     BlockLoading,
     LoadFailed,
@@ -30,6 +39,7 @@ from edgespec.ring.events import (
 from edgespec.ring.member import REPORT_S, MemberMachine
 from edgespec.ring.membership import ALL_REQUESTS
 from edgespec.wire.messages import (
+    NO_RING,
     THIS_RING,
     Assign,
     CloseRequest,
@@ -338,6 +348,25 @@ def test_a_spare_waits_for_its_place_and_beats() -> None:
     assert reports(member.hear(StandBy("standing by as a spare"))) == ["standing by as a spare"]
     assert sent(member.tick()) == [Heartbeat()]
     assert LoadBlock(PLACE) in member.hear(PLACE)
+
+
+def test_a_spare_fetches_what_it_may_need_and_loads_what_it_does() -> None:
+    member = Member()
+    member.tick()
+    member.hear(StandBy("standing by"))
+    first, second = (replace(PLACE, stage=s, first=s, end=s + 1, ring=NO_RING) for s in (1, 2))
+    assert FetchBlock(first) in member.hear(first)
+    assert member.hear(first) == [], "it does already"
+    member.machine.handle(BlockLoading("receiving the block: 34 %"), member.now)
+    assert FetchBlock(second) in member.hear(second)
+    assert member.machine.handle(BlockFetched(first, 1.0), member.now) == [], "not asked any more"
+    told = member.machine.handle(BlockFetched(second, 1.5), member.now)
+    assert sent(told) == [Ready(1.5, NO_RING)]
+    member.hear(first)
+    effects = member.hear(PLACE)
+    assert FetchBlock(None) in effects
+    assert LoadBlock(PLACE) in effects
+    assert member.machine.handle(BlockFetched(first, 1.0), member.now) == []
 
 
 def test_a_stage_that_became_a_spare_keeps_its_block() -> None:

@@ -96,6 +96,17 @@ def test_a_device_gets_the_stage_that_the_plan_has_for_it() -> None:
         assert to(effects, address(stage)) == [ring.place(planned, 1)]
 
 
+def test_a_plan_comes_before_what_a_device_held_and_a_new_device_gets_what_none_held() -> None:
+    ring = Membership(3)
+    held = ("key of V1", "key of V2")
+    ring.machine = MembershipMachine(
+        ring.places, HOME, TIMING, names=("board2", "", ""), holders=held
+    )
+    for stage, place in ((4, 3), (1, 2), (2, 1)):
+        effects = ring.say(address(stage), replace(asks(stage), stage=0))
+        assert to(effects, address(stage)) == [ring.place(place, 1)]
+
+
 def test_a_stage_that_asks_twice_gets_the_same_place_again() -> None:
     ring = Membership(2)
     ring.join(1)

@@ -286,7 +286,7 @@ def test_a_stage_that_is_removed_ends_and_a_spare_goes_on() -> None:
     with NodeRing(3, timing=QUICK) as ring:
         ring.await_up()
         ring.start_spare()
-        until(lambda: "spare: toybox standing by" in ring.membership.status().lines)
+        until(ring.has_spare)
         for block in ring.blocks:
             block.delay = 0.003
         who = ring.threads[2].node.transport._identity

@@ -88,7 +88,7 @@ class SharedRing(NodeRing):
         self.fetched: list[tuple[int, int]] = []
         self.refusals = 0  # of a disk that is full
         self.obstacle: Callable[[Assign], None] = lambda assign: None
-        """Called before a block is there."""
+        """Called before a block is there, on disk or in memory."""
 
     def start_coordinator(self) -> NodeThread:
         thread = super().start_coordinator()
@@ -122,6 +122,7 @@ class SharedRing(NodeRing):
             if self.refusals:
                 self.refusals -= 1
                 raise CapacityError("the disk is full")
+            self.obstacle(assign)
             self.fetched.append((assign.first, assign.end))
 
         member = MemberMachine(join, str(self.address), wait, self.timing)

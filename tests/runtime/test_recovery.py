@@ -259,12 +259,12 @@ def test_nodes_that_cannot_reach_each_other_are_named_and_nobody_hangs(
 def test_a_spare_takes_the_place_of_a_lost_stage_which_then_is_the_spare() -> None:
     with answering() as (ring, asking):
         ring.start_spare()
-        until(lambda: "spare: toybox standing by" in ring.membership.status().lines)
+        until(ring.has_spare)
         ring.threads[2].freeze()
         until(lambda: asking.notes)
         assert asking.right().recoveries == 1
         ring.threads[2].thaw()
-        until(lambda: "spare: toybox standing by" in ring.membership.status().lines)
+        until(ring.has_spare)
         again = Asking(ring, structs.replace(LONG, max_new_tokens=300))
         until(lambda: again.tokens > 5)
         ring.threads[4].leave()

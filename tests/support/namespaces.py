@@ -16,7 +16,7 @@ import signal
 import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import psutil
@@ -40,6 +40,7 @@ class Host:
     address: str  # IPv4
     _switch: str
     _port: str
+    _first: tuple[str, ...] = ()  # what comes before each command line
 
     @property
     def ipv6(self) -> str:
@@ -76,7 +77,18 @@ class Host:
         `ip` becomes that program (exec), so the process that is started is the program itself:
         signals reach it, and its parent is the one who started it.
         """
-        return ["ip", "netns", "exec", self.namespace, *arguments]
+        return ["ip", "netns", "exec", self.namespace, *self._first, *arguments]
+
+    def without(self, folder: Path, cache: Path) -> Host:
+        """The same machine, on which that folder is empty, and with a cache of its own."""
+        hide = ("unshare", "--mount", "sh", "-c", 'mount -t tmpfs none "$0" && exec "$@"')
+        return replace(self, _first=(*hide, str(folder), "env", f"XDG_CACHE_HOME={cache}"))
+
+    def limit_speed(self, mbits: int) -> None:
+        """Send no more than so many Mbit/s."""
+        limit = ("tbf", "rate", f"{mbits}mbit", "burst", "256kb", "latency", "50ms")
+        with self.program("tc", "qdisc", "add", "dev", INTERFACE, "root", *limit) as setting:
+            assert setting.done().code == 0, setting.err
 
     def command(self, *arguments: str, stdin: bytes | None = None) -> Command:
         """An edgespec command on this host; a context manager, as Command is."""

@@ -247,6 +247,10 @@ class NodeRing:
         self.threads[number] = NodeThread(self.stage_node(0, 10.0))
         return self.threads[number]
 
+    def has_spare(self) -> bool:
+        """Whether one stands by."""
+        return any(line.startswith("spare: toybox") for line in self.membership.status().lines)
+
     def stage_node(self, stage: int, wait: float = 10.0, who: Identity | None = None) -> StageNode:
         """A stage that is not running yet; with a key of its own unless it is `who`."""
         self._pid += 1

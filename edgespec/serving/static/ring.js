@@ -67,7 +67,8 @@ function card(node) {
   const state = element("span", "state");
   const mark = element("i", "", MARKS[node.state] || "…");
   mark.setAttribute("aria-hidden", "true");
-  state.append(mark, ` ${node.state === "loading" ? node.words : node.state}`);
+  const words = node.state === "loading" || !node.stage ? node.words : node.state;
+  state.append(mark, ` ${words}`);
   head.append(state);
   item.append(head);
   const where = node.with_coordinator ? ", on D0's machine" : "";
