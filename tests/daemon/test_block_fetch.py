@@ -122,7 +122,9 @@ def test_what_is_sent_computes_what_the_model_does(
         assert torch.equal(outputs(source, place.first, place.end), expected)
 
 
-def test_the_output_head_is_sent_once_and_kept(model: Path, tmp_path: Path) -> None:
+def test_the_output_head_is_sent_once_and_kept(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ours = str(tmp_path / "ours")
     with serving(model, tmp_path / "theirs") as there:
         wanted = replace(there.wanted(2, head="none"), head=True)
@@ -136,6 +138,7 @@ def test_the_output_head_is_sent_once_and_kept(model: Path, tmp_path: Path) -> N
     assert torch.equal(OutputHead(obtain(wanted, "", ours)).logits(rows), expected)
     (file,) = (tmp_path / "ours").glob("*/head.safetensors")
     file.write_bytes(file.read_bytes()[:-1] + b"x")
+    monkeypatch.setattr("edgespec.daemon.block_fetch.SILENCE_S", 0.5)
     with pytest.raises(PeerLost):
         obtain(wanted, "", ours)
 
