@@ -14,6 +14,7 @@ import argparse
 import importlib.util
 import os
 import random
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -35,6 +36,7 @@ def main() -> int:
     options, more = parser.parse_known_args()
     if importlib.util.find_spec("pytest_randomly") is None:
         parser.error("it takes pytest-randomly: pip install -c constraints.txt pytest-randomly")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     seeds = range(options.seed, options.seed + options.times)
     with busy(options.loops):
         failed = [fails(seed, more) for seed in seeds]  # all of them, whatever fails
@@ -69,9 +71,13 @@ def fails(seed: int, more: Sequence[str]) -> bool:
     ) as tests:
         assert tests.stdout is not None
         failed = []
-        for line in tests.stdout:
-            print(line, end="", flush=True)
-            failed += [line.rstrip()] if line.startswith(FAILED) else []
+        try:
+            for line in tests.stdout:
+                print(line, end="", flush=True)
+                failed += [line.rstrip()] if line.startswith(FAILED) else []
+        except BaseException:
+            tests.terminate()
+            raise
     print(f"seed {seed}: {len(failed)} failed (status {tests.returncode})", *failed, sep="\n  ")
     return tests.returncode != 0
 
