@@ -18,6 +18,7 @@ os.environ["EDGESPEC_HTTP"] = "none"  # coordinators of tests start no HTTP API 
 RUN_MARK = "EDGESPEC_TEST_RUN"
 os.environ[RUN_MARK] = str(os.getpid())
 
+import httpx  # noqa: E402
 import psutil  # noqa: E402
 import pytest  # noqa: E402
 from hypothesis import settings  # noqa: E402
@@ -26,7 +27,10 @@ from edgespec.net import slowness  # noqa: E402
 
 slowness.MOST = 1.0  # commands that run in this process did not start slowly: it started long ago
 
-EXIT_GRACE_S = 5.0  # what a process that was told to stop may take
+EXIT_GRACE_S = 60.0  # what a process that was told to stop may take, beside much other work
+
+for _phase in ("connect", "read", "write", "pool"):  # 5 s, for whatever names no other time
+    setattr(httpx._config.DEFAULT_TIMEOUT_CONFIG, _phase, 60.0)
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # Started in the background by a shell, which takes Ctrl-C away from it: tests press it.

@@ -32,7 +32,8 @@ from edgespec.decoding.hints import HintingStages
 from edgespec.decoding.overdue import FlightWatch
 from edgespec.decoding.ppd_chains import ChainValues
 from edgespec.decoding.queue import BEGINS, GOES_ON, RING_AGAIN, WaitingRoom, say_once
-from edgespec.decoding.request import MOST_FRUITLESS, Request
+from edgespec.decoding.request import Request
+from edgespec.decoding.request_stats import MOST_FRUITLESS
 from edgespec.decoding.ring_state import RingState
 from edgespec.decoding.row_account import RowAccount
 from edgespec.decoding.scheduler import Scheduler
@@ -356,7 +357,7 @@ class CoordinatorMachine:
         """A ring that fails again and again must not keep a request for ever."""
         effects: list[Effect] = []
         for request in self._scheduler.live:
-            if request.ring_lost() >= MOST_FRUITLESS:
+            if request.stats.ring_lost(len(request.answer.token_ids)) >= MOST_FRUITLESS:
                 why = f"{MOST_FRUITLESS} rings in a row gave it no token; the last: {reason}"
                 effects += self._fail(request, why, now, "lost")
         return effects

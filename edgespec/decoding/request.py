@@ -46,9 +46,6 @@ from edgespec.verify.top_logprobs import TopLogprobs
 from edgespec.wire.client_messages import Submit, Tokens
 from edgespec.wire.segment import Choosing, Part
 
-MOST_FRUITLESS = 10
-"""Rings in a row that may end before a request has a further token."""
-
 LOST_WAIT_S = 1.0
 """A result that lacks live rows is followed by the Fault of the stage that dropped them; after this
 many seconds without one, the request fails, so that nothing hangs."""
@@ -86,7 +83,6 @@ class Request:
         self.estimates = shared.estimates.setdefault(policy.name, RingEstimates())
         self.last_position = self.capacity = 0
         self.recoveries = 0
-        self._fruitless = self._answered = 0  # see ring_lost
         self.waiting_since = 0.0  # for a ring that was lost
         self.told = ""  # what its client was told last that it waits for
         self.begins_with = ""  # what it is told as it starts once more
@@ -366,13 +362,6 @@ class Request:
         return effects
 
     # --- the end of a ring, the end of the request --------------------------------------------
-
-    def ring_lost(self) -> int:
-        """Its ring is lost; returns how many in a row gave it no further token."""
-        answered = len(self.answer.token_ids)
-        self._fruitless = 0 if answered > self._answered else self._fruitless + 1
-        self._answered = answered
-        return self._fruitless
 
     def restart(self, number: int) -> None:
         """Its ring is lost: go on from the committed tokens, on the next ring, as `number`.

@@ -10,6 +10,9 @@ from fractions import Fraction
 from edgespec.tree.draft_tree import Advance
 from edgespec.wire.client_messages import SourceFigures
 
+MOST_FRUITLESS = 10
+"""Rings in a row that may end before a request has a further token."""
+
 
 @dataclass(slots=True)
 class RequestStats:
@@ -31,8 +34,16 @@ class RequestStats:
     smallest_margin: float = float("inf")
     entered: Fraction | None = None
     newest_token: float | None = None
+    fruitless_rings: int = 0
+    _tokens_before: int = 0
     _first_token_trip: Fraction | None = None
     _newest_token_trip: Fraction = Fraction(0)
+
+    def ring_lost(self, tokens: int) -> int:
+        """The ring is lost, after so many tokens; returns how many in a row gave no further one."""
+        self.fruitless_rings = 0 if tokens > self._tokens_before else self.fruitless_rings + 1
+        self._tokens_before = tokens
+        return self.fruitless_rings
 
     def walked(self, step: Advance, *, opening: bool, drafts: bool) -> None:
         """The tree was walked; `opening`: the first token comes of the prompt, not of guesses."""

@@ -15,6 +15,7 @@ from edgespec.machines.effects import Effect, Forward, SendPeer
 from edgespec.machines.events import RingDown, RingProgress, RingUp
 from edgespec.ring.assignment import SPARE, Assignment, Member
 from edgespec.ring.effects import ConnectRing, Log, OpenRing
+from edgespec.ring.events import RingBroke, RingFaulty
 from edgespec.ring.health import DeviceRecords
 from edgespec.wire.messages import Assign, Connect, Join, StandBy
 
@@ -209,6 +210,11 @@ class RingAssembly:
         rows = min(self._assign_of(member).rows for member in self.stages.values())
         ends = tuple(self._assign_of(member).end for member in self.in_order)
         return [Forward(RingUp(len(self.assignment), rows, ends)), Log("the ring is up")]
+
+    def why(self, event: RingBroke | RingFaulty) -> str:
+        """What the coordinator's own event says, with the name of the stage that it blames."""
+        blames = isinstance(event, RingFaulty) and event.by_sender and self.stages
+        return f"{self.in_order[-1]} {event.why}" if blames else event.why
 
     def take_down(self, reason: str) -> list[Effect]:
         """End the ring; the stages keep their layers for the next one."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from ipaddress import ip_address
 
 from msgspec.structs import replace
 
@@ -135,6 +136,15 @@ class Assignment:
         self._assigns = tuple(assigns)
         self._names = self._first_names if self.is_first else ()
         self.ring += 1
+
+
+def is_address(host: str, port: int) -> bool:
+    """Whether others can connect to it without asking a name server, which would take time."""
+    # A zone names an interface of the node that sent it: other nodes have other names.
+    try:
+        return str(ip_address(host)) == host and "%" not in host and 1 <= port <= 65535
+    except ValueError:
+        return False
 
 
 def in_no_ring(assign: Assign, number: int) -> Assign:

@@ -8,7 +8,6 @@ ring is assembled in `assembly.py`; `repartition.py` moves layers when the devic
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from ipaddress import ip_address
 from pathlib import PurePath
 
 from msgspec.structs import replace
@@ -18,7 +17,15 @@ from edgespec.errors import LocalProtocolError
 from edgespec.machines.effects import Effect, Forward, SendPeer
 from edgespec.machines.events import Event, MessageArrived, PeerGone, Tick
 from edgespec.ring.assembly import CacheRows, RingAssembly
-from edgespec.ring.assignment import MOST_SHOWN, SPARE, Assignment, Member, line_of, status_of
+from edgespec.ring.assignment import (
+    MOST_SHOWN,
+    SPARE,
+    Assignment,
+    Member,
+    is_address,
+    line_of,
+    status_of,
+)
 from edgespec.ring.effects import Log
 from edgespec.ring.events import KeyRemoved, RingBroke, RingFaulty, RingReached
 from edgespec.ring.health import REASON_CHARS, printable
@@ -33,7 +40,6 @@ from edgespec.wire.client_messages import (
     Submit,
 )
 from edgespec.wire.messages import (
-    ALL_REQUESTS,
     THIS_RING,
     Assign,
     Connect,
@@ -131,11 +137,9 @@ class MembershipMachine:
                 return []
             case RingReached():
                 return self._on_reached(None, 0, now)
-            case RingBroke(why):
-                return self._repartition.give_up(f"the coordinator cannot go on: {why}", now)
-            case RingFaulty(why, by_sender):
-                who = f"{self._ring.in_order[-1]} " if by_sender and self._ring.stages else ""
-                return self._repartition.give_up(f"the coordinator cannot go on: {who}{why}", now)
+            case RingBroke() | RingFaulty():
+                why = f"the coordinator cannot go on: {self._ring.why(event)}"
+                return self._repartition.give_up(why, now)
             case Tick():
                 return self._on_tick(now)
             case _:
@@ -187,13 +191,11 @@ class MembershipMachine:
                 return self._on_reached(member, number, now)
             case Goodbye(reason):
                 return self._lose(member, f"left: {printable(reason, REASON_CHARS)}", now)
-            case Fault(number=number) if number != member.number:
-                return []  # of a place that it has no more; those of requests have no number
-            case Fault(request, reason) if request in (ALL_REQUESTS, THIS_RING):
+            case Fault(request, reason, number) if number == member.number:  # not of a request
                 why = f"cannot go on: {printable(reason, REASON_CHARS)}"
-                if request == ALL_REQUESTS:
-                    return self._lose(member, why, now)
-                return self._repartition.give_up(f"{member} {why}", now)
+                if request == THIS_RING:
+                    return self._repartition.give_up(f"{member} {why}", now)
+                return self._lose(member, why, now)
         return []
 
     def _on_reached(self, member: Member | None, number: int, now: float) -> list[Effect]:
@@ -210,7 +212,7 @@ class MembershipMachine:
                 f"there is no stage {join.stage}: this ring has {stages} stage(s), numbered from "
                 "1; choose another --stage, or start the coordinator with more --stages",
             )
-        if not _is_address(join.host, join.port):
+        if not is_address(join.host, join.port):
             return _refuse(peer, f"{join.host!r} port {join.port} is no address for others to use")
         join = replace(join, name=printable(join.name))
         known = self._ring.member_at(peer)
@@ -393,15 +395,6 @@ class MembershipMachine:
             self._plain(),
             self._tools,
         )
-
-
-def _is_address(host: str, port: int) -> bool:
-    """Whether others can connect to it without asking a name server, which would take time."""
-    # A zone names an interface of the node that sent it: other nodes have other names.
-    try:
-        return str(ip_address(host)) == host and "%" not in host and 1 <= port <= 65535
-    except ValueError:
-        return False
 
 
 def _refuse(peer: bytes, reason: str) -> list[Effect]:

@@ -140,7 +140,7 @@ WRONG: dict[str, tuple[tuple[str, ...], str]] = {
     "memory": (("--cost-model", "llama-3.1-70b"), "stage 1 (jetson-orin-nano-8gb) needs"),
     "stages": (("--stages", "0"), "0 stages; a ring has 1 to 256"),
     "too many stages": (
-        ("--stages", "9", "--dtype", "float32", "--limit", "1"),
+        ("--stages", "9", "--dtype", "float32", "--limit", "1", "--jobs", "1"),
         "9 stages for a model of 8 layers",
     ),
     "with stage": (("--with-stage", "5"), "with-stage is 5; the ring has stages 1 to 4"),

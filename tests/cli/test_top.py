@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import os
@@ -19,7 +20,7 @@ from hypothesis import strategies as st
 from msgspec.structs import fields, replace
 from rich.console import Console
 from support.commands import run_here
-from support.nodes import QUICK, NodeRing, until
+from support.nodes import QUICK, NodeRing, aging, until
 from support.terminals import Terminal
 from support.tiers import examples
 
@@ -222,16 +223,24 @@ def test_a_stage_and_a_coordinator_that_are_lost_are_said_and_found_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "AGAIN_S", 1.0)
-    monkeypatch.setattr(module, "Client", partial(module.Client, timing=QUICK))
+    timing = dataclasses.replace(QUICK, answer_silence=2.0)  # lost too early, it is found again
+    monkeypatch.setattr(module, "Client", partial(module.Client, timing=timing))
     monkeypatch.setattr(module, "EVERY_S", 0.1)
-    with NodeRing(2) as ring, Terminal() as terminal:
+    with NodeRing(2, timing=timing) as ring, Terminal() as terminal:
         ring.await_up()
+        member = ring.threads[1].node._member  # type: ignore[attr-defined]
+
+        def end_coordinator() -> None:
+            ring.threads[0].vanish()
+            with aging(member):
+                until(lambda: member._asking_since is not None)
+
         looking(
             ring,
             sees(terminal, "is up"),
-            lambda: ring.threads[2].vanish(),
+            lambda: (ring.threads[2].vanish(), ring.outwait(2)),
             sees(terminal, "is not up: V2 is missing"),
-            lambda: ring.threads[0].vanish(),
+            end_coordinator,
             sees(terminal, "the coordinator cannot be reached"),
             lambda: ring.restart_coordinator(),
             terminal.forget,

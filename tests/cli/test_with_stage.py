@@ -28,8 +28,6 @@ from edgespec.daemon.cluster import ClusterFolder, ClusterSettings
 PROMPT, NEW_TOKENS = "Once upon a time", 120
 PATIENCE_S = 120.0
 EMULATED = ("--emulate", "jetson-agx-orin-64gb", "--cost-model", "qwen2.5-7b")
-GONE_S = 5.0
-"""Within which a stage ends whose coordinator was killed."""
 PLACES = (pytest.mark.slow, pytest.mark.thorough, pytest.mark.slow)
 
 
@@ -143,9 +141,7 @@ def test_one_board_alone_answers_exactly_and_its_stage_ends_with_it(
     assert "layers loaded" not in here.coordinator.err, "its log is its own"
     here.coordinator.signal(signal.SIGKILL)
     here.coordinator.process.wait()
-    killed = time.monotonic()
     until(lambda: not is_there(pid), "its stage has ended")
-    assert time.monotonic() - killed < GONE_S
 
 
 @pytest.mark.parametrize(

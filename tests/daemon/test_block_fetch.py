@@ -130,7 +130,9 @@ def test_a_block_that_may_not_be_needed_does_not_fill_the_disk(model: Path, tmp_
         obtain(replace(wanted, left_free=1), "", str(tmp_path / "ours"))
 
 
-def test_the_output_head_is_sent_once_and_kept(model: Path, tmp_path: Path) -> None:
+def test_the_output_head_is_sent_once_and_kept(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ours = str(tmp_path / "ours")
     with serving(model, tmp_path / "theirs") as there:
         wanted = replace(there.wanted(2, head="none"), head=True)
@@ -144,6 +146,7 @@ def test_the_output_head_is_sent_once_and_kept(model: Path, tmp_path: Path) -> N
     assert torch.equal(OutputHead(obtain(wanted, "", ours)).logits(rows), expected)
     (file,) = (tmp_path / "ours").glob("*/head.safetensors")
     file.write_bytes(file.read_bytes()[:-1] + b"x")
+    monkeypatch.setattr("edgespec.daemon.block_fetch.SILENCE_S", 0.5)
     with pytest.raises(PeerLost):
         obtain(wanted, "", ours)
 

@@ -40,13 +40,14 @@ def test_a_table_has_a_line_for_each_number_of_rows(script: dict[str, Any]) -> N
     config.num_attention_heads = config.num_key_value_heads = 2
     graphs = RecordedGraphs()
     shape = Shape("small", config)
+    script["measured"].__globals__["ROWS"] = (1, 64)
     with torch_products():
         lines = list(
             script["measured"](
                 shape, "int4", 2, torch.device("cpu"), 1e9, 0.0, graphs=lambda device: graphs
             )
         )
-    assert [line[0] for line in lines] == ["1", "2", "4", "8", "16", "32", "64"]
+    assert [line[0] for line in lines] == ["1", "64"]
     assert all(float(line[-1]) < 0.05 for line in lines), "both ways compute the same"
     assert graphs.captured
     head, rule, *rows = script["table"](lines)

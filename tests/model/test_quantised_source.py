@@ -160,7 +160,7 @@ def test_a_process_that_tries_a_kernel_may_die(
     python.write_text(f"#!/bin/sh\n{script}\n")
     python.chmod(0o755)
     monkeypatch.setattr(selftest.sys, "executable", str(python))
-    monkeypatch.setattr(selftest, "STILL_S", 0.4)
+    monkeypatch.setattr(selftest, "STILL_S", 1.0)
     monkeypatch.setattr(selftest, "_PATIENCE", 1.0)
     reason = selftest.usable(Quantisation.parse("nf4"), "float16", "cuda")
     assert reason == said if not said else said in reason

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from types import SimpleNamespace
 
 import pytest
 import zmq
@@ -16,12 +15,9 @@ from edgespec.net.keys import KeyPair
 def test_doors_are_as_patient_as_the_start_was_slow(
     took: float, slow: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    began = time.time() - took
     monkeypatch.setattr(slowness, "_slowness", 1.0)
     monkeypatch.setattr(slowness, "MOST", 10.0)
-    monkeypatch.setattr(
-        slowness.psutil, "Process", lambda: SimpleNamespace(create_time=lambda: began)
-    )
+    monkeypatch.setattr(slowness, "_age", lambda: took)
     assert slowness.started() == pytest.approx(slow, rel=0.1)
     with zmq.Context() as context, context.socket(zmq.ROUTER) as door:
         gate = access.Gate(context)
@@ -30,3 +26,11 @@ def test_doors_are_as_patient_as_the_start_was_slow(
             assert door.getsockopt(zmq.HANDSHAKE_IVL) == pytest.approx(3_000 * slow, rel=0.1)
         finally:
             gate.close()
+
+
+def test_a_clock_that_is_set_meanwhile_makes_no_start_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slowness, "_slowness", 1.0)
+    monkeypatch.setattr(slowness, "MOST", 1e9)
+    real, before = time.time, slowness.started()
+    monkeypatch.setattr(time, "time", lambda: real() + 86400.0)
+    assert before <= slowness.started() < before + 1000.0, "a day is 43,200 usual starts"

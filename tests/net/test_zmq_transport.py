@@ -169,11 +169,12 @@ def test_a_flood_of_rubbish_does_not_fill_the_log(
 ) -> None:
     caplog.set_level(logging.WARNING)
     sender = bare.connect(zmq.DEALER, coordinator.control_port, DEVICE.own)
+    started = time.monotonic()
     for _ in range(500):
         sender.send_multipart([b"rubbish"])
     sender.send(encode(Heartbeat()))
     assert next_of(coordinator).message == Heartbeat()
-    assert 1 <= len(caplog.records) < 10
+    assert 1 <= len(caplog.records) < 10 + time.monotonic() - started
 
 
 def test_a_frame_beyond_all_limits_ends_its_members_connection(

@@ -37,9 +37,10 @@ from edgespec.ring.events import (
     RingReached,
 )
 from edgespec.ring.member import MemberMachine
-from edgespec.ring.membership import ALL_REQUESTS, MembershipMachine
+from edgespec.ring.membership import MembershipMachine
 from edgespec.ring.repartition import SETTLED_BEATS
 from edgespec.wire.messages import (
+    ALL_REQUESTS,
     Assign,
     Fault,
     Goodbye,

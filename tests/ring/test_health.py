@@ -18,9 +18,9 @@ from edgespec.ring.health import (
     home_status,
     printable,
 )
-from edgespec.ring.membership import ALL_REQUESTS, MembershipMachine
+from edgespec.ring.membership import MembershipMachine
 from edgespec.wire.client_messages import LiveRequest, NodeStatus, Status, StatusRequest
-from edgespec.wire.messages import Fault, Goodbye, Health, Heartbeat, Loading
+from edgespec.wire.messages import ALL_REQUESTS, Fault, Goodbye, Health, Heartbeat, Loading
 
 FINE = Health(60.0, 95.0, 8 << 30, 2 << 30, 0.4, False, "", 1.0, 0.02, 0.03)
 

@@ -37,8 +37,8 @@ from edgespec.ring.events import (
     RingReached,
 )
 from edgespec.ring.member import REPORT_S, MemberMachine
-from edgespec.ring.membership import ALL_REQUESTS
 from edgespec.wire.messages import (
+    ALL_REQUESTS,
     NO_RING,
     THIS_RING,
     Assign,

@@ -31,9 +31,10 @@ from edgespec.machines.events import (
 )
 from edgespec.ring.effects import ConnectRing, Log, OpenRing
 from edgespec.ring.events import RingBroke, RingReached
-from edgespec.ring.membership import ALL_REQUESTS, MembershipMachine
+from edgespec.ring.membership import MembershipMachine
 from edgespec.wire.client_messages import Cancel, Status, StatusRequest
 from edgespec.wire.messages import (
+    ALL_REQUESTS,
     CloseRequest,
     Connect,
     Connected,

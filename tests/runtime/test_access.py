@@ -6,14 +6,14 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
 from msgspec import structs
 from support.cases import case
 from support.keys import OWN, OWNER_IDENTITY, ListedKeys
-from support.nodes import HOST, QUICK, NodeRing, NodeThread, until
+from support.nodes import HOST, NodeRing, NodeThread, until
 from support.rings import submit
 from support.segments import one_part, retain_message
 from support.sockets import PATIENCE_S
@@ -270,7 +270,7 @@ def test_a_key_that_is_removed_counts_no_more_on_its_old_connection(
 
 
 def test_a_client_whose_key_is_removed_says_so() -> None:
-    with NodeRing(1, timing=replace(QUICK, client_silence=60.0)) as ring, ring.client() as client:
+    with NodeRing(1) as ring, ring.client() as client:
         ring.await_up()
         ring.blocks[0].delay = 0.2
         answer = client.ask(submit(max_new_tokens=300))
@@ -283,7 +283,7 @@ def test_a_client_whose_key_is_removed_says_so() -> None:
 
 def test_a_stage_that_is_removed_ends_and_a_spare_goes_on() -> None:
     ask = submit(max_new_tokens=150, policy="flowspec")
-    with NodeRing(3, timing=QUICK) as ring:
+    with NodeRing(3) as ring:
         ring.await_up()
         ring.start_spare()
         until(ring.has_spare)

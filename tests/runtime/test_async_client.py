@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from support.keys import OWNER_IDENTITY, ListedKeys, everybody, identity
-from support.nodes import NodeRing
+from support.nodes import NodeRing, aging
 from support.rings import submit
 
 from edgespec.config import Address, Timing
@@ -34,7 +34,6 @@ from edgespec.wire.messages import Heartbeat, Message, Removed
 
 HOST = "127.0.0.1"
 TIMING = Timing(beat=0.05, answer_silence=60.0)
-IMPATIENT = Timing(beat=0.05, answer_silence=1.0)
 WAIT_S = 60.0
 
 
@@ -204,17 +203,17 @@ def test_a_task_that_is_cancelled_cancels_its_request(coordinator: Scripted) -> 
 
 def test_a_coordinator_that_falls_silent_is_lost_and_found_again(coordinator: Scripted) -> None:
     async def work() -> None:
-        async with talking(coordinator, wait=1.0, timing=IMPATIENT) as client:
-            while client.problem is not None:
-                await asyncio.sleep(0.01)
+        async with talking(coordinator) as client:
             answer = asyncio.ensure_future(collected(client, submit()))
             await coordinator.submitted()
             coordinator.is_mute = True
-            with pytest.raises(PeerLost, match="silent"):
-                await answer
-            with pytest.raises(PeerLost, match="silent"):
-                await collected(client, submit())
-            assert isinstance(client.problem, PeerLost)
+            with aging(client):
+                with pytest.raises(PeerLost, match="silent"):
+                    await answer
+                client._wait = 0.0  # for a connection that may come yet
+                with pytest.raises(PeerLost, match="silent"):
+                    await collected(client, submit())
+                assert isinstance(client.problem, PeerLost)
             coordinator.is_mute = False
             while client.problem is not None:
                 await asyncio.sleep(0.01)
@@ -224,13 +223,19 @@ def test_a_coordinator_that_falls_silent_is_lost_and_found_again(coordinator: Sc
 
 def test_a_slow_coordinator_is_waited_for_as_long_as_it_says(coordinator: Scripted) -> None:
     async def work() -> None:
-        async with talking(coordinator, timing=IMPATIENT) as client:
+        async with talking(coordinator) as client:
             answer = asyncio.ensure_future(collected(client, submit()))
             peer, _ = await coordinator.submitted()
-            told = Heartbeat(silence=4 * IMPATIENT.answer_silence)
             coordinator.is_mute = True
-            coordinator.transport.send_control(peer, told)
-            with pytest.raises(PeerLost, match=r"has been silent for [4-9]\.\d s"):
+            told = 4 * TIMING.answer_silence
+            coordinator.transport.send_control(peer, Heartbeat(silence=told))
+            while client._silence != told:
+                await asyncio.sleep(0.005)
+            client._known -= told / 2
+            await asyncio.sleep(5 * TIMING.beat)  # in which it would notice
+            assert client.problem is None
+            client._known -= told / 2
+            with pytest.raises(PeerLost, match=r"has been silent for 24\d\.\d s"):
                 await answer
 
     run(work())

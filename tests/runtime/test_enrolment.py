@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 from support.keys import OWN, OWNER_IDENTITY
-from support.nodes import HOST, NodeRing, NodeThread
+from support.nodes import HOST, PATIENCE_S, NodeRing, NodeThread
 from support.rings import submit
 
 from edgespec.config import Address
@@ -37,7 +37,7 @@ def token_of(ring: NodeRing) -> Token:
 
 def test_a_device_that_is_enrolled_joins_with_its_own_key(ring: NodeRing) -> None:
     own = KeyPair.new()
-    assert enrol(ring.address, token_of(ring), own, "jetson-1", 5.0) == "jetson-1"
+    assert enrol(ring.address, token_of(ring), own, "jetson-1", PATIENCE_S) == "jetson-1"
     assert ring.keys.role_of(own.public) == STAGE
     assert ring.keys.names == {own.public: "jetson-1"}
     ring.threads[1] = NodeThread(ring.stage_node(1, who=Identity(own, OWN.public)))
@@ -47,10 +47,10 @@ def test_a_device_that_is_enrolled_joins_with_its_own_key(ring: NodeRing) -> Non
 
 def test_a_token_that_was_used_lets_nobody_in(ring: NodeRing) -> None:
     token = token_of(ring)
-    enrol(ring.address, token, KeyPair.new(), "jetson-1", 5.0)
+    enrol(ring.address, token, KeyPair.new(), "jetson-1", PATIENCE_S)
     other = KeyPair.new()
     with pytest.raises(AccessRefused, match=r"does not accept .*is used up.*edgespec token new"):
-        enrol(ring.address, token, other, "jetson-2", 5.0)
+        enrol(ring.address, token, other, "jetson-2", PATIENCE_S)
     assert ring.keys.role_of(other.public) is None
 
 
@@ -61,7 +61,7 @@ def test_of_two_who_use_a_token_at_once_one_is_let_in(ring: NodeRing) -> None:
 
     def one(pair: KeyPair) -> None:
         try:
-            enrol(ring.address, token, pair, "jetson", 5.0)
+            enrol(ring.address, token, pair, "jetson", PATIENCE_S)
         except AccessRefused as problem:
             problems.append(problem)
 
@@ -78,9 +78,9 @@ def test_a_token_is_good_for_nothing_else(ring: NodeRing) -> None:
     token = token_of(ring)
     who = Identity(token.pair, token.coordinator)
     with pytest.raises(AccessRefused, match="the role token does not allow that"):
-        leave(ring.address, who, 5.0)
+        leave(ring.address, who, PATIENCE_S)
     assert ring.keys.role_of(token.pair.public) == TOKEN
-    with Client(ring.address, who, 5.0, ring.timing) as client:
+    with Client(ring.address, who, PATIENCE_S, ring.timing) as client:
         with pytest.raises(AccessRefused, match="the role token does not allow that"):
             client.status()
         with pytest.raises(AccessRefused, match="the role token does not allow that"):
@@ -97,7 +97,7 @@ def test_a_token_of_another_cluster_is_told_apart(ring: NodeRing) -> None:
 
 def test_a_token_that_the_coordinator_never_made_is_refused(ring: NodeRing) -> None:
     with pytest.raises(AccessRefused, match="does not accept the key of this machine"):
-        enrol(ring.address, Token.new(OWN.public), KeyPair.new(), "jetson-1", 5.0)
+        enrol(ring.address, Token.new(OWN.public), KeyPair.new(), "jetson-1", PATIENCE_S)
 
 
 def test_nobody_there_is_an_error_that_says_what_to_look_at() -> None:
@@ -118,12 +118,12 @@ def test_a_stage_that_the_ring_has_not_is_refused_and_takes_no_place(ring: NodeR
 @pytest.mark.parametrize("role", [STAGE, CLIENT])
 def test_who_leaves_is_forgotten(ring: NodeRing, role: str) -> None:
     who = ring.keys.add("who leaves", role)
-    leave(ring.address, who, 5.0)
+    leave(ring.address, who, PATIENCE_S)
     assert ring.keys.role_of(who.own.public) is None
     with pytest.raises(AccessRefused, match="does not accept the key of this machine"):
-        leave(ring.address, who, 5.0)
+        leave(ring.address, who, PATIENCE_S)
 
 
 def test_the_owner_cannot_leave(ring: NodeRing) -> None:
     with pytest.raises(AccessRefused, match="the role owner does not allow that"):
-        leave(ring.address, OWNER_IDENTITY, 5.0)
+        leave(ring.address, OWNER_IDENTITY, PATIENCE_S)

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 from msgspec import structs
-from support.nodes import HOST, QUICK, NodeRing, NodeThread, until
+from support.nodes import HOST, PATIENCE_S, QUICK, NodeRing, NodeThread, until
 from support.rings import submit
 
 from edgespec.backends.compute import StageCompute
@@ -163,7 +163,7 @@ def asking(ring: SharedRing, *asks: Submit) -> Iterator[list[object]]:
     got: list[object] = []
 
     def run() -> None:
-        with Client(ring.address, client, 10.0, ring.timing) as connection:
+        with Client(ring.address, client, PATIENCE_S, ring.timing) as connection:
             for ask in asks:
                 got.extend(connection.ask(ask))
 
@@ -174,7 +174,7 @@ def asking(ring: SharedRing, *asks: Submit) -> Iterator[list[object]]:
         until(lambda: got)
         yield got
     finally:
-        thread.join(90.0)
+        thread.join(2 * PATIENCE_S)
     assert not thread.is_alive(), "the client hangs"
     ends = [one for one in got if isinstance(one, Finished)]
     assert len(ends) == len(asks)

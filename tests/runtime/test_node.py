@@ -6,15 +6,14 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from contextlib import ExitStack
 
 import numpy as np
 import pytest
-from support.nodes import HOST, PATIENCE_S, QUICK, NodeRing, NodeThread, age, until
+from support.nodes import HOST, PATIENCE_S, NodeRing, NodeThread, aging, heard, until
 from support.rings import assert_one_end, submit
 
 from edgespec.backends.compute import StageCompute
-from edgespec.config import Timing
 from edgespec.errors import CapacityError, EdgespecError, ModelError, PeerLost, RequestFailed
 from edgespec.ring.effects import Stop
 from edgespec.runtime.client import Client
@@ -180,12 +179,11 @@ def test_a_lost_coordinator_ends_its_clients_and_nobody_else(way: str) -> None:
         def lose(client: Client) -> None:
             {"silent": thread.freeze, "vanished": thread.vanish, "left": thread.leave}[way]()
             if way != "left":
-                time.sleep(2 * ring.timing.beat)  # what it said before has come
-                for hearer in (client, *members):
-                    age(hearer)
+                stack.enter_context(aging(client, *members))
 
-        problem = ask_in_vain(ring, lose)
-        until(lambda: all(member._asking_since is not None for member in members))
+        with ExitStack() as stack:
+            problem = ask_in_vain(ring, lose)
+            until(lambda: all(member._asking_since is not None for member in members))
         if way == "left":
             assert isinstance(problem, RequestFailed)
             assert str(problem) == "the ring ended: stopped by SIGTERM"
@@ -204,7 +202,7 @@ def test_a_stage_that_cannot_load_ends_alone_with_its_reason() -> None:
         gate.wait(PATIENCE_S)
         raise ModelError("the model in /x is not the one that the coordinator runs")
 
-    with NodeRing(2, loads={2: refuse}, recovery=0.5) as ring, ring.client() as client:
+    with NodeRing(2, loads={2: refuse}) as ring, ring.client() as client:
         until(lambda: len(ring.membership.stage_peers) == 2)
         answer = client.ask(submit())
         next(answer)
@@ -212,6 +210,8 @@ def test_a_stage_that_cannot_load_ends_alone_with_its_reason() -> None:
         stop = ring.threads[2].ended()
         assert stop.failed
         assert stop.reason.startswith("the model in /x is not the one")
+        until(lambda: ring.machine._state._lost)
+        ring.machine._state._limit = 0.1
         with pytest.raises(RequestFailed) as failed:
             list(answer)
         assert "stage 2 (toybox, process 1002) cannot go on: the model in /x" in str(failed.value)
@@ -219,12 +219,38 @@ def test_a_stage_that_cannot_load_ends_alone_with_its_reason() -> None:
 
 
 def test_nobody_is_lost_while_a_worker_computes_or_loads_for_long() -> None:
-    strict = Timing(beat=0.1, silence=0.8, client_silence=0.8)
-    with NodeRing(2, timing=strict, loads={1: lambda: time.sleep(1.5)}) as ring:
+    """All go on to hear of each other."""
+    busy, free = threading.Event(), threading.Event()
+
+    def work() -> None:
+        busy.set()
+        assert free.wait(PATIENCE_S)
+
+    def assert_all_beat(*clients: Client) -> None:
+        assert busy.wait(PATIENCE_S)
+        stages = [ring.threads[place].node._member for place in (1, 2)]  # type: ignore[attr-defined]
+        for hearer in (*ring.membership._ring.stages.values(), *stages, *clients):
+            for _ in range(3):
+                last = heard(hearer)
+                until(lambda hearer=hearer, last=last: heard(hearer) > last)
+        busy.clear()
+        free.set()
+
+    with NodeRing(2, loads={1: work}) as ring:
+        until(lambda: len(ring.membership.stage_peers) == 2)
+        assert_all_beat()
         ring.await_up()
-        ring.blocks[1].delay = 1.5
-        ask = submit(max_new_tokens=1)
-        ring.assert_right(ask, ring.ask(ask))
+        free.clear()
+        block, ask = ring.blocks[1], submit(max_new_tokens=1)
+        run = block.run
+        block.run = lambda job, stop: (work(), run(job, stop))[1]  # type: ignore[method-assign, func-returns-value]
+        with ring.client() as client:
+            watching = threading.Thread(target=assert_all_beat, args=[client])
+            watching.start()
+            *_, end = client.ask(ask)
+            watching.join()
+        assert isinstance(end, Finished)
+        ring.assert_right(ask, end)
 
 
 def test_without_a_coordinator_a_stage_gives_up() -> None:
@@ -275,8 +301,7 @@ def test_a_cancelled_request_is_freed_everywhere_and_the_next_is_answered() -> N
 @pytest.mark.parametrize("where", ["running", "waiting"])
 def test_a_client_that_is_gone_is_freed(where: str) -> None:
     """Tokens that cannot be delivered show it at once; for one that waits, a closed connection."""
-    timing = replace(QUICK, client_silence=60.0) if where == "running" else QUICK
-    with NodeRing(2, timing=timing) as ring:
+    with NodeRing(2) as ring:
         ring.await_up()
         for block in ring.blocks:
             block.delay = 0.1

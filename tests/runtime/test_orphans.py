@@ -11,10 +11,11 @@ from contextlib import contextmanager
 
 import pytest
 from support.keys import OWNER_IDENTITY
-from support.nodes import HOST, NodeRing, until
+from support.nodes import HOST, NodeRing, aging, until
+from support.nodes import PATIENCE_S as WAIT_S
 from support.rings import submit
 
-from edgespec.config import Address, Timing
+from edgespec.config import Address
 from edgespec.errors import PeerLost
 from edgespec.machines.effects import (
     Effect,
@@ -28,41 +29,41 @@ from edgespec.runtime.async_client import AsyncClient
 from edgespec.runtime.client import Client
 from edgespec.wire.client_messages import StatusRequest, Submit
 
-TIMING = Timing(beat=0.05, silence=10.0, answer_silence=1.0, client_silence=60.0, retry=0.1)
-"""Clients give a coordinator up soon; it gives up silent clients when a test has failed by then."""
+TOKENS, FEW = 300, 50
+"""Blocks that run for a whole answer, and that may run until one that nobody wants has ended."""
 
-SOON_S = 2.0
-WAIT_S = 10.0
 MANY = 3
 
 
 def long(tag: int = 1) -> Submit:
-    """A request whose answer takes longer than a test waits."""
-    return submit(tag, max_new_tokens=300, policy="autoregressive", seed=tag)
+    """A request whose answer takes half a minute."""
+    return submit(tag, max_new_tokens=TOKENS, policy="autoregressive", seed=tag)
 
 
 @pytest.fixture
 def ring() -> Iterator[NodeRing]:
     """A slow ring, which is up."""
-    with NodeRing(1, timing=TIMING) as ring:
+    with NodeRing(1) as ring:
         ring.await_up()
         ring.blocks[0].delay = 0.1
         yield ring
 
 
-def is_at_rest(ring: NodeRing) -> bool:
-    """Whether no request runs or waits."""
-    return ring.machine.load() == (0, 0)
+def assert_soon(ring: NodeRing, running: int) -> None:
+    """That many requests go on and none waits, before much has been computed."""
+    runs = ring.blocks[0].runs
+    until(lambda: ring.machine.load() == (running, 0))
+    assert ring.blocks[0].runs - runs < FEW
 
 
 def assert_nothing_runs_soon(ring: NodeRing) -> None:
     """All requests end before long."""
-    until(lambda: is_at_rest(ring), SOON_S)
+    assert_soon(ring, 0)
 
 
 def run(work: Callable[[], object]) -> None:
     """A test's coroutine, which must come to an end."""
-    asyncio.run(asyncio.wait_for(work(), 30.0))  # type: ignore[arg-type]
+    asyncio.run(asyncio.wait_for(work(), 3 * WAIT_S))  # type: ignore[arg-type]
 
 
 async def read(client: AsyncClient, ask: Submit) -> None:
@@ -84,13 +85,15 @@ async def ended(asked: list[asyncio.Task[None]]) -> None:
 
 def test_a_coordinator_that_stood_still_works_for_nobody_that_gave_it_up(ring: NodeRing) -> None:
     async def work() -> None:
-        async with AsyncClient(ring.address, OWNER_IDENTITY, WAIT_S, TIMING) as client:
+        async with AsyncClient(ring.address, OWNER_IDENTITY, WAIT_S, ring.timing) as client:
             asked = [asyncio.ensure_future(read(client, long())) for _ in range(MANY)]
             await until_soon(lambda: ring.machine.load() == (1, MANY - 1))
             ring.threads[0].freeze()
             # Their Submit is read long after they were given up.
             asked += [asyncio.ensure_future(read(client, long())) for _ in range(MANY)]
-            await ended(asked)
+            await until_soon(lambda: len(client._requests) == 2 * MANY)
+            with aging(client):
+                await ended(asked)
             ring.threads[0].thaw()
             await until_soon(lambda: client.problem is None)
             await asyncio.to_thread(assert_nothing_runs_soon, ring)
@@ -101,11 +104,12 @@ def test_a_coordinator_that_stood_still_works_for_nobody_that_gave_it_up(ring: N
 
 def test_a_reader_that_hangs_keeps_nobody_at_work(ring: NodeRing) -> None:
     async def work() -> None:
-        async with AsyncClient(ring.address, OWNER_IDENTITY, WAIT_S, TIMING) as client:
+        async with AsyncClient(ring.address, OWNER_IDENTITY, WAIT_S, ring.timing) as client:
             answer = client.ask(long())
             await answer.__anext__()
             ring.threads[0].freeze()
-            await until_soon(lambda: client.problem is not None)
+            with aging(client):
+                await until_soon(lambda: client.problem is not None)
             ring.threads[0].thaw()
             await asyncio.to_thread(assert_nothing_runs_soon, ring)
             await answer.aclose()
@@ -116,7 +120,7 @@ def test_a_reader_that_hangs_keeps_nobody_at_work(ring: NodeRing) -> None:
 @pytest.mark.parametrize("turns", [0, 1, 3, 10, 30, 100])
 def test_an_answer_that_is_closed_at_any_point_is_cancelled(ring: NodeRing, turns: int) -> None:
     async def work() -> None:
-        async with AsyncClient(ring.address, OWNER_IDENTITY, WAIT_S, TIMING) as client:
+        async with AsyncClient(ring.address, OWNER_IDENTITY, WAIT_S, ring.timing) as client:
             asked = [asyncio.ensure_future(read(client, long())) for _ in range(MANY)]
             for _ in range(turns):
                 await asyncio.sleep(0.002)
@@ -130,14 +134,15 @@ def test_an_answer_that_is_closed_at_any_point_is_cancelled(ring: NodeRing, turn
 
 
 def test_the_blocking_client_leaves_nothing_behind(ring: NodeRing) -> None:
-    with Client(ring.address, OWNER_IDENTITY, WAIT_S, TIMING) as client:
+    with Client(ring.address, OWNER_IDENTITY, WAIT_S, ring.timing) as client:
         answer = client.ask(long())
         next(answer)
         ring.threads[0].freeze()
-        with pytest.raises(PeerLost, match="silent"):
-            list(answer)
-        with pytest.raises(PeerLost, match="silent"):  # this one is read when all is over
-            list(client.ask(long(2)))
+        with aging(client):
+            with pytest.raises(PeerLost, match="silent"):
+                list(answer)
+            with pytest.raises(PeerLost, match="silent"):  # this one is read when all is over
+                list(client.ask(long(2)))
         ring.threads[0].thaw()
         assert_nothing_runs_soon(ring)
 
@@ -146,10 +151,10 @@ def test_a_blocking_client_that_is_closed_takes_its_requests_along(ring: NodeRin
     with ring.client() as other:
         running = other.ask(long(7))
         next(running)
-        with Client(ring.address, OWNER_IDENTITY, WAIT_S, TIMING) as client:
+        with Client(ring.address, OWNER_IDENTITY, WAIT_S, ring.timing) as client:
             waiting = client.ask(long())
             next(waiting)
-        until(lambda: ring.machine.load() == (1, 0), SOON_S)
+        assert_soon(ring, 1)
         running.close()
         assert_nothing_runs_soon(ring)
 
@@ -163,7 +168,7 @@ def test_a_client_that_dies_takes_along_what_waits(ring: NodeRing) -> None:
             dying.send_control(b"", long(tag))
         until(lambda: ring.machine.load() == (1, MANY))
         dying.close()  # it says nothing more, as if it was killed
-        until(lambda: ring.machine.load() == (1, 0), SOON_S)
+        assert_soon(ring, 1)
         running.close()
 
 
@@ -194,7 +199,7 @@ def test_what_is_read_after_its_client_died_is_not_computed(
 def test_a_connection_that_breaks_and_comes_back_begins_with_nothing(ring: NodeRing) -> None:
     async def work() -> None:
         with relayed(ring.address) as (address, cut):
-            async with AsyncClient(address, OWNER_IDENTITY, WAIT_S, TIMING) as client:
+            async with AsyncClient(address, OWNER_IDENTITY, WAIT_S, ring.timing) as client:
                 asked = [asyncio.ensure_future(read(client, long())) for _ in range(MANY)]
                 await until_soon(lambda: ring.machine.load() == (1, MANY - 1))
                 cut()

@@ -16,14 +16,13 @@ from support.nodes import HOST, PATIENCE_S, QUICK, NodeRing, age, until
 from support.rings import assert_one_end, submit
 from support.tiers import tiered
 
-from edgespec.config import Address
+from edgespec.config import Address, Timing
 from edgespec.errors import EdgespecError, RequestFailed
 from edgespec.runtime import node
 from edgespec.runtime.client import Client
 from edgespec.wire.client_messages import Finished, Progress, Submit, Tokens
 from edgespec.wire.messages import Message
 
-TIMING = replace(QUICK, silence=2.5)
 LONG = submit(max_new_tokens=150, policy="flowspec")
 
 
@@ -75,7 +74,7 @@ class Asking:
 @contextmanager
 def answering(stages: int = 3, ask: Submit = LONG) -> Iterator[tuple[NodeRing, Asking]]:
     """A ring in the middle of an answer."""
-    with NodeRing(stages, timing=TIMING) as ring:
+    with NodeRing(stages) as ring:
         ring.await_up()
         for block in ring.blocks:
             block.delay = 0.003
@@ -114,9 +113,9 @@ def test_a_stage_that_was_killed_and_comes_at_once_takes_its_place() -> None:
 
 
 def test_a_dead_stage_is_noticed() -> None:
-    """With the times that daemons have: within two seconds where nothing else runs."""
-    timing = type(TIMING)()
-    with NodeRing(2, timing=timing) as ring:
+    """With the silence that daemons have: within two seconds where nothing else runs. (Where much
+    does, another stage may be taken for lost before it.)"""
+    with NodeRing(2, timing=replace(QUICK, silence=Timing().silence)) as ring:
         ring.await_up()
         with ring.client() as client:
             ring.threads[2].vanish()
@@ -166,7 +165,7 @@ def test_a_queued_request_and_one_that_comes_meanwhile_are_answered_too() -> Non
 
 
 def test_without_a_new_stage_it_is_one_clear_error_and_the_ring_can_still_be_helped() -> None:
-    with NodeRing(2, timing=TIMING, recovery=1.0) as ring:
+    with NodeRing(2, recovery=1.0) as ring:
         ring.await_up()
         ring.blocks[0].delay = 0.01
         asking = Asking(ring, LONG)
@@ -232,15 +231,22 @@ def test_a_broken_data_connection_is_made_anew(place: int, monkeypatch: pytest.M
 def test_nodes_that_cannot_reach_each_other_are_named_and_nobody_hangs(
     place: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(node, "REACH_S", 0.3)
-    with NodeRing(2, timing=TIMING, recovery=1.5) as ring:
+    monkeypatch.setattr(node, "REACH_S", PATIENCE_S)
+    with NodeRing(2) as ring:
         transport = ring.threads[place].node.transport
         connect = transport.connect_ring
         with socket.socket() as nobody:  # bound, and deaf: as behind a firewall
             nobody.bind((HOST, 0))
             deaf = Address(HOST, nobody.getsockname()[1])
-            monkeypatch.setattr(transport, "connect_ring", lambda _, key: connect(deaf, key))
+
+            def in_vain(_: Address, key: str) -> None:
+                connect(deaf, key)
+                transport.ring_awaited = time.monotonic() - 2 * node.REACH_S
+
+            monkeypatch.setattr(transport, "connect_ring", in_vain)
             asking = Asking(ring, LONG)
+            until(lambda: any("cannot reach" in note for note in asking.notes))
+            ring.machine._state._limit = 0.1
             asking.end()
             assert asking.problem is not None
             assert f"cannot reach the next node of the ring, at {deaf}" in str(asking.problem)
@@ -261,8 +267,9 @@ def test_a_spare_takes_the_place_of_a_lost_stage_which_then_is_the_spare() -> No
         ring.start_spare()
         until(ring.has_spare)
         ring.threads[2].freeze()
-        until(lambda: asking.notes)
+        ring.outwait(2)
         assert asking.right().recoveries == 1
+        assert asking.notes
         ring.threads[2].thaw()
         until(ring.has_spare)
         again = Asking(ring, structs.replace(LONG, max_new_tokens=300))
@@ -273,7 +280,7 @@ def test_a_spare_takes_the_place_of_a_lost_stage_which_then_is_the_spare() -> No
 
 
 def test_spares_alone_make_a_ring() -> None:
-    ring = NodeRing(2, timing=TIMING)
+    ring = NodeRing(2)
     ring.start_coordinator()
     try:
         ring.start_spare()

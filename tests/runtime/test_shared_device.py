@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 
 import pytest
 from support.board import EmulatedNode, Job, StageProcess, simulated
-from support.tiers import tiered
 
 from edgespec.backends.compute import HEAD_LANE, OWN_LANE, STAGE_LANE
 from edgespec.runtime.shared_device import COORDINATOR, SharedDevice, new_file
 
 PART_S = 0.1
-"""What decides is parts apart, so that processes may be as late as that."""
-PATIENCE_S = 60.0
+LOOK_AGAIN_S = 0.02
+"""What decides is parts apart, so that each may notice what the other does as late as that."""
 
 
 @pytest.fixture
@@ -26,13 +25,6 @@ def file() -> Iterator[int]:
     yield descriptor
     with suppress(OSError):
         os.close(descriptor)
-
-
-def until(condition: Callable[[], bool]) -> None:
-    limit = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < limit
-        time.sleep(0.01)
 
 
 def draft(number: int, at: float) -> Job:
@@ -57,33 +49,36 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", tiered(CASES, ["heads, then blocks, then drafts"]))
-def test_emulated_processes_share_a_device_as_simulated_nodes_do(file: int, name: str) -> None:
+@pytest.mark.parametrize("name", CASES)
+def test_emulated_processes_share_a_device_as_simulated_nodes_do(
+    file: int, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(SharedDevice, "look_again_s", LOOK_AGAIN_S)
     own, of_stage = CASES[name]
     device = SharedDevice(file, COORDINATOR)
-    with StageProcess(file) as stage:
-        zero = time.monotonic() + 2 * PART_S
-        stage.begin(zero, of_stage)
-        ends = EmulatedNode(device, own).play(zero) | stage.ends()
-    assert ends == pytest.approx(simulated(own, of_stage), abs=1e-6)
+    with StageProcess(file, of_stage) as stage:
+        ends = EmulatedNode(device, own, stage.go_on).play()
+        stage.go_on()
+    assert ends | stage.ends == pytest.approx(simulated(own, of_stage), abs=1e-6)
 
 
 def test_what_a_dead_process_had_or_waited_for_is_free(file: int) -> None:
     device = SharedDevice(file, COORDINATOR)
     assert device.take(OWN_LANE, 1.0) == 0.0
-    with StageProcess(file) as stage:
-        stage.begin(time.monotonic(), [block(1, 0.0), block(2, 0.0)])
-        until(lambda: device.outranked(OWN_LANE) is not None)
+    with StageProcess(file, [block(1, 0.0), block(2, 0.0)]) as stage:
+        stage.step()
+        assert device.outranked(OWN_LANE) is not None
         assert device.outranked(STAGE_LANE) is None
         device.give(2.0)
-        until(lambda: device.take(HEAD_LANE, 3.0) is None or device.give(3.0) is not None)
+        stage.step()
+        assert device.take(HEAD_LANE, 3.0) is None, "the stage has it"
     died = time.monotonic()
     free_at = device.take(HEAD_LANE, 3.0)
     assert free_at is not None
-    assert died - PATIENCE_S < free_at <= time.monotonic(), "what it had begun is lost"
-    with StageProcess(file) as stage:
-        stage.begin(time.monotonic(), [block(1, 0.0)])
-        until(lambda: device.outranked(OWN_LANE) is not None)
+    assert died <= free_at <= time.monotonic(), "what it had begun is lost"
+    with StageProcess(file, [block(1, 0.0)]) as stage:
+        stage.step()
+        assert device.outranked(OWN_LANE) is not None
     now = time.monotonic()
     device.give(now)
     assert device.take(OWN_LANE, 2.0) == now

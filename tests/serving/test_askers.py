@@ -9,7 +9,7 @@ import httpx
 import pytest
 from msgspec.structs import replace
 from support.apis import api
-from support.nodes import NodeRing
+from support.nodes import PATIENCE_S, NodeRing
 from support.rings import submit
 
 from edgespec.net.keys import Identity
@@ -33,7 +33,7 @@ def cached(url: str, key: str = "") -> int:
     """How much of PROMPT was kept for that asker."""
     headers = {"authorization": f"Bearer {key}"} if key else {}
     body = {"prompt": PROMPT, "max_tokens": 3, "temperature": 0}
-    answer = httpx.post(f"{url}/v1/completions", json=body, headers=headers, timeout=20.0)
+    answer = httpx.post(f"{url}/v1/completions", json=body, headers=headers, timeout=PATIENCE_S)
     return int(answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"])
 
 

@@ -99,6 +99,7 @@ def test_pictures(ring: TorchNodeRing, url: str, browser: Browser, images: Path)
 
     page = answering(browser, url, 1366, 860, "light")
     ring.threads[2].vanish()
+    ring.outwait(2)
     page.wait_for_selector("#banner:not([hidden])")
     until(page, "document.querySelector('#banner-text').textContent.includes('since')")
     page.screenshot(path=images / "page-stage-down.png")

@@ -12,7 +12,7 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from support.dashboard import asked_metrics
-from support.nodes import HOST, NodeRing, until
+from support.nodes import HOST, PATIENCE_S, NodeRing, until
 from support.rings import submit
 from support.tiers import tiered
 
@@ -38,7 +38,7 @@ def descriptors() -> int:
 def answers(port: int) -> bool:
     """Whether who asks now is told."""
     try:
-        return httpx.get(f"http://{HOST}:{port}/metrics", timeout=10).status_code == 200
+        return httpx.get(f"http://{HOST}:{port}/metrics", timeout=PATIENCE_S).status_code == 200
     except httpx.HTTPError:
         return False
 
@@ -107,7 +107,7 @@ def test_half_sent_heads_take_nothing_from_a_stage(
         with ExitStack() as stack:
             # Their own ends are descriptors of this process, too.
             for _ in range(crowd):
-                held = stack.enter_context(socket.create_connection(address, 10))
+                held = stack.enter_context(socket.create_connection(address, PATIENCE_S))
                 held.sendall(b"GET /metrics HTTP/1.1\r\nhost: 127.0.0.1\r\nx: ")
             until(lambda: descriptors() - crowd - before[0] <= 3 * LIMITS.connections)
             assert threading.active_count() <= before[1] + 1

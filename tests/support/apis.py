@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
-from support.nodes import PATIENCE_S, until
+from support.nodes import PATIENCE_S, QUICK, until
 
 from edgespec.config import Address, Timing
 from edgespec.daemon.api import listening, server_of
@@ -30,14 +32,14 @@ def api(
     timing: Timing | None = None,
     wait: float = 2.0,
 ) -> Iterator[str]:
-    """Serve it, and give its base URL."""
+    """Serve it, and give its base URL when it has reached the coordinator."""
     listener = listening(Address(HOST, 0))
-    client = AsyncClient(coordinator, identity, wait, timing)
+    client = AsyncClient(coordinator, identity, wait, timing or QUICK)
     server = server_of(Service(client, limits, aliases), accepts)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
     try:
-        until(lambda: server.started)
+        until(lambda: server.started and client.problem is None)
         yield f"http://{HOST}:{listener.getsockname()[1]}"
     finally:
         server.handle_exit(15, None)
@@ -52,6 +54,17 @@ def spoken(url: str, said: bytes, seconds: float = PATIENCE_S) -> bytes:
     with socket.create_connection((host, int(port)), seconds) as connection:
         connection.sendall(said)
         return heard(connection, seconds)
+
+
+def leave_when(url: str, body: Any, condition: Callable[[], object]) -> None:
+    """Ask, and hang up without a word as soon as the condition holds."""
+    host, _, rest = url.removeprefix("http://").partition(":")
+    port, _, path = rest.partition("/")
+    sent = json.dumps(body).encode()
+    head = f"POST /{path} HTTP/1.1\r\nhost: {host}\r\ncontent-type: application/json\r\n"
+    with socket.create_connection((host, int(port)), PATIENCE_S) as connection:
+        connection.sendall(f"{head}content-length: {len(sent)}\r\n\r\n".encode() + sent)
+        until(condition)
 
 
 def heard(connection: socket.socket, seconds: float = PATIENCE_S) -> bytes:

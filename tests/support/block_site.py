@@ -62,7 +62,7 @@ class Site:
             "place": lambda _: self.goal,
             "progress": lambda _: None,
             "stop": lambda: False,
-            "silence": 10.0,
+            "silence": 60.0,
         }
         return fetch_block(**{**asked, **changes})  # type: ignore[arg-type]
 

@@ -1,16 +1,18 @@
 """Board: jobs for the two processes of a device whose time they share, emulated and simulated.
 
-As a program it is the stage: it is given the descriptor of their file, prints a line when it has
-its place, and plays the jobs of every line that it reads.
+As a program it is the stage: it is given the descriptor of their file and, on a line, its jobs. It
+prints the time of every wait, and goes on after each with the next line; in the end it prints when
+each job ended. So the order of what both do is that of their times, however late either really is.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
-import time
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -79,37 +81,55 @@ def perform(effect: Effect, stop: StopCheck) -> Event | None:
     return BlockDone(job, None if isinstance(effect, RunBlock) and stop() else HIDDEN)
 
 
-class EmulatedNode:
-    """One of the two processes: its worker."""
+class EmulatedNode(Worker):
+    """One of the two processes: its worker, without a thread, on a clock that moves as it waits."""
 
-    def __init__(self, device: SharedDevice, jobs: Sequence[Job]) -> None:
-        self._jobs = jobs
-        self.worker = Worker(perform)
-        emulated = Emulated(perform, Prices(jobs), self.worker, device=device)
-        emulated._usual[1] = 0.0  # it knows how long a block really takes
-        self.worker.perform = emulated.perform
-        self.worker.await_turn = emulated.await_turn
-        self.worker.ended_at = lambda: emulated.free_at
-        self.worker.start()
+    def __init__(
+        self, device: SharedDevice, jobs: Sequence[Job], wait: Callable[[float], None]
+    ) -> None:
+        """`wait`: returns when the time has come that it is told; others may run until then."""
+        self.now = 0.0
+        self._emulated = Emulated(perform, Prices(jobs), self, self._clock, self._sleep, device)
+        self._emulated._usual[1] = 0.0  # it knows how long a block really takes
+        super().__init__(self._emulated.perform)
+        self.await_turn = self._emulated.await_turn
+        self.ended_at = lambda: self._emulated.free_at
+        asked = [(job.at, job, False) for job in jobs]
+        aborted = [(job.stop_at, job, True) for job in jobs if job.stop_at is not None]
+        self._coming = deque(sorted(asked + aborted, key=lambda entry: entry[0]))
+        self._wait = wait
 
-    def play(self, zero: float, patience: float = 20.0) -> dict[int, float]:
-        """When each job ended; all times count from `zero`, a time.monotonic."""
-        asked = [(job.at, job) for job in self._jobs]
-        aborted = [(job.stop_at, job) for job in self._jobs if job.stop_at is not None]
-        for at, job in sorted(asked + aborted, key=lambda entry: entry[0]):
-            time.sleep(max(zero + at - time.monotonic(), 0.0))
-            if at == job.stop_at:
-                self.worker.abort(job.number)
+    def play(self) -> dict[int, float]:
+        """When each job ended."""
+        self._sleep(0.0)
+        self._run()
+        self.waker.close()
+        return {getattr(event, "job", -1): at for at, event in self.timed_events()}
+
+    def head_asked(self, timeout: float) -> float | None:
+        """See emulated.Asked."""
+        until = self.now + max(timeout, 0.0)
+        while not self._head_waits and self.now < until:
+            self._sleep(min(until, self._coming[0][0] if self._coming else until) - self.now)
+        return self._waiting.head_at
+
+    def _clock(self) -> float:
+        return self.now
+
+    def _sleep(self, seconds: float) -> None:
+        self.now += seconds
+        self._wait(self.now)
+        while self._coming and self._coming[0][0] <= self.now:
+            at, job, aborted = self._coming.popleft()
+            if aborted:
+                self.abort(job.number, at=at)
             else:
-                self.worker.submit(job.effect, zero + at)
-        ends: dict[int, float] = {}
-        limit = time.monotonic() + patience
-        while len(ends) < len(self._jobs) and time.monotonic() < limit:
-            time.sleep(0.005)
-            for at, event in self.worker.timed_events():
-                ends[getattr(event, "job", -1)] = at - zero
-        self.worker.stop()
-        return ends
+                self.submit(job.effect, at)
+
+    def _await_work(self) -> bool:
+        while not self._waiting and self._coming:
+            self._sleep(self._coming[0][0] - self.now)
+        return bool(self._waiting)
 
 
 def simulated(own: Sequence[Job], stage: Sequence[Job]) -> dict[int, float]:
@@ -135,9 +155,10 @@ def simulated(own: Sequence[Job], stage: Sequence[Job]) -> dict[int, float]:
 
 
 class StageProcess:
-    """The stage, as a process that ends with the block."""
+    """The stage, as a process that ends with the block. It goes on, to its next wait, when it is
+    told to; `wakes_at`: the time it waits for, infinite when all its jobs have ended."""
 
-    def __init__(self, descriptor: int) -> None:
+    def __init__(self, descriptor: int, jobs: Sequence[Job]) -> None:
         self.process = subprocess.Popen(
             [sys.executable, __file__, str(descriptor)],
             stdin=subprocess.PIPE,
@@ -146,7 +167,8 @@ class StageProcess:
             env={"PYTHONPATH": str(TESTS)},
             text=True,
         )
-        assert self._line() == "here"
+        self.wakes_at, self.ends = 0.0, dict[int, float]()
+        self._say(json.dumps([asdict(job) for job in jobs]))
 
     def __enter__(self) -> StageProcess:
         return self
@@ -155,29 +177,38 @@ class StageProcess:
         self.process.kill()
         self.process.communicate()
 
-    def begin(self, zero: float, jobs: Sequence[Job]) -> None:
-        """Have it play jobs."""
+    def go_on(self, until: float = math.inf) -> None:
+        """Have it do what comes before a time."""
+        while self.wakes_at < until:
+            self._say("")
+
+    def step(self) -> None:
+        """Have it go on to its next wait."""
+        self._say("")
+
+    def _say(self, line: str) -> None:
+        """A line, and hear what it waits for next."""
         assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps([zero, [asdict(job) for job in jobs]]) + "\n")
-        self.process.stdin.flush()
-
-    def ends(self) -> dict[int, float]:
-        """When each ended."""
-        return {int(job): end for job, end in json.loads(self._line()).items()}
-
-    def _line(self) -> str:
         assert self.process.stdout is not None
-        return self.process.stdout.readline().rstrip("\n")
+        self.process.stdin.write(line + "\n")
+        self.process.stdin.flush()
+        heard = json.loads(self.process.stdout.readline())
+        if isinstance(heard, dict):
+            self.wakes_at, self.ends = math.inf, {int(job): at for job, at in heard.items()}
+        else:
+            self.wakes_at = heard
 
 
 def main() -> None:
     """Be the stage."""
     device = SharedDevice(int(sys.argv[1]), STAGE)
-    print("here", flush=True)
-    for line in sys.stdin:
-        zero, told = json.loads(line)
-        jobs = [Job(**one) for one in told]
-        print(json.dumps(EmulatedNode(device, jobs).play(zero)), flush=True)
+    jobs = [Job(**one) for one in json.loads(sys.stdin.readline())]
+
+    def wait(until: float) -> None:
+        print(until, flush=True)
+        sys.stdin.readline()
+
+    print(json.dumps(EmulatedNode(device, jobs, wait).play()), flush=True)
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ from edgespec.runtime.stage_node import StageNode
 from edgespec.types.tensor import Tensor
 from edgespec.wire.messages import Assign, Connect, Health, Join
 
-PATIENT = Timing(beat=0.25, silence=8.0, answer_silence=15.0, client_silence=15.0, retry=0.2)
+PATIENT = Timing(beat=0.25, silence=60.0, answer_silence=60.0, client_silence=60.0, retry=0.2)
 
 
 class SlowTorchBlock(TorchBlock):

@@ -26,6 +26,7 @@ from edgespec.ring.effects import Stop
 from edgespec.ring.member import MemberMachine
 from edgespec.ring.membership import MembershipMachine
 from edgespec.runtime.access_policy import CLIENT, admits
+from edgespec.runtime.async_client import AsyncClient
 from edgespec.runtime.client import Client
 from edgespec.runtime.coordinator_node import CoordinatorNode
 from edgespec.runtime.node import RingNode
@@ -38,12 +39,12 @@ from edgespec.wire.messages import Assign, Connect, Join
 
 HOST = "127.0.0.1"
 CONTEXT = 400
-QUICK = Timing(beat=0.05, silence=4.0, answer_silence=6.0, client_silence=4.0, retry=0.1)
+QUICK = Timing(beat=0.05, silence=60.0, answer_silence=60.0, client_silence=60.0, retry=0.1)
 """Its silences are what a node of a test may stand still for, on a machine that does other things
-too, without being lost. A test that loses one does not wait for them: see `age`."""
+too, without being lost. A test that loses one does not wait for them: see `age` and `aging`."""
 
 LOOK_S = 0.05  # after so long at most a node sees that it is to end
-AGE_S = 60.0  # longer than any silence of a test
+AGE_S = 600.0  # longer than any silence of a test
 
 PATIENCE_S = 60.0
 
@@ -144,7 +145,7 @@ class NodeRing:
         eos_ids: Collection[int] = frozenset(),
         port: int = 0,
         draft: bool = True,
-        recovery: float = 20.0,
+        recovery: float = PATIENCE_S,
         kept_rows: int = 0,
         live: int = 1,
         hints: bool = False,
@@ -226,7 +227,7 @@ class NodeRing:
         self.threads[0] = NodeThread(node)
         return self.threads[0]
 
-    def start_stage(self, stage: int, wait: float = 10.0) -> NodeThread:
+    def start_stage(self, stage: int, wait: float = PATIENCE_S) -> NodeThread:
         """V1 … VN."""
         self.threads[stage] = NodeThread(self.stage_node(stage, wait))
         return self.threads[stage]
@@ -237,21 +238,25 @@ class NodeRing:
         return self.start_coordinator()
 
     def outwait(self, stage: int) -> None:
-        """To the coordinator that stage, which says nothing more, has been silent for long."""
-        time.sleep(2 * self.timing.beat)  # what it said before has come
-        age(self.membership._ring.stages[stage])
+        """To the coordinator that stage, which says nothing more, has been silent for too long."""
+        stages = self.membership._ring.stages
+        if (lost := stages.get(stage)) is not None:
+            with aging(lost):
+                until(lambda: stages.get(stage) is not lost)
 
     def start_spare(self) -> NodeThread:
         """A stage that wants no place of its own."""
         number = max(self.threads) + 1
-        self.threads[number] = NodeThread(self.stage_node(0, 10.0))
+        self.threads[number] = NodeThread(self.stage_node(0))
         return self.threads[number]
 
     def has_spare(self) -> bool:
         """Whether one stands by."""
         return any(line.startswith("spare: toybox") for line in self.membership.status().lines)
 
-    def stage_node(self, stage: int, wait: float = 10.0, who: Identity | None = None) -> StageNode:
+    def stage_node(
+        self, stage: int, wait: float = PATIENCE_S, who: Identity | None = None
+    ) -> StageNode:
         """A stage that is not running yet; with a key of its own unless it is `who`."""
         self._pid += 1
         who = who or self.keys.add(f"device {self._pid}")
@@ -310,11 +315,39 @@ class NodeRing:
         until(lambda: self.machine.idle)
 
 
-def age(hearer: Member | MemberMachine | Client) -> None:
+Hearer = Member | MemberMachine | Client | AsyncClient
+
+
+def heard(hearer: Hearer) -> float:
+    """When it heard something last; 0 if it never did."""
+    return float(getattr(hearer, "heard" if isinstance(hearer, Member) else "_heard") or 0.0)
+
+
+def age(hearer: Hearer) -> None:
     """What it heard last is as old as any silence may be. (If something comes after all, it has
     heard that, and the silence takes its own time.)"""
-    name = "heard" if isinstance(hearer, Member) else "_heard"
-    setattr(hearer, name, getattr(hearer, name) - AGE_S)
+    for name in ("heard", "_heard", "_known"):
+        if (at := getattr(hearer, name, None)) is not None:
+            setattr(hearer, name, at - AGE_S)
+
+
+@contextmanager
+def aging(*hearers: Hearer) -> Iterator[None]:
+    """Whatever they have heard, and hear meanwhile, is at once as old as any silence may be."""
+    over = threading.Event()
+
+    def go_on() -> None:
+        while not over.wait(0.01):
+            for hearer in hearers:
+                age(hearer)
+
+    thread = threading.Thread(target=go_on)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
 
 
 def until(condition: Callable[[], object], patience: float = PATIENCE_S) -> None:
