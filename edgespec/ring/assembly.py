@@ -44,6 +44,7 @@ class RingAssembly:
         self._rows = rows
         self._is_linked = False  # all had to connect, in the current ring
         self._is_reached = False  # stage 1, by the coordinator
+        self._next_repeat = 0.0
 
     @property
     def members(self) -> list[Member]:
@@ -187,8 +188,12 @@ class RingAssembly:
             if not member.connected
         ]
 
-    def repeat(self) -> list[Effect]:
-        """Say again what has not been answered: with a connection that breaks a message is lost."""
+    def repeat(self, now: float, every: float) -> list[Effect]:
+        """Say again, every so many seconds, what has not been answered: with a connection that
+        breaks a message is lost."""
+        if now < self._next_repeat:
+            return []
+        self._next_repeat = now + every
         if self._is_linked:
             return [] if self.is_up else self._connects()
         return [self.assign(member) for member in self.in_order if not member.ready]

@@ -95,7 +95,6 @@ class MembershipMachine:
         self._now = 0.0
         self._own_stage = own_stage
         self._next_beat: float | None = 0.0 if own_stage else None
-        self._next_repeat = 0.0
         self._loading_since: float | None = None
         self._told_loading = 0.0
 
@@ -328,9 +327,7 @@ class MembershipMachine:
                 effects.append(SendPeer(member.peer, Goodbye(f"{member} {cause}")))
                 effects += self._lose(member, cause, now)
         effects += self._repartition.on_tick(now)
-        if now >= self._next_repeat:
-            self._next_repeat = now + self._timing.retry
-            effects += ring.repeat()
+        effects += ring.repeat(now, self._timing.retry)
         effects += self._still_loading(now)
         beat, limit = ring.devices.trips.beat, self._timing.silence
         effects += [SendPeer(m.peer, beat(m.peer, now, limit)) for m in ring.members]

@@ -122,7 +122,7 @@ class World:
         self._clock = Clock()
         self._rings = 0
         self._tick: Booking | None = None
-        self._beats = False
+        self._beats: Booking | None = None
         self._renewed = float("-inf")
         self._busy = [0.0] * len(network.ring)
         self._turns = [Turns() for _ in network.ring]
@@ -208,6 +208,9 @@ class World:
         if isinstance(message, Segment):
             if node == 0:
                 self.segments.pop(message.header.seq, None)
+                if not self.segments and self._beats is not None:
+                    self._beats.cancel()
+                    self._beats = None
             self._handle(node, SegmentArrived(message))
         else:
             self._handle(node, MessageArrived(b"", message))
@@ -267,13 +270,12 @@ class World:
             self._end_ring(RENEWAL_S, RingDown(why))
 
     def _book_beat(self) -> None:
-        if not self._beats:
-            self._beats = True
-            self._clock.book(self.now + BEAT_S, self._beat)
+        if self._beats is None:
+            self._beats = self._clock.book(self.now + BEAT_S, self._beat)
 
     def _beat(self) -> None:
         """The stages say where the segments are, as long as there are any."""
-        self._beats = False
+        self._beats = None
         for number, stage in enumerate(self.stages, 1):
             if number not in self._gone:
                 machine = stage.machine

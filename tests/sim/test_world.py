@@ -217,14 +217,21 @@ def test_a_stage_that_is_gone_cannot_crash() -> None:
 
 def test_the_coordinator_is_woken_at_its_deadline() -> None:
     # Stage 2 cannot hold the prompt; the result without its rows is back long before its Fault.
+    log = EventLog()
     world = toy_world(
-        FixedDurations((0.5, 0.5)), LinkSpec(), LinkSpec(latency=8.0), row_limits=(1000, 2)
+        FixedDurations((0.5, 0.5)),
+        LinkSpec(),
+        LinkSpec(latency=8.0),
+        row_limits=(1000, 2),
+        log=log,
     )
     world.submit(submit())
     world.run()
     end = end_of(world)
-    assert end == Failed(0, "a stage lost rows of this request")
-    assert world.replies[-1].at == 0.5 + LOST_WAIT_S
+    assert isinstance(end, Failed)
+    assert end.reason.endswith("rows of a request did not come back")
+    renewals = [line for line in log.lines if "a new ring" in line]
+    assert renewals[0].startswith(f"{0.5 + LOST_WAIT_S:g} D0 ")
 
 
 def test_a_fault_that_comes_in_time_needs_no_deadline() -> None:

@@ -16,7 +16,7 @@ from edgespec.backends.compute import COMPUTE, CoordinatorCompute, StageCompute
 from edgespec.backends.jobs import events_of, failure
 from edgespec.backends.waiting import Waiting
 from edgespec.decoding.coordinator import CoordinatorMachine
-from edgespec.decoding.effects import AbortBlock, EncodePrompt, RunHead, SendRing
+from edgespec.decoding.effects import AbortBlock, EncodePrompt, Renew, RunHead, SendRing
 from edgespec.decoding.events import SegmentArrived
 from edgespec.decoding.stage import StageMachine
 from edgespec.errors import EdgespecError, RequestFailed
@@ -96,6 +96,8 @@ class LocalRing:
         self.stages = [machine for machine, _ in stages]
         self.replies: list[Message] = []
         self.now = 0.0
+        self.renewal = ""
+        """Why a node wants a new ring; `run` sees to it."""
         self._dispatch(0, coordinator.handle(RingUp(), self.now))
 
     # --- asking -------------------------------------------------------------------------------
@@ -125,8 +127,12 @@ class LocalRing:
         In every step each stage computes one segment, which takes it that step whatever the rows,
         and hands it on; the coordinator takes no time at all.
         """
-        while any(True for _ in self.steps()):
+        while self.renewal or any(True for _ in self.steps()):
             self.now += 1.0
+            if self.renewal:
+                self.lose(self.renewal)
+                self.renewal = ""
+                self.mend()
             self._settle(0, whole=True)
             # The last stage first, so that a segment moves one stage a step.
             for number in range(len(self._nodes) - 1, 0, -1):
@@ -244,5 +250,7 @@ class LocalRing:
                         node.aborted.add((job, request))
                 case _ if isinstance(effect, COMPUTE):
                     node.work.add(effect)
+                case Renew(why):
+                    self.renewal = why
                 case _:
                     raise TypeError(f"a local ring carries out no {type(effect).__name__}")
