@@ -77,6 +77,7 @@ class StageMetrics:
             routes=[Route("/metrics", metrics, methods=["GET"])],
             middleware=[Middleware(Guard, accepts, LIMITS.header)],
         )
+        app.router.redirect_slashes = False
         try:
             self._listener = opened(address, BACKLOG)
         except OSError as problem:
