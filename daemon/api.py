@@ -13,6 +13,7 @@ from edgespec.daemon.api_process import needs_keys
 from edgespec.daemon.cluster import ClusterFolder
 from edgespec.daemon.process import EXIT_OK, take_file_descriptors
 from edgespec.errors import AddressUnavailable
+from edgespec.net.discovery_interfaces import reached_at
 from edgespec.net.slowness import slowness
 from edgespec.runtime.async_client import AsyncClient
 from edgespec.serving.app import Service, application
@@ -48,8 +49,9 @@ def run_api(config: ApiConfig, folder: ClusterFolder) -> int:
     with listening(config.http) as listener:
         http = Address(config.http.host, listener.getsockname()[1])
         client = AsyncClient(config.coordinator, folder.identity, CONNECT_S * slowness())
-        print(f"API at http://{http}", flush=True)
-        log.info("the page and the HTTP API at http://%s", http)
+        urls = [f"http://{one}" for one in reached_at(http)]
+        print(f"API at {urls[0]}", flush=True)
+        log.info("the page and the HTTP API at %s", " or ".join(urls))
         server_of(Service(client, config.limits, config.aliases), accepts).run(sockets=[listener])
     return EXIT_OK
 

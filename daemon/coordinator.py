@@ -30,6 +30,7 @@ from edgespec.decoding.coordinator import CoordinatorMachine
 from edgespec.drafting.choice import parse_draft
 from edgespec.model.hub import require_within_reach
 from edgespec.net.block_server import BlockServer
+from edgespec.net.discovery_interfaces import reached_at
 from edgespec.net.emulated_link import PacedTransport
 from edgespec.net.slowness import slowness
 from edgespec.planning.cost_model import draft_head
@@ -88,7 +89,7 @@ def run_coordinator(
     ends = ExitStack()
     try:
         address = Address(config.address.host, transport.control_port)
-        print(f"coordinator at {address}", flush=True)
+        print(f"coordinator at {reached_at(address)[0]}", flush=True)
         if costs is not None:
             log.warning(described(costs))
         beside = address_beside(config, transport.control_port)

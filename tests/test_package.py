@@ -118,6 +118,16 @@ def test_every_requirement_is_pinned_and_explained() -> None:
     assert required_names() == explained
 
 
+def test_what_is_not_for_python_3_10_has_an_older_pin_there() -> None:
+    text = (REPOSITORY / "constraints.txt").read_text(encoding="utf-8")
+    newer, older = (
+        re.findall(rf'^(\S+)==\S+ ; python_version {sign} "3.11"$', text, re.MULTILINE)
+        for sign in (">=", "<")
+    )
+    assert "starlette" in newer
+    assert set(newer) <= set(older)
+
+
 def test_torch_is_pinned_without_a_local_part() -> None:
     text = (REPOSITORY / "constraints.txt").read_text(encoding="utf-8")
     assert text.startswith("# ")

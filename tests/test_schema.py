@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 from typing import Annotated
 
 import pytest
@@ -14,6 +16,7 @@ from edgespec.errors import ConfigError
 from edgespec.schema import FileStruct, Text, as_type, json_text, parse_json, read_as
 
 VERSION = ("version", 1)
+REPOSITORY = Path(__file__).resolve().parent.parent
 
 
 class Part(FileStruct, frozen=True):
@@ -93,6 +96,18 @@ def test_a_mistake_is_told_with_file_place_value_and_remedy() -> None:
         assert message in told
         assert told.endswith("; do this")
         assert len(told) < 300
+
+
+def test_no_pattern_of_a_type_takes_a_line_break_behind_its_end() -> None:
+    """In Python, "$" matches before one too."""
+    text = "".join(
+        file.read_text(encoding="utf-8")
+        for folder in ("edgespec", "daemon", "cli")
+        for file in (REPOSITORY / folder).rglob("*.py")
+    )
+    patterns = re.findall(r'pattern=r?"(.*?)"', text)
+    assert len(patterns) >= 5
+    assert not [one for one in patterns if one.endswith("$")]
 
 
 def test_the_version_comes_first() -> None:

@@ -28,7 +28,7 @@ NEED_ROWS = ("eagle", "eagle3", "dspark", "ppd")
 DEFAULT_MEMBERS = ("ngram", "independent")
 """The members of a hybrid that names none."""
 
-_JOINT = re.compile(rf"\+(?=(?:{'|'.join(SOURCES)})(?:[+:]|$))")
+_JOINT = re.compile(rf"\+(?=(?:{'|'.join(SOURCES)})(?:[+:]|\Z))")
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,19 +13,23 @@ import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from ipaddress import IPv4Interface, IPv6Address, IPv6Interface, ip_address
+from pathlib import Path
 from typing import Any
 
 import psutil
 
-from edgespec.config import Address
+from edgespec.config import LOOPBACK, Address
 from edgespec.errors import ConfigError
-from edgespec.net.sockets import own_address_towards
+from edgespec.net.sockets import number_of, own_address_towards
 from edgespec.net.zones import is_link_local
 
 log = logging.getLogger(__name__)
 
 EVERY_ADDRESS = "0.0.0.0"
 EVERY_ADDRESS_6 = "::"
+
+RESPONDER = Path("/run/avahi-daemon/socket")
+"""There where the system answers for NAME.local, NAME being this machine's."""
 
 _VIRTUAL = re.compile(
     "docker|br-|veth|virbr|vmnet|vboxnet|lxcbr|lxdbr|podman|cni|flannel|cali|l4tbr|dummy"
@@ -114,6 +118,25 @@ def to_announce_on(host: str, interfaces: Iterable[Interface]) -> list[Interface
     number, _, zone = host.partition("%")
     at = [one for one in interfaces if zone in ("", one.name)]
     return _with_addresses(at, lambda a: a.ip == ip_address(number))
+
+
+def reached_at(address: Address) -> list[str]:
+    """HOST:PORT to which others connect for what listens at an address, best first.
+
+    The address itself, or where it means every interface, those of this machine and its name in
+    multicast DNS; loopback without a network.
+    """
+    host, port = number_of(address.host), address.port
+    if not listens_everywhere(host):
+        return [str(address)]
+    numbers = [own.ip for one in to_announce_on(host, own_interfaces()) for own in one.addresses]
+    # An IPv6 address of one link needs a zone, which is another one on each machine.
+    usable = [one for one in numbers if one.version == 4 or not one.is_link_local]
+    usable.sort(key=lambda one: (one.is_link_local, one.version))
+    hosts = [*map(str, usable)] or [LOOPBACK]
+    if usable and RESPONDER.exists():
+        hosts.append(f"{socket.gethostname().partition('.')[0]}.local")
+    return [str(Address(one, port)) for one in hosts]
 
 
 def _with_addresses(

@@ -258,7 +258,7 @@ def application(
         },
         lifespan=connected,
     )
-    app.router.redirect_slashes = False
+    app.router.redirect_slashes = False  # it would send clients to where their Host header says
     return app
 
 
@@ -269,7 +269,7 @@ def _json(body: Struct) -> Response:
 async def _on_http(request: Request, error: Exception) -> Response:
     """An unknown path, or a method that the path does not have."""
     assert isinstance(error, HTTPException)
-    path = ascii(request.url.path)[:200]
+    path = ascii(request.scope["path"])[:200]
     words = f"{request.method} {path}: {error.detail}; see /openapi.json for what there is"
     response = ApiProblem(error.status_code, words, code="unknown_url").response()
     response.headers.update(error.headers or {})

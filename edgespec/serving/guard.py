@@ -26,6 +26,9 @@ _WRONG_ORIGIN = ApiProblem(403, "pages of other sites may not ask this server", 
 class Guard:
     """ASGI middleware. `accepts` says whether a key is valid; None: no key is needed.
 
+    What needs a key is decided by the path that is routed. A request's URL is none of it: its
+    Host header is what the client says.
+
     Without keys, browsers are the danger: a page of another site may send requests to this
     machine's loopback, and by DNS rebinding also read the answers. So a request has to name the
     loopback as its host, and may not come from another site's page.
@@ -51,7 +54,7 @@ class Guard:
             return ApiProblem(400, words, code="invalid_http")
         if self._accepts is None:
             return _foreign(asked)
-        if _is_open(asked.url.path):
+        if _is_open(asked.scope):
             return None
         scheme, _, key = asked.headers.get("authorization", "").partition(" ")
         key = key.strip()
@@ -81,10 +84,11 @@ def _foreign(asked: HTTPConnection) -> ApiProblem | None:
         return _WRONG_ORIGIN
     # A browser fetches a picture or script for another site's page without an Origin.
     is_foreign = asked.headers.get("sec-fetch-site") == "cross-site"
-    return _WRONG_ORIGIN if is_foreign and not _is_open(asked.url.path) else None
+    return _WRONG_ORIGIN if is_foreign and not _is_open(asked.scope) else None
 
 
-def _is_open(path: str) -> bool:
+def _is_open(scope: Scope) -> bool:
+    path: str = scope["path"]
     return path in OPEN_PATHS or path.startswith(OPEN_FOLDER)
 
 

@@ -15,6 +15,7 @@ from edgespec.policy.registry import POLICIES
 from edgespec.types.grammar_spec import json_spec, spec
 from edgespec.types.tool_forms import Tool, ToolForm
 from edgespec.verify.top_logprobs import MOST
+from edgespec.wire.client_messages import MOST_BIASES
 
 MOST_INT = (1 << 31) - 1
 MOST_CHOICES = 128
@@ -23,7 +24,8 @@ COMPLETION_TOKENS = 16
 """OpenAI's default of `max_tokens` for completions; a chat may use the rest of the context."""
 
 Stop = Annotated[str, Meta(min_length=1, max_length=1024)]
-ToolName = Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[a-zA-Z0-9_.-]+$")]
+# The pattern is in the OpenAPI document too: in Python alone "$" matches before a last line break.
+ToolName = Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[a-zA-Z0-9_.-]+$(?!\n)")]
 FilledText = Annotated[str, Meta(min_length=1)]
 TokenLimit = Annotated[
     Annotated[int, Meta(ge=1, le=MOST_INT)] | None,
@@ -184,7 +186,8 @@ class AnswerRequest(RequestPart):
     presence_penalty: Annotated[Penalty, Meta(description="For tokens that the answer has.")] = 0.0
     frequency_penalty: Annotated[Penalty, Meta(description="For each time that it has them.")] = 0.0
     logit_bias: Annotated[
-        dict[str, Bias], Meta(max_length=1024, description="By token id: what its logit gets.")
+        dict[str, Bias],
+        Meta(max_length=MOST_BIASES, description="By token id: what its logit gets."),
     ] = {}
     grammar: Annotated[
         FilledText | None, Meta(description="Extension: a Lark grammar for the answer.")

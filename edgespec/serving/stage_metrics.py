@@ -22,6 +22,7 @@ from edgespec.config import Address
 from edgespec.decoding.stage import StageMachine
 from edgespec.decoding.stage_stats import ROW_CLASSES, StageStats
 from edgespec.errors import AddressUnavailable
+from edgespec.net.discovery_interfaces import reached_at
 from edgespec.serving.guard import Guard
 from edgespec.serving.limits import HttpLimits
 from edgespec.serving.metrics import gauge
@@ -77,6 +78,7 @@ class StageMetrics:
             routes=[Route("/metrics", metrics, methods=["GET"])],
             middleware=[Middleware(Guard, accepts, LIMITS.header)],
         )
+        app.router.redirect_slashes = False
         try:
             self._listener = opened(address, BACKLOG)
         except OSError as problem:
@@ -86,8 +88,8 @@ class StageMetrics:
             ) from None
         self._server = uvicorn.Server(settings_of(app, LIMITS, BACKLOG))
         self._thread = threading.Thread(target=self._run, name="edgespec-metrics", daemon=True)
-        port = self._listener.getsockname()[1]
-        log.info("metrics at http://%s/metrics", Address(address.host, port))
+        places = reached_at(Address(address.host, self._listener.getsockname()[1]))
+        log.info("metrics at %s", " or ".join(f"http://{one}/metrics" for one in places))
 
     def __enter__(self) -> StageMetrics:
         self._thread.start()

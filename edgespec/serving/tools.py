@@ -93,9 +93,9 @@ class CallReader:
         return [Said(piece, self._calls - 1)] if piece else None
 
     def _closed(self) -> list[Said] | None:
-        found = self._closing.match(self._held, partial=True)
-        if found is not None and found.partial:
+        if self._closing.fullmatch(self._held, partial=True):  # it may be longer yet
             return None
+        found = self._closing.match(self._held)
         self._held = self._held[found.end() :] if found else self._held
         self._next = self._opening
         return []

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
+from msgspec import Meta
+
 from edgespec.types.record import Finite, Numbers, Record, Some, Text
 from edgespec.wire.messages import Message
+
+MOST_BIASES = 1024
+"""Tokens of a request whose logits are changed, at most."""
 
 
 class TokenBias(Record, frozen=True):
@@ -43,7 +50,7 @@ class Submit(Message, tag=40, frozen=True):
     grammar: Text = ""
     presence_penalty: Finite = 0.0
     frequency_penalty: Finite = 0.0
-    logit_bias: Some[TokenBias] = ()
+    logit_bias: Annotated[tuple[TokenBias, ...], Meta(max_length=MOST_BIASES)] = ()
 
 
 class Cancel(Message, tag=41, frozen=True):

@@ -15,7 +15,7 @@ from msgspec import Meta
 from edgespec.tree.ledger import RetainSet
 from edgespec.types.record import Finite, Record, Text, Whole
 
-Sha256 = Annotated[str, Meta(pattern="^[0-9a-f]*$", min_length=64, max_length=64)]
+Sha256 = Annotated[str, Meta(pattern=r"^[0-9a-f]*\Z", min_length=64, max_length=64)]
 Celsius = Annotated[float, Meta(gt=-1000.0, lt=1000.0)]
 
 SHORTEST_S, LONGEST_S = 1e-9, 1e9

@@ -8,6 +8,7 @@ import socket
 import sys
 import time
 from ipaddress import IPv4Interface, IPv6Interface, ip_interface
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -27,6 +28,7 @@ from edgespec.net.discovery_interfaces import (
     Interface,
     best_first,
     interfaces_from,
+    reached_at,
     to_announce_on,
     to_look_on,
 )
@@ -119,6 +121,34 @@ def test_who_listens_on_both_is_announced_at_both() -> None:
     ipv4 = ["192.168.1.10", "10.0.0.5", "10.0.0.6"]
     assert numbers("0.0.0.0") == ipv4
     assert numbers("::") == [ipv4[0], "fd00::10", "fe80::10", "fe80::10", *ipv4[1:]]
+
+
+@pytest.mark.parametrize(
+    ("host", "named", "places"),
+    [
+        ("0.0.0.0", True, ["192.168.1.10", "10.0.0.5", "10.0.0.6", "nano.local"]),
+        ("0.0.0.0", False, ["192.168.1.10", "10.0.0.5", "10.0.0.6"]),
+        ("0", False, ["192.168.1.10", "10.0.0.5", "10.0.0.6"]),
+        ("::", False, ["192.168.1.10", "10.0.0.5", "10.0.0.6", "[fd00::10]"]),
+        ("192.168.1.10", True, ["192.168.1.10"]),
+        ("127.0.0.1", True, ["127.0.0.1"]),
+    ],
+)
+def test_no_wildcard_is_an_address_to_connect_to(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, host: str, named: bool, places: list[str]
+) -> None:
+    monkeypatch.setattr(discovery_interfaces, "own_interfaces", lambda: JETSON)
+    monkeypatch.setattr(discovery_interfaces, "RESPONDER", tmp_path if named else tmp_path / "no")
+    monkeypatch.setattr(socket, "gethostname", lambda: "nano.example.org")
+    assert reached_at(Address(host, 80)) == [f"{place}:80" for place in places]
+
+
+def test_without_a_network_this_machine_is_reached_at_loopback(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(discovery_interfaces, "own_interfaces", lambda: [])
+    monkeypatch.setattr(discovery_interfaces, "RESPONDER", tmp_path)
+    assert reached_at(Address("0.0.0.0", 80)) == ["127.0.0.1:80"]
 
 
 def test_others_are_looked_for_on_real_networks() -> None:

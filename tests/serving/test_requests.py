@@ -12,6 +12,7 @@ from edgespec.serving.request_bodies import COMPLETION_TOKENS, ChatRequest, Text
 from edgespec.serving.requests import checked, parsed, submits_of
 from edgespec.types.grammar_spec import json_spec, spec
 from edgespec.wire.client_messages import Submit, TokenBias
+from edgespec.wire.codec import decode, encode
 
 MESSAGES = [{"role": "user", "content": "hello"}]
 
@@ -76,6 +77,8 @@ def test_all_that_the_ring_takes_arrives() -> None:
     rules = submitted(chat(presence_penalty=1, frequency_penalty=-0.5, logit_bias={"7": -3}))
     assert (rules.presence_penalty, rules.frequency_penalty) == (1.0, -0.5)
     assert rules.logit_bias == (TokenBias(7, -3.0),)
+    biased = submitted(chat(logit_bias={str(token): 1 for token in range(1024)}))
+    assert decode(encode(biased)) == biased
     assert submitted(text(regex="a+")).grammar == spec("regex", "a+")
     assert submitted(text(grammar="start: /a/")).grammar == spec("lark", "start: /a/")
     schema = {"type": "integer"}
@@ -158,6 +161,7 @@ def test_texts_of_a_message_are_joined_and_developers_are_the_system() -> None:
         ({"logit_bias": {"one": 1}}, "logit_bias"),
         ({"logit_bias": {"-1": 1}}, "logit_bias"),
         ({"logit_bias": [1]}, "logit_bias"),
+        ({"logit_bias": {str(token): 1 for token in range(1025)}}, "logit_bias"),
         ({"response_format": {"type": "xml"}}, "response_format.type"),
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
         ({"response_format": {"type": "json_object"}, "regex": "a"}, "response_format"),
@@ -166,6 +170,7 @@ def test_texts_of_a_message_are_joined_and_developers_are_the_system() -> None:
         ({"grammar": "\udfff"}, "grammar"),
         ({"tools": [{}]}, "tools[0].function"),
         ({"tools": [{"function": {"name": "a b"}}]}, "tools[0].function.name"),
+        ({"tools": [{"function": {"name": "a\n"}}]}, "tools[0].function.name"),
         ({"tools": [{"function": {"name": "a"}}] * 2}, "tools"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tool_choice": {"function": {"name": "f"}}}, "tool_choice"),

@@ -121,6 +121,13 @@ def test_calls_are_read_however_the_text_is_cut(case: Case, cuts: list[int]) -> 
     assert found == (text if plain is None else plain)
 
 
+def test_a_call_is_read_with_a_cut_at_any_place() -> None:
+    for form, text, plain, calls in [*SAME, *OWN, *IN_XML]:
+        for cut in range(len(text)):
+            found = whole(read(form, text, [cut]))
+            assert found == (text if plain is None else plain, calls), (form.name, text[:cut])
+
+
 def test_arguments_come_as_they_are_written() -> None:
     for form in FORMS:
         text = form.calls([PARIS, NOON])

@@ -72,8 +72,11 @@ def requirements() -> list[str]:
 
 def write_index(folder: Path, torches: dict[str, tuple[str, ...]]) -> None:
     """Wheels of edgespec and of all that is installed here, as it is declared; of torch instead
-    those versions with what each requires. What is required and not here is made up."""
+    those versions with what each requires. Of what has another pin for an older Python, that too.
+    What is required and not here is made up."""
     folder.mkdir()
+    pins = (REPOSITORY / "constraints.txt").read_text(encoding="utf-8")
+    older = dict(re.findall(r"^(\S+)==(\S+) ; python_version <", pins, re.MULTILINE))
     write_wheel(folder, "edgespec", "0", requirements())
     there = {"edgespec", "torch"}
     asked = {one for wanted in torches.values() for one in wanted}
@@ -87,6 +90,12 @@ def write_index(folder: Path, torches: dict[str, tuple[str, ...]]) -> None:
         wanted = [one for one in found.requires or () if "extra ==" not in one]
         asked.update(wanted)
         write_wheel(folder, name, found.version, wanted)
+        if name in older:
+            any_version = [re.sub(r"==[\w.]+", "", one) for one in wanted]
+            write_wheel(folder, name, older[name], any_version)
+    for name in older.keys() - there:
+        write_wheel(folder, name, older[name])
+    there |= older.keys()
     for name in {name_of(one) for one in asked} - there:
         bounds = [one.partition(";")[0] for one in asked if name_of(one) == name]
         least = [found for one in bounds for found in re.findall(r"[=>]=\s*([\d.]+)", one)]

@@ -539,6 +539,7 @@ def _offer(**changes: object) -> BlockOffer:
         {"sha256": "0a" * 31},
         {"sha256": "0A" * 32},
         {"sha256": "../" + "a" * 61},
+        {"sha256": "a" * 63 + "\n"},
         {"chunk_bytes": 0},
         {"chunk_bytes": 1 << 15},
         {"chunk_bytes": (1 << 16) + 1},
