@@ -4,9 +4,9 @@
 
 A coordinator with its HTTP API and three stages on this machine. Every user asks one request after
 the other, under any policy: whole, streamed, read slowly, cut off at some event or abandoned; with
-several choices (`n`, several prompts); and chats of several turns that share a preamble. With
-`--faults` stages are killed, stopped and joined twice meanwhile, and the coordinator is stopped.
-Every text must be that of plain decoding, which is asked for before, without company. At the end
+several choices (`n`, several prompts), held to a schema, calling a tool; and chats of several turns
+that share a preamble. With `--faults` stages are killed, stopped and joined twice meanwhile, and the
+coordinator is stopped for up to 8 s. Every text must be that of plain decoding, which is asked for before, without company. At the end
 every stage must hold the rows that the coordinator has as kept, and no other. Prints a JSON object;
 ends with status 1 if a text differs, an answer fails, a request, a row or a process is left, a log
 has a traceback, or (without faults, which make processes anew) memory or descriptors grew in the
@@ -56,6 +56,17 @@ PREAMBLE = (
     "You are the helper of a household. You know the week's meals, who has the car, and when the "
     "bins are put out. Answer in one sentence, and say so if you do not know."
 )
+FIELDS = {"name": {"type": "string", "maxLength": 9}, "count": {"type": "integer"}}
+SCHEMA = {"type": "object", "properties": FIELDS, "required": [*FIELDS]}
+FORMAT = {"type": "json_schema", "json_schema": {"name": "thing", "schema": SCHEMA}}
+HELD: Body = {"response_format": FORMAT, "max_tokens": 48}
+TOOL = {"type": "function", "function": {"name": "store", "parameters": SCHEMA}}
+CALLED: Body = {
+    "tools": [TOOL],
+    "tool_choice": "required",
+    "parallel_tool_calls": False,
+    "max_tokens": 64,
+}
 TURNS = ("When are the bins put out?", "And who has the car then?", "What is there to eat?")
 
 
@@ -84,6 +95,7 @@ def kinds(chance: random.Random, count: int) -> list[Body]:
         text = chance.choice(TEXTS)
         if number % 3 == 0:
             body["messages"] = [{"role": "user", "content": text}]
+            body |= chance.choice(({}, HELD, CALLED))
         elif number % 3 == 1:
             body["prompt"] = text
         else:
@@ -259,8 +271,8 @@ class Faults:
             time.sleep(0.05)
 
     def pause(self, chance: random.Random, _: int) -> None:
-        """The coordinator does nothing for a moment."""
-        self._stopped(self._ring.coordinator, chance.choice((0.5, 1.2)))
+        """The coordinator does nothing for a while."""
+        self._stopped(self._ring.coordinator, chance.uniform(0.5, 8.0))
 
     def twice(self, _: random.Random, stage: int) -> None:
         """A second daemon joins as a stage that is there; it ends, or stands by, and is ended."""

@@ -190,10 +190,13 @@ def path_of(body: Body) -> str:
 
 
 def choices(answer: Body) -> Iterator[tuple[int, str]]:
-    """The texts of an answer, or of an event of it, by the indexes of its choices."""
+    """The texts of an answer, or of an event of it, by the indexes of its choices; of a call of a
+    tool its name and its arguments."""
     for choice in answer.get("choices") or ():
         said = choice.get("message") or choice.get("delta") or choice
-        yield choice["index"], said.get("text") or said.get("content") or ""
+        calls = [call["function"] for call in said.get("tool_calls") or ()]
+        called = "".join(call.get("name", "") + call.get("arguments", "") for call in calls)
+        yield choice["index"], (said.get("text") or said.get("content") or "") + called
 
 
 def events(answered: httpx.Response) -> Iterator[Body]:
