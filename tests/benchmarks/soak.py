@@ -5,12 +5,12 @@
 A coordinator with its HTTP API and three stages on this machine. Every user asks one request after
 the other, under any policy: whole, streamed, read slowly, cut off at some event or abandoned; with
 several choices (`n`, several prompts), held to a schema, calling a tool; and chats of several turns
-that share a preamble. With `--faults` stages are killed, stopped and joined twice meanwhile, and the
-coordinator is stopped for up to 8 s. Every text must be that of plain decoding, which is asked for before, without company. At the end
-every stage must hold the rows that the coordinator has as kept, and no other. Prints a JSON object;
-ends with status 1 if a text differs, an answer fails, a request, a row or a process is left, a log
-has a traceback, or (without faults, which make processes anew) memory or descriptors grew in the
-second half.
+that share a preamble. With `--faults` stages are killed, stopped and joined twice meanwhile, and
+the coordinator is stopped for up to 8 s. Every text must be that of plain decoding, which is asked
+for before, without company. At the end every stage must hold the rows that the coordinator has as
+kept, and no other. Prints a JSON object; ends with status 1 if a text differs, an answer fails, a
+request, a row or a process is left, a log has a traceback, or (without faults, which make processes
+anew) memory or descriptors grew in the second half.
 """
 
 from __future__ import annotations
