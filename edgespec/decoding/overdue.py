@@ -63,10 +63,9 @@ class FlightWatch:
         seconds = now - max(self._left[seq], self._landed_at)
         before = [stage for stage, passed in self._passed.items() if passed >= seq]
         behind = [stage for stage, passed in self._passed.items() if passed < seq]
-        where = f", and stage {min(behind)} has not passed it on" if behind else ""
-        if before and behind:
-            where = f": stage {max(before)} has passed it on, stage {min(behind)} has not"
-        return f"it has waited for a segment for {seconds:.1f} s{where}"
+        seen = [f"stage {max(before)} has passed it on"] if before else []
+        seen += [f"stage {min(behind)} has not"] if behind else []
+        return f"it has waited for a segment for {seconds:.1f} s: {', '.join(seen) or 'lost'}"
 
     def _limits(self) -> tuple[float, float]:
         """When the oldest one is overdue by what the stages say, and in any case."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import socket
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,63 +11,17 @@ from dataclasses import replace
 
 import pytest
 from msgspec import structs
+from support.asking import Asking
 from support.nodes import HOST, PATIENCE_S, QUICK, NodeRing, age, until
-from support.rings import assert_one_end, submit
+from support.rings import submit
 from support.tiers import tiered
 
 from edgespec.config import Address, Timing
-from edgespec.errors import EdgespecError, RequestFailed
+from edgespec.errors import RequestFailed
 from edgespec.runtime import node
-from edgespec.runtime.client import Client
-from edgespec.wire.client_messages import Finished, Progress, Submit, Tokens
-from edgespec.wire.messages import Message
+from edgespec.wire.client_messages import Finished, Progress, Submit
 
 LONG = submit(max_new_tokens=150, policy="flowspec")
-
-
-class Asking:
-    """One request in a thread of its own."""
-
-    def __init__(self, ring: NodeRing, ask: Submit) -> None:
-        self.ask = ask
-        self.got: list[Message] = []
-        self.problem: EdgespecError | None = None
-        self.client: Client | None = None
-        self._ring = ring
-        self._thread = threading.Thread(target=self._run)
-        self._thread.start()
-
-    def _run(self) -> None:
-        try:
-            with self._ring.client() as self.client:
-                for message in self.client.ask(self.ask):
-                    self.got.append(message)
-        except EdgespecError as problem:
-            self.problem = problem
-
-    @property
-    def tokens(self) -> int:
-        """How many have come."""
-        return sum(len(m.token_ids) for m in list(self.got) if isinstance(m, Tokens))
-
-    @property
-    def notes(self) -> list[str]:
-        """What it was told while it waited."""
-        return [m.text for m in list(self.got) if isinstance(m, Progress)]
-
-    def end(self) -> None:
-        """Wait for it."""
-        self._thread.join(PATIENCE_S)
-        assert not self._thread.is_alive(), "the client hangs"
-
-    def right(self) -> Finished:
-        """Its answer: that of plain decoding, streamed without a gap."""
-        self.end()
-        assert self.problem is None, self.problem
-        end = assert_one_end(self.got, self.ask.tag)
-        assert isinstance(end, Finished)
-        self._ring.assert_right(self.ask, end)
-        return end
 
 
 @contextmanager
