@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 
 from edgespec.errors import ModelError
-from edgespec.model.model_config import FULL, SLIDING, ModelConfig
+from edgespec.model.model_config import FULL, MOST_EXPERTS, MOST_LAYERS, SLIDING, ModelConfig
 from edgespec.model.packed.settings import packing_of
 
 
@@ -61,6 +61,12 @@ _RECURRENT = re.compile(
 """How model types begin whose layers keep a state in place of keys, all of them or some."""
 _UNEVEN = re.compile("gemma(4|3n)")
 """The same of those whose layers take more from others than rows, or have keys of two shapes."""
+_MOST = {
+    "num_hidden_layers": MOST_LAYERS,
+    "num_experts": MOST_EXPERTS,
+    "num_local_experts": MOST_EXPERTS,
+}
+"""Numbers in config.json of parts that are made one by one."""
 _STATES = {"linear_attention", "mamba", "conv", "hybrid"}  # of `layer_types`
 
 
@@ -107,6 +113,13 @@ def check_settings(folder: Path, settings: dict[str, Any]) -> None:
             f"the model in {folder} is of type {kind!r}, which edgespec does not run; it runs "
             f"{', '.join(FAMILIES)}"
         )
+    for name, most in _MOST.items():
+        value = settings.get(name)
+        if isinstance(value, int | float) and not value <= most:
+            raise ModelError(
+                f"the model in {folder} says that {name} is {value}, edgespec runs up to {most}; "
+                "download the model again"
+            )
     packing_of(folder, settings)
 
 
@@ -123,6 +136,12 @@ def check_config(folder: Path, settings: dict[str, Any], config: ModelConfig) ->
             f"{', '.join(FAMILIES)}"
         )
     family = FAMILIES[kind]
+    heads, of_keys = int(config.num_attention_heads), int(config.num_key_value_heads)
+    if not heads or not of_keys or heads % of_keys:
+        raise ModelError(
+            f"the model in {folder} says that it has {heads} heads for {of_keys} of keys, which is "
+            "no multiple; download the model again"
+        )
     _check_angles(folder, family, config)
     _check_windows(folder, family, settings, config)
     if getattr(config, "use_bidirectional_attention", None):

@@ -29,6 +29,9 @@ _ROPE_NEEDS = {
 }
 """By type of rotary embeddings, the numbers that they need beside their base."""
 
+MOST_LAYERS, MOST_EXPERTS = 1024, 4096
+"""Of a model, whose parts are made one by one; the largest known have 126 and 512."""
+
 Count = Annotated[int, Meta(ge=1, lt=1 << 31)]
 
 
@@ -38,7 +41,7 @@ class _Fields(Struct, kw_only=True):
     vocab_size: Count
     hidden_size: Count
     intermediate_size: Count
-    num_hidden_layers: Count
+    num_hidden_layers: Annotated[int, Meta(ge=1, le=MOST_LAYERS)]
     num_attention_heads: Count
     max_position_embeddings: Count
     rms_norm_eps: float

@@ -17,7 +17,8 @@ import torch
 from edgespec.drafting.dspark.shape import DSparkShape
 from edgespec.drafting.head_settings import number, rope, whole
 from edgespec.errors import ModelError
-from edgespec.model.loader import read_object
+from edgespec.model.model_config import MOST_LAYERS
+from edgespec.model.reading import read_object
 
 MOST_SLOTS = 64
 """Slots of a block: more would guess further ahead than any ring is long."""
@@ -61,7 +62,7 @@ def read_settings(
             f"{file} is of a head for a base of {made_for} layers, this base has {base_layers}; "
             "use the head that was trained for this base"
         )
-    layers = whole(settings, "num_hidden_layers", file)
+    layers = whole(settings, "num_hidden_layers", file, MOST_LAYERS)
     block = whole(settings, "block_size", file)
     if block > MOST_SLOTS:
         raise ModelError(
