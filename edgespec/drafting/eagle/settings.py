@@ -16,7 +16,7 @@ import torch
 from edgespec.drafting.eagle.shape import HeadShape, Rope
 from edgespec.drafting.head_settings import number, rope, whole
 from edgespec.errors import ModelError
-from edgespec.model.loader import read_object
+from edgespec.model.reading import read_object
 
 # Set, they change the arithmetic in ways that are not documented.
 _UNKNOWN_FLAGS = ("fc_norm", "norm_before_fc", "norm_output", "use_aux_norm")
