@@ -28,15 +28,18 @@ _END = 300
 class EdgespecError(Exception):
     """Base of every error raised on purpose; its text is fit to be shown to a user."""
 
+    _lines = True
+    """Whether its messages may have several lines; else a newline in one is what a file says."""
+
     def __init__(self, message: str = "") -> None:
-        super().__init__(_shown(message))
+        super().__init__(_shown(message, "\n" if self._lines else ""))
 
 
-def _shown(text: str) -> str:
+def _shown(text: str, kept: str) -> str:
     text = _cut(text)
     if text.isprintable():
         return text
-    return _cut("".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text))
+    return _cut("".join(c if c.isprintable() or c in kept else ascii(c)[1:-1] for c in text))
 
 
 def _cut(text: str) -> str:
@@ -51,6 +54,8 @@ class ConfigError(EdgespecError):
 
 class ModelError(ConfigError):
     """A model, tokenizer or checkpoint that cannot be used as given."""
+
+    _lines = False
 
 
 class BlockDamaged(ModelError):

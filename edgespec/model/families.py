@@ -149,6 +149,12 @@ def check_config(folder: Path, settings: dict[str, Any], config: ModelConfig) ->
             f"the model in {folder} lets tokens see later ones (use_bidirectional_attention in "
             "config.json), so it does not write text from left to right; use a causal model"
         )
+    experts = getattr(config, "num_experts", None) or getattr(config, "num_local_experts", None)
+    if experts and not 0 < int(config.num_experts_per_tok) <= int(experts):
+        raise ModelError(
+            f"the model in {folder} says that a token goes to {config.num_experts_per_tok} of "
+            f"{experts} experts; download the model again"
+        )
     if kind == "granitemoehybrid" and config.num_local_experts:
         raise ModelError(
             f"the model in {folder} is of type {kind!r} with experts (num_local_experts in "
@@ -192,8 +198,17 @@ def _check_kind(folder: Path, kind: object, settings: dict[str, Any]) -> None:
 
 def _check_angles(folder: Path, family: Family, config: ModelConfig) -> None:
     angles = config.rope_parameters
+    heads, hidden = int(config.num_attention_heads), int(config.hidden_size)
+    head_dim = int(getattr(config, "head_dim", None) or hidden // heads)
     for one in angles.values() if family.own_angles else [angles]:
         rope = one.get("rope_type", "default")
+        share = one.get("partial_rotary_factor", getattr(config, "partial_rotary_factor", None))
+        turned = head_dim if share is None else int(head_dim * float(share))
+        if not 0 < turned <= head_dim or turned % 2:
+            raise ModelError(
+                f"the model in {folder} turns {turned} numbers of a head's {head_dim} "
+                "(partial_rotary_factor in config.json); download the model again"
+            )
         if rope not in _FIXED_ROPE:
             # A cached key would not be what one machine computes.
             raise ModelError(

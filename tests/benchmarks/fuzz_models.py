@@ -19,14 +19,17 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
 os.environ["OMP_NUM_THREADS"] = "1"
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import torch
-from support.model_fuzz import Models, keep, outcome, remove, size_of
+from support.model_fuzz import Models, keep, outcomes, remove, size_of
 from support.model_mutations import mutated
+
+BATCH = 50
 
 
 def main() -> None:
@@ -41,6 +44,21 @@ def main() -> None:
         sys.exit(1 if fuzz(chosen, Path(folder)) else 0)
 
 
+class _Mutation:
+    """One of a seed, written."""
+
+    def __init__(self, root: Path, models: Models, seed: int, number: int) -> None:
+        chance = random.Random(f"{seed} {number}")
+        self.seed = chance.choice(models.seeds)
+        self.path = root / f"{number}{self.seed.path.suffix}"
+        what = mutated(self.seed.path, self.path, chance)
+        self._told = f"{seed} {number} ({self.seed.name}, {what})"
+
+    def __str__(self) -> str:
+        """What shows it again, and what was done."""
+        return self._told
+
+
 def fuzz(chosen: argparse.Namespace, root: Path) -> int:
     """How many findings there are."""
     os.environ["XDG_CACHE_HOME"] = str(root / "cache")
@@ -52,28 +70,23 @@ def fuzz(chosen: argparse.Namespace, root: Path) -> int:
     shown: set[tuple[str, str]] = set()
     began = time.monotonic()
     numbers = range(chosen.count) if chosen.only is None else [chosen.only]
-    for number in numbers:
-        chance = random.Random(f"{chosen.seed} {number}")
-        seed = chance.choice(models.seeds)
-        target = root / f"{number}{seed.path.suffix}"
-        what = mutated(seed.path, target, chance)
-        found = outcome(lambda: models.use(seed.kind, target), size_of(target))  # noqa: B023
-        counts[found.kind] += 1
-        place = found.detail.partition(" ")[0] if found.kind == "traceback" else seed.kind
-        if chosen.only is not None or not (found.is_fine or (found.kind, place) in shown):
-            shown.add((found.kind, place))
-            print(
-                f"{found.kind}: {chosen.seed} {number} ({seed.name}, {what}): {found.detail}",
-                flush=True,
-            )
-        if not found.is_fine and chosen.keep:
-            chosen.keep.mkdir(exist_ok=True)
-            keep(target, chosen.keep / f"{chosen.seed}-{target.name}")
-        remove(target)
-        if (root / "cache").exists() and number % 50 == 0:
+    for begin in range(0, len(numbers), BATCH):
+        batch = [_Mutation(root, models, chosen.seed, n) for n in numbers[begin : begin + BATCH]]
+        works = [(partial(models.use, one.seed.kind, one.path), size_of(one.path)) for one in batch]
+        for one, found in zip(batch, outcomes(works), strict=True):
+            counts[found.kind] += 1
+            place = found.detail.partition(" ")[0] if found.kind == "traceback" else one.seed.kind
+            if chosen.only is not None or not (found.is_fine or (found.kind, place) in shown):
+                shown.add((found.kind, place))
+                print(f"{found.kind}: {one}: {found.detail}", flush=True)
+            if not found.is_fine and chosen.keep:
+                chosen.keep.mkdir(exist_ok=True)
+                keep(one.path, chosen.keep / f"{chosen.seed}-{one.path.name}")
+            remove(one.path)
+        if (root / "cache").exists():
             remove(root / "cache")
-        if number % 1000 == 999:
-            print(f"{number + 1} in {time.monotonic() - began:.0f} s: {dict(counts)}", flush=True)
+        if not (done := begin + BATCH) % 1000:
+            print(f"{done} in {time.monotonic() - began:.0f} s: {dict(counts)}", flush=True)
     print(f"all {sum(counts.values())} in {time.monotonic() - began:.0f} s: {dict(counts)}")
     return sum(count for kind, count in counts.items() if kind not in ("ok", "refused"))
 

@@ -93,7 +93,8 @@ def test_messages_are_bounded_and_show_what_would_steer_a_terminal() -> None:
     assert long.endswith("a; download it again")
     assert len(str(ConfigError("\U000e0001" * 5_000_000))) == MOST_CHARS
     shown = str(ModelError("a\x1b[2J\r\u202e\ud800é\nb"))
-    assert shown == "a\\x1b[2J\\r\\u202e\\ud800é\nb"
+    assert shown == "a\\x1b[2J\\r\\u202e\\ud800é\\nb"
+    assert str(ConfigError("a\nb")) == "a\nb"
 
 
 # --- GGUF files that took minutes, or crashed ---------------------------------------------------
@@ -149,6 +150,14 @@ def _kinds_without_end(parts: Parts) -> None:
     parts.set(b"tokenizer.ggml.token_type", ARRAY, (6, [float("inf")] * count))
 
 
+def _turned_beyond_a_head(parts: Parts) -> None:
+    """Rotary embeddings that would be written behind a head, and behind the last one's memory."""
+    parts.key(b"general.architecture").value = b"phi3"
+    for key in parts.keys:
+        key.name = key.name.replace(b"llama.", b"phi3.")
+    parts.set(b"phi3.rope.dimension_count", 4, 64)
+
+
 def _long_architecture(parts: Parts) -> None:
     parts.key(b"general.architecture").value = b"A" * 5_000_000
 
@@ -164,6 +173,7 @@ GGUFS: dict[Callable[[Parts], None], str] = {
     _layers_in_one_place: "lie in the same bytes",
     _control_tokens: "with more than 65536 control tokens",
     _kinds_without_end: "OverflowError",
+    _turned_beyond_a_head: "turns 64 numbers of a head's 8",
     _long_architecture: "is of architecture 'AAA",
     _part_of_text: r"\x1b[2J",
 }
@@ -227,6 +237,15 @@ FOLDERS: dict[tuple[str, str, str], tuple[str | Change, str]] = {
     ),
     ("plain", "config.json", "heads"): (_put(num_attention_heads=1 << 30), "has shape"),
     ("plain", "config.json", "key heads"): (_put(num_key_value_heads=1 << 30), "no multiple"),
+    ("plain", "config.json", "odd heads"): (_put(head_dim=15), "turns 15 numbers of a head's 15"),
+    ("plain", "config.json", "turned"): (
+        _put(rope_parameters={"rope_theta": 1e4, "partial_rotary_factor": 8.0}),
+        "turns 128 numbers of a head's 16",
+    ),
+    ("eagle3-official", "config.json", "odd heads"): (
+        _put(num_attention_heads=32),
+        "says 32 attention heads",
+    ),
     ("compressed", "config.json", "weights"): (
         lambda content: content["quantization_config"]["config_groups"]["group_0"].update(
             weights=5

@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import resource
 import shutil
 import signal
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -19,10 +20,12 @@ from pathlib import Path
 import torch
 from support import dspark_heads, eagle_heads
 from support.checkpoints import write_checkpoint, write_family, write_tokenizer
+from support.draft_sources import Fed
 from support.ggufs import all_as, tokenizer_values, write_gguf
 from support.packed_folders import awq, compressed, gptq, nf4, write_packed
 
 from edgespec.config import FILE
+from edgespec.drafting.base import Guesser
 from edgespec.drafting.dspark.guesser import load_dspark
 from edgespec.drafting.eagle.guesser import load_eagle
 from edgespec.drafting.lens import read_lenses, write_lenses
@@ -33,8 +36,10 @@ from edgespec.model.ends import OutputHead
 from edgespec.model.hub import local_folder
 from edgespec.model.inventory import held_bytes
 from edgespec.model.loader import fingerprint
+from edgespec.model.source import TensorSource
 from edgespec.model.sources import PLAIN, open_source
 from edgespec.model.tokenizer import Tokenizer
+from edgespec.verify.sampling import Sampling
 
 MORE_BYTES = 1 << 30
 """That a process may take beside the model's file."""
@@ -86,7 +91,7 @@ class Models:
         return write_checkpoint(self.root / "base", num_hidden_layers=dspark_heads.LAYERS)
 
     @cached_property
-    def base_source(self) -> tuple[object, OutputHead]:
+    def base_source(self) -> tuple[TensorSource, OutputHead]:
         source = open_source(self.base)
         return source, OutputHead(source)
 
@@ -168,14 +173,20 @@ class Models:
             _use_model(path)
             return
         source, head = self.base_source
-        if kind == "dspark":
-            load_dspark(path, source, head)  # type: ignore[arg-type]
-        elif kind == "ppd":
-            read_ppd_tokens(path, 32)
+        if kind == "ppd":
+            read_ppd_tokens(path, head.hidden_size)
         elif kind == "hints":
-            read_lenses(path, dspark_heads.LAYERS, source.config)  # type: ignore[attr-defined]
+            read_lenses(path, dspark_heads.LAYERS, source.config)
+        elif kind == "dspark":
+            _guess(load_dspark(path, source, head))
         else:
-            load_eagle(path, kind, source, head)  # type: ignore[arg-type]
+            _guess(load_eagle(path, "eagle" if kind == "eagle" else "eagle3", source, head))
+
+
+def _guess(guesser: Guesser) -> None:
+    source = Fed(guesser)
+    source.open(1, Sampling())
+    source.refresh(1, [3, 1, 4, 1, 5], 2, 2)
 
 
 def _use_model(path: Path) -> None:
@@ -249,9 +260,35 @@ def _where(error: BaseException) -> str:
     return f"{own[-1].filename.rpartition('/edgespec/')[2]}:{own[-1].lineno}" if own else "?"
 
 
+Work = tuple[Callable[[], None], int]
+"""What is to be done, and the bytes of the file that it is done with."""
+
+
+def outcomes(works: Sequence[Work]) -> Iterator[Outcome]:
+    """What comes of each in a child of this process, which may take so much CPU time for it, and
+    memory beside the file. The child goes on with the next, as forking costs more than most."""
+    left = list(works)
+    while left:
+        answers, status = _child(left)
+        for answer in answers:
+            yield Outcome(*json.loads(answer))
+        if len(answers) < len(left):
+            number = os.waitstatus_to_exitcode(status)
+            if -number in (signal.SIGXCPU, signal.SIGALRM):
+                yield Outcome("hang", f"{CPU_S} s of CPU time")
+            else:
+                name = signal.Signals(-number).name if number < 0 else f"status {number}"
+                yield Outcome("signal", name)
+        left = left[len(answers) + 1 :]
+
+
 def outcome(work: Callable[[], None], file: int) -> Outcome:
-    """What comes of it in a child of this process, which may take so much CPU time, and memory
-    beside a file of so many bytes."""
+    """That of one."""
+    return next(outcomes([(work, file)]))
+
+
+def _child(works: Sequence[Work]) -> tuple[list[bytes], int]:
+    """What it found up to its end, and how it ended."""
     reader, writer = os.pipe()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of threads: torch has one here
@@ -259,35 +296,32 @@ def outcome(work: Callable[[], None], file: int) -> Outcome:
     if not child:
         try:
             os.close(reader)
-            before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-            _bound(file)
-            found = tried(work, before, file)
-            os.write(writer, json.dumps([found.kind, found.detail[:2000]]).encode())
+            quiet = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(quiet, 1)
+            os.dup2(quiet, 2)
+            for work, file in works:
+                _bound(file)
+                found = tried(work, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, file)
+                told = json.dumps([found.kind, found.detail[:2000]])
+                os.write(writer, told.encode() + b"\n")
         finally:
             os._exit(0)
     os.close(writer)
     with open(reader, "rb") as told:
-        answer = told.read()
-    _, status = os.waitpid(child, 0)
-    if answer:
-        return Outcome(*json.loads(answer))
-    number = os.waitstatus_to_exitcode(status)
-    if -number in (signal.SIGXCPU, signal.SIGALRM):
-        return Outcome("hang", f"{CPU_S} s of CPU time")
-    return Outcome("signal", signal.Signals(-number).name if number < 0 else f"status {number}")
+        answers = told.read().splitlines()
+    return answers, os.waitpid(child, 0)[1]
 
 
 def _bound(file: int) -> None:
+    """Limits for what this process does next."""
     with open("/proc/self/statm", encoding="ascii") as pages:
         taken = int(pages.read().split()[0]) * resource.getpagesize()
-    most = taken + file + MORE_BYTES
-    resource.setrlimit(resource.RLIMIT_AS, (most, most))
-    resource.setrlimit(resource.RLIMIT_CPU, (CPU_S, CPU_S + 5))
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    seconds = math.ceil(used.ru_utime + used.ru_stime) + CPU_S
+    resource.setrlimit(resource.RLIMIT_AS, (taken + file + MORE_BYTES, resource.RLIM_INFINITY))
+    resource.setrlimit(resource.RLIMIT_CPU, (seconds, resource.RLIM_INFINITY))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     signal.alarm(STUCK_S)
-    quiet = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(quiet, 1)
-    os.dup2(quiet, 2)
 
 
 def size_of(path: Path) -> int:

@@ -73,7 +73,7 @@ def read_settings(
     hidden = _rows(tensors, "fc.weight", file)
     queries = _rows(tensors, f"{_FIRST}q_proj.weight", file)
     keys = _rows(tensors, f"{_FIRST}k_proj.weight", file)
-    if queries % heads or keys % (queries // heads) or heads % (keys // (queries // heads)):
+    if queries % (2 * heads) or keys % (queries // heads) or heads % (keys // (queries // heads)):
         raise ModelError(
             f"{file} says {heads} attention heads, which does not fit queries of {queries} and "
             f"keys of {keys} in the file beside it; download the head again"
