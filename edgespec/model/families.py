@@ -10,8 +10,9 @@ from typing import Any, Literal
 import torch
 
 from edgespec.errors import ModelError
-from edgespec.model.model_config import FULL, MOST_EXPERTS, MOST_LAYERS, SLIDING, ModelConfig
+from edgespec.model.model_config import FULL, SLIDING, ModelConfig
 from edgespec.model.packed.settings import packing_of
+from edgespec.planning.architecture import MOST_EXPERTS, MOST_LAYERS
 
 
 @dataclass(frozen=True)

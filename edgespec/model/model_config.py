@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from msgspec import Meta, Struct, convert, structs
 
+from edgespec.planning.architecture import MOST_LAYERS
 from edgespec.planning.operations import OWN_OPERATIONS
 
 if TYPE_CHECKING:
@@ -28,9 +29,6 @@ _ROPE_NEEDS = {
     "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
 }
 """By type of rotary embeddings, the numbers that they need beside their base."""
-
-MOST_LAYERS, MOST_EXPERTS = 1024, 4096
-"""Of a model, whose parts are made one by one; the largest known have 126 and 512."""
 
 Count = Annotated[int, Meta(ge=1, lt=1 << 31)]
 

@@ -560,6 +560,9 @@ DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
         ),
         ("ministral3", {"rope_parameters": ANGLES}, "llama_4_scaling_beta"),
         ("phi3", {"rope_scaling": LONGROPE}, r"'longrope'.*angles that change.*llama3"),
+        # Kernels would write behind the head, and behind the last one's memory.
+        ("phi3", {"partial_rotary_factor": 8.0}, "turns 64 numbers of a head's 8 "),
+        ("llama", {"head_dim": 7}, "turns 7 numbers of a head's 7 "),
         ("llama", {"rope_parameters": DYNAMIC}, r"'dynamic'.*angles that change"),
         (
             "gemma3_text",

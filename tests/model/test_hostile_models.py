@@ -150,14 +150,6 @@ def _kinds_without_end(parts: Parts) -> None:
     parts.set(b"tokenizer.ggml.token_type", ARRAY, (6, [float("inf")] * count))
 
 
-def _turned_beyond_a_head(parts: Parts) -> None:
-    """Rotary embeddings that would be written behind a head, and behind the last one's memory."""
-    parts.key(b"general.architecture").value = b"phi3"
-    for key in parts.keys:
-        key.name = key.name.replace(b"llama.", b"phi3.")
-    parts.set(b"phi3.rope.dimension_count", 4, 64)
-
-
 def _long_architecture(parts: Parts) -> None:
     parts.key(b"general.architecture").value = b"A" * 5_000_000
 
@@ -173,7 +165,6 @@ GGUFS: dict[Callable[[Parts], None], str] = {
     _layers_in_one_place: "lie in the same bytes",
     _control_tokens: "with more than 65536 control tokens",
     _kinds_without_end: "OverflowError",
-    _turned_beyond_a_head: "turns 64 numbers of a head's 8",
     _long_architecture: "is of architecture 'AAA",
     _part_of_text: r"\x1b[2J",
 }

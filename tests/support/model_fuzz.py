@@ -30,7 +30,7 @@ from edgespec.drafting.dspark.guesser import load_dspark
 from edgespec.drafting.eagle.guesser import load_eagle
 from edgespec.drafting.lens import read_lenses, write_lenses
 from edgespec.drafting.ppd.format import PPDTokens, read_ppd_tokens, write_ppd_tokens
-from edgespec.errors import MOST_CHARS, CapacityError, ConfigError, EdgespecError, ModelError
+from edgespec.errors import MOST_CHARS, CapacityError, ConfigError, EdgespecError
 from edgespec.model.block import Block
 from edgespec.model.ends import OutputHead
 from edgespec.model.hub import local_folder
@@ -245,8 +245,6 @@ def _judged(error: EdgespecError) -> Outcome:
         if isinstance(cause, MemoryError) or "can't allocate memory" in str(cause):
             return Outcome("memory", _where(cause))
         cause = cause.__cause__ or cause.__context__
-    if not isinstance(error, ModelError | ConfigError | CapacityError):
-        return Outcome("traceback", f"{type(error).__name__}: {text[:200]}")
     if len(text) > MOST_CHARS:
         return Outcome("long message", f"{len(text)} characters: {text[:120]!r}")
     if not text.isprintable():

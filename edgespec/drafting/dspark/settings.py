@@ -17,8 +17,8 @@ import torch
 from edgespec.drafting.dspark.shape import DSparkShape
 from edgespec.drafting.head_settings import number, rope, whole
 from edgespec.errors import ModelError
-from edgespec.model.model_config import MOST_LAYERS
 from edgespec.model.reading import read_object
+from edgespec.planning.architecture import MOST_LAYERS
 
 MOST_SLOTS = 64
 """Slots of a block: more would guess further ahead than any ring is long."""

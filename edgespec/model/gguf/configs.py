@@ -15,7 +15,7 @@ from edgespec.errors import ModelError
 from edgespec.model.gguf.architectures import architecture_of
 from edgespec.model.gguf.reader import GgufFile, LongArray
 from edgespec.model.gguf.rope import llama3_settings
-from edgespec.model.model_config import MOST_EXPERTS, MOST_LAYERS
+from edgespec.planning.architecture import MOST_EXPERTS, MOST_LAYERS
 
 Settings = dict[str, Any]
 
