@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import json
 from pathlib import Path
 
 from edgespec.config import FILE, QUANTISATIONS, Quantisation
@@ -15,6 +14,7 @@ from edgespec.model.gguf.files import GgufFiles
 from edgespec.model.hub import ModelFiles, NotHereYet, model_files
 from edgespec.model.hub_cache import is_here
 from edgespec.model.manifest import manifest_of
+from edgespec.model.reading import read_object
 from edgespec.planning.architecture import Architecture, architecture_of
 from edgespec.planning.catalogue import MODELS
 from edgespec.planning.cost_model import HEAD, PLAIN
@@ -63,12 +63,11 @@ def quantisation_for(model: str, quant: str = AUTO) -> Quantisation:
     except NotHereYet:
         return QUANTISATIONS["int4"]  # the hub's models are large, with few exceptions
     try:
-        config = json.loads(file.read_text(encoding="utf-8"))
-        config = config if isinstance(config, dict) else {}
+        config = read_object(file)
         if _is_packed(files, config):
             return FILE
         of = architecture_of(config, str(file))
-    except (OSError, ValueError, ConfigError):
+    except (ValueError, ConfigError):
         # The loader says what is wrong with the model, if anything is.
         return QUANTISATIONS["none" if _stored_bytes(Path(model)) < SMALL_BYTES else "int4"]
     return four_bit_for(of) if sixteen_bit_bytes(of) > SMALL_BYTES else QUANTISATIONS["none"]
@@ -124,8 +123,8 @@ def _layer_like(model: str) -> Quantisation:
         return four_bit_for(known.sizes)
     try:
         file = model_files(model).file("config.json")
-        return four_bit_for(architecture_of(json.loads(file.read_text("utf-8")), str(file)))
-    except (OSError, ValueError, ConfigError):
+        return four_bit_for(architecture_of(read_object(file), str(file)))
+    except (ValueError, ConfigError):
         return QUANTISATIONS["int8"]
 
 

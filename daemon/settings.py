@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TypeVar
@@ -30,6 +29,7 @@ from edgespec.drafting.choice import HYBRID, NONE, SOURCES, DraftChoice, parse_d
 from edgespec.errors import ConfigError, ModelError
 from edgespec.model.hub import NotHereYet, model_files, require_model
 from edgespec.model.manifest import manifest_of
+from edgespec.model.reading import read_object, reading
 from edgespec.planning.catalogue import MODELS, KnownModel
 from edgespec.planning.partition import blocks_of, parse_split
 
@@ -186,11 +186,13 @@ def look_at_models(config: CoordinatorConfig) -> None:
         except ModelError as problem:
             raise _no_draft(problem) from None
     known = MODELS.get(known_name(config.model))
+    file = _config_of(config.model)
     try:
-        settings = json.loads(_config_of(config.model).read_text(encoding="utf-8"))
-        layers = int(settings["num_hidden_layers"])
-        longest = int(settings.get("max_position_embeddings", config.context))
-    except (OSError, ValueError, KeyError, TypeError):
+        settings = read_object(file)
+        with reading(file):
+            layers = int(settings["num_hidden_layers"])
+            longest = int(settings.get("max_position_embeddings", config.context))
+    except ModelError:
         if known is None:
             return  # the loader knows what to say
         layers, longest = known.sizes.layers, known.context

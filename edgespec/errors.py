@@ -15,14 +15,38 @@
     ├── PeerLost               a stage or the coordinator is gone or silent
     └── RequestFailed          a request ended with an error; carries the one message for its user
 
-Every message says what went wrong, where, and what to do about it.
+Every message says what went wrong, where, and what to do about it. It may quote what files, peers
+and users say: so it is cut to a length that can be read, and nothing in it steers a terminal.
 """
 
 from __future__ import annotations
 
+MOST_CHARS = 1200
+"""Of a message. Of a longer one the beginning and the last _END stay: what to do about it."""
+_END = 300
+
 
 class EdgespecError(Exception):
     """Base of every error raised on purpose; its text is fit to be shown to a user."""
+
+    _lines = True
+    """Whether its messages may have several lines; else a newline in one is what a file says."""
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(_shown(message, "\n" if self._lines else ""))
+
+
+def _shown(text: str, kept: str) -> str:
+    text = _cut(text)
+    if text.isprintable():
+        return text
+    return _cut("".join(c if c.isprintable() or c in kept else ascii(c)[1:-1] for c in text))
+
+
+def _cut(text: str) -> str:
+    if len(text) <= MOST_CHARS:
+        return text
+    return f"{text[: MOST_CHARS - _END - 5]} […] {text[-_END:]}"
 
 
 class ConfigError(EdgespecError):
@@ -31,6 +55,8 @@ class ConfigError(EdgespecError):
 
 class ModelError(ConfigError):
     """A model, tokenizer or checkpoint that cannot be used as given."""
+
+    _lines = False
 
 
 class BlockDamaged(ModelError):

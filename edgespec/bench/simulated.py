@@ -309,12 +309,15 @@ def load_base(model: str, dtype: str, stages: int) -> LoadedBase:
     from edgespec.model.ends import OutputHead
     from edgespec.model.hub import local_folder
     from edgespec.model.sources import open_source
+    from edgespec.model.template_process import render_apart
     from edgespec.model.tokenizer import Tokenizer
 
     source = open_source(model)
     cuts = split_layers(source.layers, stages)
+    tokenizer = Tokenizer(local_folder(model))
+    render_apart(tokenizer)
     return LoadedBase(
-        Tokenizer(local_folder(model)),
+        tokenizer,
         int(source.config.max_position_embeddings),
         tuple(Block(source, first, end, dtype) for first, end in cuts),
         OutputHead(source, dtype),

@@ -15,11 +15,13 @@ USUAL_THETA = 10000.0
 """Of heads that do not say, and of several that say otherwise."""
 
 
-def whole(settings: dict[str, Any], name: str, file: Path) -> int:
-    """A setting that is a whole number from 1 on. Raises ModelError if it is none."""
+def whole(settings: dict[str, Any], name: str, file: Path, most: int = 1 << 31) -> int:
+    """A setting that is a whole number from 1 to `most`. Raises ModelError if it is none."""
     value = settings.get(name)
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ModelError(f"{file} has no whole number {name!r}; download the head again")
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
+        raise ModelError(
+            f"{file} has no whole number {name!r} from 1 to {most}; download the head again"
+        )
     return value
 
 

@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 
 from edgespec.errors import ModelError
 from edgespec.model.hub import ModelFiles
+from edgespec.model.reading import reading
 from edgespec.model.safetensors_writer import PADDING, SafetensorsWriter, Slot
 
 FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
@@ -26,21 +27,18 @@ def read_tensors(
     """
     if files.offers(safe):
         file = files.file(safe)
-        try:
-            with safe_open(str(file), framework="pt", device="cpu") as tensors:
-                names = [n for n in tensors.keys() if not n.startswith(PADDING)]  # noqa: SIM118
-                return {name: tensors.get_tensor(name) for name in names}, file
-        except (OSError, SafetensorError) as error:
-            raise ModelError(f"cannot read {file} ({error}); download it again") from error
+        with (
+            reading(file, "download it again"),
+            safe_open(str(file), framework="pt", device="cpu") as tensors,
+        ):
+            names = [n for n in tensors.keys() if not n.startswith(PADDING)]  # noqa: SIM118
+            return {name: tensors.get_tensor(name) for name in names}, file
     if not files.offers(pickled):
         raise ModelError(f"{files.path} holds neither {safe} nor {pickled}; download it again")
     file = files.file(pickled)
-    try:  # by the reader that makes tensors and runs no code
+    with reading(f"{file} as plain tensors", f"use one that comes as {safe}"):
+        # By the reader that makes tensors and runs no code.
         content = torch.load(file, map_location="cpu", weights_only=True, mmap=mapped)
-    except Exception as error:  # torch raises many kinds for a file that it will not read
-        raise ModelError(
-            f"cannot read {file} as plain tensors ({error}); use one that comes as {safe}"
-        ) from error
     if not isinstance(content, dict) or not all(
         isinstance(name, str) and isinstance(tensor, torch.Tensor)
         for name, tensor in content.items()

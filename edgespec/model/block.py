@@ -13,6 +13,7 @@ from edgespec.model.families import angle_kinds, embedding_scale
 from edgespec.model.joint import CachedPart, JointPass
 from edgespec.model.kv_cache import TwoRegionCache
 from edgespec.model.layers import layers_of
+from edgespec.model.reading import reading
 from edgespec.model.row_math import row_math
 from edgespec.model.source import TensorSource, check_layers, check_names, load_parameter
 from edgespec.model.static_pass import StaticPasses
@@ -54,7 +55,8 @@ class Block:
         self._kv_heads = int(self.config.num_key_value_heads)
         maker = None if graphs is None else graphs(self.device)
         math = row_math(self.device, self.dtype, maker is not None)
-        layers = layers_of(self.config, first, end, math)
+        with reading(source.path):
+            layers = layers_of(self.config, first, end, math)
         self._head_dim = layers.head_dim
         self.embedding: nn.Parameter | None = None
         if first == 0:

@@ -22,6 +22,9 @@ _PRIVATE = (range(0xF0000, 0xFFFFE), range(0x100000, 0x10FFFE))
 """Characters without a meaning, of which a conversation has hardly ever one, and no case or width:
 no template changes them by accident."""
 
+_CHOSEN = ("role", "type")
+"""Names of values that a template compares with words."""
+
 Marks = tuple[str, str]
 Json = TypeVar("Json")
 
@@ -51,7 +54,9 @@ class ChatText:
         """What is said (lists, objects and texts) with the control tokens in its texts marked, and
         the marks; None if there are none.
 
-        Raises ConfigError if no character is left to be a mark.
+        What a template looks for stays as it is, even if a strange model has a control token that
+        is spelt so: names of values, and roles and types, that are plain words. Raises ConfigError
+        if no character is left to be a mark.
         """
         texts = list(_texts(said))
         if not any(map(self._find.search, texts)):
@@ -63,9 +68,17 @@ class ChatText:
         if isinstance(said, str):
             return self._find.sub(wrapped, said)
         if isinstance(said, Mapping):
-            marked = ((self._marked(k, wrapped), self._marked(v, wrapped)) for k, v in said.items())
-            return dict(marked)
+            return {
+                self._word(name, wrapped): (self._word if name in _CHOSEN else self._marked)(
+                    value, wrapped
+                )
+                for name, value in said.items()
+            }
         return [self._marked(one, wrapped) for one in said] if isinstance(said, list) else said
+
+    def _word(self, said: Any, wrapped: str) -> Any:
+        plain = isinstance(said, str) and said.isidentifier()
+        return said if plain else self._marked(said, wrapped)
 
     def encode(self, text: str, marks: Marks | None) -> list[int]:
         """Token ids of what the template wrote.

@@ -12,6 +12,7 @@ import torch
 from edgespec.errors import ModelError
 from edgespec.model.model_config import FULL, SLIDING, ModelConfig
 from edgespec.model.packed.settings import packing_of
+from edgespec.planning.architecture import MOST_EXPERTS, MOST_LAYERS
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,12 @@ _RECURRENT = re.compile(
 """How model types begin whose layers keep a state in place of keys, all of them or some."""
 _UNEVEN = re.compile("gemma(4|3n)")
 """The same of those whose layers take more from others than rows, or have keys of two shapes."""
+_MOST = {
+    "num_hidden_layers": MOST_LAYERS,
+    "num_experts": MOST_EXPERTS,
+    "num_local_experts": MOST_EXPERTS,
+}
+"""Numbers in config.json of parts that are made one by one."""
 _STATES = {"linear_attention", "mamba", "conv", "hybrid"}  # of `layer_types`
 
 
@@ -107,6 +114,13 @@ def check_settings(folder: Path, settings: dict[str, Any]) -> None:
             f"the model in {folder} is of type {kind!r}, which edgespec does not run; it runs "
             f"{', '.join(FAMILIES)}"
         )
+    for name, most in _MOST.items():
+        value = settings.get(name)
+        if isinstance(value, int | float) and not value <= most:
+            raise ModelError(
+                f"the model in {folder} says that {name} is {value}, edgespec runs up to {most}; "
+                "download the model again"
+            )
     packing_of(folder, settings)
 
 
@@ -123,12 +137,24 @@ def check_config(folder: Path, settings: dict[str, Any], config: ModelConfig) ->
             f"{', '.join(FAMILIES)}"
         )
     family = FAMILIES[kind]
+    heads, of_keys = int(config.num_attention_heads), int(config.num_key_value_heads)
+    if not heads or not of_keys or heads % of_keys:
+        raise ModelError(
+            f"the model in {folder} says that it has {heads} heads for {of_keys} of keys, which is "
+            "no multiple; download the model again"
+        )
     _check_angles(folder, family, config)
     _check_windows(folder, family, settings, config)
     if getattr(config, "use_bidirectional_attention", None):
         raise ModelError(
             f"the model in {folder} lets tokens see later ones (use_bidirectional_attention in "
             "config.json), so it does not write text from left to right; use a causal model"
+        )
+    experts = getattr(config, "num_experts", None) or getattr(config, "num_local_experts", None)
+    if experts and not 0 < int(config.num_experts_per_tok) <= int(experts):
+        raise ModelError(
+            f"the model in {folder} says that a token goes to {config.num_experts_per_tok} of "
+            f"{experts} experts; download the model again"
         )
     if kind == "granitemoehybrid" and config.num_local_experts:
         raise ModelError(
@@ -173,8 +199,17 @@ def _check_kind(folder: Path, kind: object, settings: dict[str, Any]) -> None:
 
 def _check_angles(folder: Path, family: Family, config: ModelConfig) -> None:
     angles = config.rope_parameters
+    heads, hidden = int(config.num_attention_heads), int(config.hidden_size)
+    head_dim = int(getattr(config, "head_dim", None) or hidden // heads)
     for one in angles.values() if family.own_angles else [angles]:
         rope = one.get("rope_type", "default")
+        share = one.get("partial_rotary_factor", getattr(config, "partial_rotary_factor", None))
+        turned = head_dim if share is None else int(head_dim * float(share))
+        if not 0 < turned <= head_dim or turned % 2:
+            raise ModelError(
+                f"the model in {folder} turns {turned} numbers of a head's {head_dim} "
+                "(partial_rotary_factor in config.json); download the model again"
+            )
         if rope not in _FIXED_ROPE:
             # A cached key would not be what one machine computes.
             raise ModelError(

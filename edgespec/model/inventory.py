@@ -12,6 +12,7 @@ from edgespec.errors import ModelError
 from edgespec.model.block import EMBEDDING, LM_HEAD
 from edgespec.model.layers import layers_of
 from edgespec.model.quantised import linear
+from edgespec.model.reading import reading
 from edgespec.model.safetensors_writer import Slot
 from edgespec.model.source import TensorSource, check_layers, check_names
 
@@ -45,7 +46,8 @@ def block_inventory(source: TensorSource, first: int, end: int) -> list[Needed]:
     """
     check_layers(source, first, end)
     config = source.config
-    layers = layers_of(config, first, end)
+    with reading(source.path):  # transformers' layers take a config.json as it is
+        layers = layers_of(config, first, end)
     hidden = int(config.hidden_size)
     needed = []
     if first == 0:

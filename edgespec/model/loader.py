@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 
 from edgespec.config import Quantisation
 from edgespec.errors import ModelError
@@ -20,6 +20,7 @@ from edgespec.model.gguf.files import GgufFiles
 from edgespec.model.gguf.reader import tensor_samples
 from edgespec.model.hub import HubFiles, ModelFiles, model_files
 from edgespec.model.model_config import ModelConfig
+from edgespec.model.reading import read_object, reading
 from edgespec.model.stored_names import TensorPlace, places
 from edgespec.planning.text_part import text_settings
 
@@ -89,14 +90,10 @@ class Checkpoint:
                 )
             place = self._places[name]
             file = self._files.file(place.file)
-            try:
+            with reading(f"{name!r} from {file}"):
                 if place.file not in opened:
                     opened[place.file] = safe_open(str(file), framework="pt", device="cpu")
                 tensors[name] = place.read(opened[place.file])
-            except (OSError, SafetensorError, ValueError) as error:
-                raise ModelError(
-                    f"cannot read {name!r} from {file} ({error}); download the model again"
-                ) from error
         return tensors
 
     def packed(self, name: str, shape: torch.Size) -> dict[str, torch.Tensor]:
@@ -115,7 +112,8 @@ def fingerprint(path: str | Path) -> str:
     Raises ModelError like Checkpoint.
     """
     files = model_files(path)
-    settings = _runnable(read_object(files.file("config.json")), files.path)
+    file = files.file("config.json")
+    settings = _runnable(read_object(file), file, files.path)
     config = {k: v for k, v in settings.items() if k not in _WRITERS_FIELDS}
     if isinstance(files, HubFiles):
         return _hash([config, files.commit])
@@ -141,14 +139,12 @@ def open_config(file: Path, model: Path | None = None) -> ModelConfig:
     """
     model = model or file.parent
     written = read_object(file)
-    settings = _runnable(written, model)
+    settings = _runnable(written, file, model)
     if written["model_type"] == "mistral" and "layer_types" in written:
         settings["model_type"] = "ministral"  # as transformers takes it
-    try:
+    with reading(file):  # transformers raises many kinds for a value it cannot use
         config = ModelConfig(settings)
-    except Exception as error:  # transformers raises many kinds for a value it cannot use
-        raise ModelError(f"cannot use {file} ({error}); download the model again") from error
-    check_config(model, settings, config)
+        check_config(model, settings, config)
     return config
 
 
@@ -157,26 +153,12 @@ def _hash(content: list[Any]) -> str:
     return hashlib.sha256(canonical.encode()).hexdigest()
 
 
-def _runnable(written: dict[str, Any], model: Path) -> dict[str, Any]:
+def _runnable(written: dict[str, Any], file: Path, model: Path) -> dict[str, Any]:
     """The settings in a config.json of a model that edgespec can run, or of its text part."""
     settings = text_settings(written)
-    check_settings(model, settings)
+    with reading(file):
+        check_settings(model, settings)
     return settings
-
-
-def read_object(file: Path, remedy: str = "download the model again") -> dict[str, Any]:
-    """The JSON object in a file of a model. Raises ModelError that says what to do: `remedy`."""
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ModelError(
-            f"{file} is missing: {file.parent} is not a complete model folder; {remedy}"
-        ) from None
-    except (OSError, ValueError) as error:
-        raise ModelError(f"cannot read {file} ({error}); {remedy}") from error
-    if not isinstance(content, dict):
-        raise ModelError(f"{file} does not hold a JSON object; {remedy}")
-    return content
 
 
 def _read_index(files: ModelFiles) -> dict[str, str] | None:
@@ -211,7 +193,7 @@ def _read_index(files: ModelFiles) -> dict[str, str] | None:
 
 def _read_header(file: Path) -> tuple[int, dict[str, dict[str, Any]]]:
     """Byte at which a safetensors file's data starts; name → dtype, shape, data_offsets."""
-    try:
+    with reading(file):
         size = file.stat().st_size
         with open(file, "rb") as stream:
             length = int.from_bytes(stream.read(8), "little")
@@ -224,10 +206,6 @@ def _read_header(file: Path) -> tuple[int, dict[str, dict[str, Any]]]:
         )
         if size != expected:
             raise ValueError(f"it has {size} bytes, its header says {expected}")
-    except FileNotFoundError:
-        raise ModelError(
-            f"{file} is missing: {file.parent} is not a complete model folder; download it again"
-        ) from None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ModelError(f"cannot read {file} ({error}); download the model again") from error
+        with safe_open(str(file), framework="pt", device="cpu"):
+            pass  # it checks the types of all values, and that tensors lie one after the other
     return 8 + length, header

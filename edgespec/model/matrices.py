@@ -69,16 +69,17 @@ class MatrixReader:
             stored = [shaped(source, key, shape) for key, shape in zip(keys, shapes, strict=True)]
             if all(one.dtype == self._dtype for one in stored):
                 return one_view(stored)
-        whole = torch.empty(
-            (sum(shape[0] for shape in shapes), shapes[0][1]),
-            dtype=self._dtype,
-            device=self._device,
-        )
+        whole: torch.Tensor | None = None
         first = 0
         for key, shape in zip(keys, shapes, strict=True):
             # One at a time, so that loading needs no more than the result and one as stored.
-            whole[first : first + shape[0]].copy_(shaped(source, key, shape))
+            part = shaped(source, key, shape)
+            if whole is None:  # after the first, as config.json may say any shapes
+                size = sum(shape[0] for shape in shapes), shapes[0][1]
+                whole = torch.empty(size, dtype=self._dtype, device=self._device)
+            whole[first : first + shape[0]].copy_(part)
             first += shape[0]
+            del part
         return whole
 
     def _packed(

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from msgspec import Meta, Struct, convert, structs
 
+from edgespec.planning.architecture import MOST_LAYERS
 from edgespec.planning.operations import OWN_OPERATIONS
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ class _Fields(Struct, kw_only=True):
     vocab_size: Count
     hidden_size: Count
     intermediate_size: Count
-    num_hidden_layers: Count
+    num_hidden_layers: Annotated[int, Meta(ge=1, le=MOST_LAYERS)]
     num_attention_heads: Count
     max_position_embeddings: Count
     rms_norm_eps: float

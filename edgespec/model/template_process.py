@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping
-from typing import Any
+from importlib import resources
+from typing import TYPE_CHECKING, Any
 
 from edgespec.errors import ConfigError
 from edgespec.model.bounded_process import BoundedProcess
+
+if TYPE_CHECKING:
+    from edgespec.model.tokenizer import Tokenizer
 
 RENDER_S = 10.0
 """Seconds that a chat template may take for a conversation; they take milliseconds."""
@@ -39,3 +44,13 @@ class TemplateProcess(BoundedProcess):
         if "problem" in answer:
             raise ConfigError(f"the model's chat template refuses this: {answer['problem']}")
         return answer["text"]
+
+
+def render_apart(tokenizer: Tokenizer) -> None:
+    """Let a tokenizer write conversations in a process of its own, unless the template is that of
+    the bundled models. The process starts with the first one, and ends with the tokenizer."""
+    if tokenizer.path.is_relative_to(str(resources.files("edgespec") / "models")):
+        return
+    process = TemplateProcess(tokenizer.chat_template, tokenizer.special_tokens)
+    tokenizer.render = process.render
+    weakref.finalize(tokenizer, process.close)

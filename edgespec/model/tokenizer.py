@@ -20,9 +20,12 @@ from transformers import AutoTokenizer
 from edgespec.errors import CapacityError, ConfigError, ModelError
 from edgespec.model.chat_text import ChatText
 from edgespec.model.grammar import CompiledGrammar, GrammarCompiler, Vocabulary
+from edgespec.model.reading import reading
 from edgespec.model.text_bound import BYTES, TextBound, bound_of
 from edgespec.types.tool_forms import Message, Tool, form_in, form_named
 
+_MOST_TOKENS = 1 << 20
+"""The largest known vocabularies have 262,144."""
 _REPLACEMENT = "\ufffd"
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 # Text on which tokenizers differ: runs of spaces, digits, accents, other scripts, emoji, newlines.
@@ -47,24 +50,23 @@ class Tokenizer:
         self.path = Path(path)
         if not self.path.is_dir():
             raise ModelError(f"there is no model folder {self.path} to take a tokenizer from")
-        try:
+        self._encoding = threading.Lock()  # transformers' tokenizers change as they encode
+        needed = "its tokenizer.json and tokenizer_config.json are needed"
+        with reading(f"the tokenizer in {self.path}", needed):
             self._inner = AutoTokenizer.from_pretrained(
                 str(self.path),
                 config=_settings(self.path),
                 local_files_only=True,
                 trust_remote_code=False,
             )
-        except Exception as error:  # transformers raises many kinds, some of them bare
-            raise ModelError(
-                f"cannot open the tokenizer in {self.path} ({error}); its tokenizer.json and "
-                "tokenizer_config.json are needed"
-            ) from error
-        self._encoding = threading.Lock()  # transformers' tokenizers change as they encode
-        self.eos_ids = self._find_eos_ids()
-        added = self._inner.added_tokens_decoder.items()
-        self._special = {index for index, token in added if token.special}
-        self._chat = ChatText(self._inner)
-        self._anchor = (self.encode("a") or [0])[-1]
+            highest = max(self._inner.get_vocab().values(), default=0)
+            if highest >= _MOST_TOKENS:  # tokenizers counts up to there, and keeps room for it
+                raise ValueError(f"a token has the number {highest}")
+            self.eos_ids = self._find_eos_ids()
+            added = self._inner.added_tokens_decoder.items()
+            self._special = {index for index, token in added if token.special}
+            self._chat = ChatText(self._inner)
+            self._anchor = (self.encode("a") or [0])[-1]
         self.render: Render = self._render
         """Writes a conversation by the chat template: in this process, unless told otherwise."""
         self.try_grammar: Callable[[str], None] = lambda text: None
@@ -250,13 +252,12 @@ class Tokenizer:
         for name in ("generation_config.json", "config.json"):
             file = self.path / name
             if file.is_file():
-                try:
+                with reading(file):
                     listed = json.loads(file.read_text(encoding="utf-8")).get("eos_token_id")
-                except (OSError, ValueError, AttributeError) as error:
-                    raise ModelError(f"cannot read {file} ({error})") from error
-                found.update(listed if isinstance(listed, list) else [listed])
-        found.add(self._inner.eos_token_id)
-        return frozenset(int(token) for token in found if token is not None)
+                    tokens = listed if isinstance(listed, list) else [listed]
+                    found.update(int(token) for token in tokens if token is not None)
+        own = self._inner.eos_token_id
+        return frozenset(found if own is None else {*found, own})
 
 
 class IncrementalDetokenizer:
@@ -380,7 +381,7 @@ def _settings(folder: Path) -> SimpleNamespace | None:
         model = json.loads((folder / "config.json").read_bytes())
         if named["tokenizer_class"] and "auto_map" not in named:
             return SimpleNamespace(**{"model_type": ""} | model)
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         pass  # transformers has its own words for what is wrong with them
     return None
 

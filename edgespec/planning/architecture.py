@@ -9,6 +9,9 @@ from edgespec.config import Quantisation
 from edgespec.errors import ConfigError
 from edgespec.planning.text_part import text_settings
 
+MOST_LAYERS, MOST_EXPERTS = 1024, 4096
+"""Of a model, whose parts are made one by one; the largest known have 126 and 512."""
+
 _DEFAULT_HEAD_DIM = (
     *("llama", "mistral", "qwen2", "phi3", "granite", "granitemoehybrid", "smollm3"),
     *("olmo2", "olmo3"),
@@ -160,7 +163,7 @@ def architecture_of(config: Mapping[str, object], where: str) -> Architecture:
     default_dim = hidden // heads if family in _DEFAULT_HEAD_DIM else 0
     experts, active = _experts(config, where, family) if family in _EXPERTS else (0, 0)
     return Architecture(
-        layers=_count(config, where, "num_hidden_layers"),
+        layers=_count(config, where, "num_hidden_layers", most=MOST_LAYERS),
         hidden=hidden,
         intermediate=_count(config, where, _WIDTHS.get(family, "intermediate_size")),
         heads=heads,
@@ -194,7 +197,9 @@ def _experts(config: Mapping[str, object], where: str, family: str) -> tuple[int
     return experts, active
 
 
-def _count(config: Mapping[str, object], where: str, field: str, default: int = 0) -> int:
+def _count(
+    config: Mapping[str, object], where: str, field: str, default: int = 0, most: int = 1 << 31
+) -> int:
     """A positive integer; `default` > 0 stands for one that is missing or null."""
     value = config.get(field)
     if value is None and default > 0:
@@ -202,8 +207,10 @@ def _count(config: Mapping[str, object], where: str, field: str, default: int = 
     if value is None:
         raise ConfigError(f"{where}: {field} is missing; download the model again")
     # The upper limit keeps out what no model has, so that no sum of sizes can grow absurd.
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 < value < 2**31:
-        raise ConfigError(f"{where}: {field} is {value!r}; it must be a whole number of at least 1")
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= most:
+        raise ConfigError(
+            f"{where}: {field} is {value!r}; it must be a whole number from 1 to {most}"
+        )
     return value
 
 

@@ -12,6 +12,7 @@ import torch
 from edgespec.errors import ConfigError
 from edgespec.model.device import best_device
 from edgespec.model.hub import local_folder
+from edgespec.model.template_process import render_apart
 from edgespec.model.tokenizer import Tokenizer
 from edgespec.training.answers import OwnAnswers, rows_of
 from edgespec.training.kept_rows import KeptRows
@@ -55,7 +56,12 @@ def loaded(
     """The base of a run and its tokenizer; what follows draws by the plan's seed."""
     torch.manual_seed(plan.settings.seed)
     say("loading the base")
-    return Teacher(plan.base, best_device(), dtype), Tokenizer(local_folder(plan.base))
+    teacher, tokenizer = (
+        Teacher(plan.base, best_device(), dtype),
+        Tokenizer(local_folder(plan.base)),
+    )
+    render_apart(tokenizer)
+    return teacher, tokenizer
 
 
 def prepared(

@@ -144,6 +144,32 @@ def test_a_role_cannot_forge_one_either(tmp_path: Path) -> None:
     assert control_of(one, ids) == [*TURN, "<|im_start|>"]
 
 
+def test_what_a_template_looks_for_is_not_marked(tmp_path: Path) -> None:
+    """Control tokens that are spelt as letters of names and roles; texts with them stay texts."""
+    backend = Backend(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=300, initial_alphabet=alphabet, show_progress=False)
+    backend.train_from_iterator(TEXTS, trainer)
+    backend.add_special_tokens([AddedToken(name, special=True) for name in ("le", "</s>")])
+    made = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="</s>")
+    made.chat_template = (
+        "{% for m in messages %}{{ 1 / (m.role == 'role') }}{{ m.content }}{% endfor %}{{ tools }}"
+    )
+    made.save_pretrained(tmp_path)
+    one = Tokenizer(tmp_path)
+    control = {one._inner.convert_tokens_to_ids(name) for name in ("le", "</s>")}
+    ids = one.encode_chat([{"role": "role", "content": "a file</s>"}])
+    assert one._inner.decode(ids) == "1.0a file</s>None"
+    assert not control & set(ids)
+    # Names that people choose are texts as any other.
+    marked, marks = one._chat.mark({"role": "le", "le": {"a </s>": "le"}}, "")
+    assert marks is not None
+    start, end = marks
+    assert marked == {"role": "le", "le": {f"a {start}</s>{end}": f"{start}le{end}"}}
+
+
 def test_control_tokens_that_swallow_blanks_still_do(tmp_path: Path) -> None:
     one = chatting(tmp_path, lstrip=True, rstrip=True)
     spelt, plain = say(one, " a</s> ", " b "), say(one, " a ", " b ")

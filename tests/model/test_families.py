@@ -9,6 +9,7 @@ with the shape of every batch. That the bounds are small enough is not left to b
 import json
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,7 @@ from edgespec.model import families, library_layers, matrices
 from edgespec.model.block import Block
 from edgespec.model.ends import OutputHead
 from edgespec.model.experts import Experts
+from edgespec.model.inventory import held_bytes
 from edgespec.model.kv_cache import TwoRegionCache
 from edgespec.model.loader import Checkpoint
 from edgespec.model.row_math import BATCHED
@@ -548,6 +550,9 @@ DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
             "without -h- in its name",
         ),
         ("granitemoehybrid", {"num_local_experts": 4}, "with experts"),
+        ("gpt_oss", {"num_experts_per_tok": 7}, "a token goes to 7 of 6 experts"),
+        ("gpt_oss", {"num_local_experts": 10**9}, "num_local_experts is 1000000000, edgespec runs"),
+        ("gpt_oss", {"partial_rotary_factor": 1 << 20}, "turns 16777216 numbers of a head's 16"),
         (
             "gpt_oss",
             {"quantization_config": {"quant_method": "mxfp4"}},
@@ -555,6 +560,9 @@ DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
         ),
         ("ministral3", {"rope_parameters": ANGLES}, "llama_4_scaling_beta"),
         ("phi3", {"rope_scaling": LONGROPE}, r"'longrope'.*angles that change.*llama3"),
+        # Kernels would write behind the head, and behind the last one's memory.
+        ("phi3", {"partial_rotary_factor": 8.0}, "turns 64 numbers of a head's 8 "),
+        ("llama", {"head_dim": 7}, "turns 7 numbers of a head's 7 "),
         ("llama", {"rope_parameters": DYNAMIC}, r"'dynamic'.*angles that change"),
         (
             "gemma3_text",
@@ -580,6 +588,13 @@ def test_what_cannot_be_run_exactly_is_refused_by_name(
     wrong = zoo.altered(name, tmp_path / "wrong", {"rope_parameters": None} | changes)
     with pytest.raises(ModelError, match=message):
         Checkpoint(wrong)
+
+
+def test_what_transformers_cannot_make_layers_of_is_refused(zoo: Zoo, tmp_path: Path) -> None:
+    wrong = Checkpoint(zoo.altered("granite", tmp_path / "wrong", {"hidden_act": "awq"}))
+    for made in (partial(Block, wrong, 0, 1), partial(held_bytes, wrong, 0, 1, torch.float32)):
+        with pytest.raises(ModelError, match=r"cannot read .*wrong \(KeyError: 'awq'\)"):
+            made()
 
 
 @pytest.mark.parametrize(

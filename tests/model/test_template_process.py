@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,7 +23,8 @@ from transformers import AutoTokenizer
 
 from edgespec.errors import ConfigError, ModelError
 from edgespec.model import bounded_process
-from edgespec.model.template_process import TemplateProcess
+from edgespec.model.template_process import TemplateProcess, render_apart
+from edgespec.model.tokenizer import Tokenizer
 
 TALK = [
     {"role": "system", "content": " Be <brief> & kind.\n"},
@@ -165,3 +168,22 @@ def test_it_does_not_outlive_its_parent(tmp_path: Path) -> None:
         os.kill(parent.pid, signal.SIGKILL)
     child.wait(20.0)
     assert not child.is_running()
+
+
+def test_a_tokenizer_writes_in_a_process_of_its_own(tmp_path: Path) -> None:
+    """It starts with the first conversation, and ends with the tokenizer."""
+    folder = Path(shutil.copytree(BASE, tmp_path / "model"))
+    one = Tokenizer(folder)
+    talk = [{"role": "user", "content": "hi"}]
+    here = one.encode_chat(talk)
+    render_apart(one)
+    assert not psutil.Process().children()
+    assert one.encode_chat(talk) == here
+    (child,) = psutil.Process().children()
+    del one
+    gc.collect()
+    child.wait(60)
+    bundled = Tokenizer(BASE)
+    render_apart(bundled)
+    assert bundled.encode_chat(talk) == here
+    assert not psutil.Process().children()

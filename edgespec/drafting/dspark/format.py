@@ -27,7 +27,7 @@ from edgespec.drafting.weight_file import (
 from edgespec.errors import ModelError
 from edgespec.files import write_whole
 from edgespec.model.hub import model_files
-from edgespec.model.loader import read_object
+from edgespec.model.reading import read_object
 
 SAFE, PICKLED, CONFIG = "model.safetensors", "pytorch_model.bin", "config.json"
 

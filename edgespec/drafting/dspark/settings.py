@@ -17,7 +17,8 @@ import torch
 from edgespec.drafting.dspark.shape import DSparkShape
 from edgespec.drafting.head_settings import number, rope, whole
 from edgespec.errors import ModelError
-from edgespec.model.loader import read_object
+from edgespec.model.reading import read_object
+from edgespec.planning.architecture import MOST_LAYERS
 
 MOST_SLOTS = 64
 """Slots of a block: more would guess further ahead than any ring is long."""
@@ -61,7 +62,7 @@ def read_settings(
             f"{file} is of a head for a base of {made_for} layers, this base has {base_layers}; "
             "use the head that was trained for this base"
         )
-    layers = whole(settings, "num_hidden_layers", file)
+    layers = whole(settings, "num_hidden_layers", file, MOST_LAYERS)
     block = whole(settings, "block_size", file)
     if block > MOST_SLOTS:
         raise ModelError(
@@ -72,7 +73,7 @@ def read_settings(
     hidden = _rows(tensors, "fc.weight", file)
     queries = _rows(tensors, f"{_FIRST}q_proj.weight", file)
     keys = _rows(tensors, f"{_FIRST}k_proj.weight", file)
-    if queries % heads or keys % (queries // heads) or heads % (keys // (queries // heads)):
+    if queries % (2 * heads) or keys % (queries // heads) or heads % (keys // (queries // heads)):
         raise ModelError(
             f"{file} says {heads} attention heads, which does not fit queries of {queries} and "
             f"keys of {keys} in the file beside it; download the head again"

@@ -16,7 +16,7 @@ import torch
 from edgespec.drafting.eagle.shape import HeadShape, Rope
 from edgespec.drafting.head_settings import number, rope, whole
 from edgespec.errors import ModelError
-from edgespec.model.loader import read_object
+from edgespec.model.reading import read_object
 
 # Set, they change the arithmetic in ways that are not documented.
 _UNKNOWN_FLAGS = ("fc_norm", "norm_before_fc", "norm_output", "use_aux_norm")
@@ -55,7 +55,7 @@ def read_settings(
     _rows(tensors, "fc.weight", file)
     queries = _rows(tensors, "layer.self_attn.q_proj.weight", file)
     keys = _rows(tensors, "layer.self_attn.k_proj.weight", file)
-    if queries % heads or keys % (queries // heads) or heads % (keys // (queries // heads)):
+    if queries % (2 * heads) or keys % (queries // heads) or heads % (keys // (queries // heads)):
         raise ModelError(
             f"{file} says {heads} attention heads, which does not fit queries of {queries} and "
             f"keys of {keys} in the file beside it; download the head again"

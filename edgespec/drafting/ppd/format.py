@@ -19,7 +19,7 @@ from edgespec.drafting.weight_file import read_tensors, write_tensors
 from edgespec.errors import ModelError
 from edgespec.files import write_whole
 from edgespec.model.hub import model_files
-from edgespec.model.loader import read_object
+from edgespec.model.reading import read_object
 
 CONFIG, SAFE, PICKLED = "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"
 TENSOR = "prompt_embeddings"

@@ -15,6 +15,7 @@ from edgespec.errors import ModelError
 from edgespec.model.gguf.architectures import architecture_of
 from edgespec.model.gguf.reader import GgufFile, LongArray
 from edgespec.model.gguf.rope import llama3_settings
+from edgespec.planning.architecture import MOST_EXPERTS, MOST_LAYERS
 
 Settings = dict[str, Any]
 
@@ -23,9 +24,8 @@ ROPE = "rope_freqs.weight"
 
 _MOST = 1 << 20  # of any size but the context's; the largest known vocabulary has 262,144 tokens
 _MOST_CONTEXT = 1 << 31
+_MOST_HEAD = 1024  # columns of one head of attention; models have up to 256
 _MOST_REAL = 1e30
-_MOST_LAYERS = 1024
-_MOST_EXPERTS = 4096
 _GEMMA_27B = {"gemma2": 46, "gemma3": 62}
 """Layers of the one size of each whose attention is scaled by hidden_size / heads."""
 
@@ -104,7 +104,7 @@ def _common(keys: _Keys) -> Settings:
     tensors = keys.file.tensors
     embedding = keys.shape("token_embd.weight")
     hidden, heads = keys.whole("embedding_length"), keys.whole("attention.head_count")
-    layers = keys.whole("block_count", most=_MOST_LAYERS)
+    layers = keys.whole("block_count", most=MOST_LAYERS)
     numbers = {name.split(".")[1] for name in tensors if name.startswith("blk.")}
     if embedding[1:] != (hidden,) or numbers != {str(number) for number in range(layers)}:
         raise keys.refusal(
@@ -117,7 +117,7 @@ def _common(keys: _Keys) -> Settings:
         "intermediate_size": keys.whole("feed_forward_length"),
         "num_attention_heads": heads,
         "num_key_value_heads": keys.whole("attention.head_count_kv", heads),
-        "head_dim": keys.whole("attention.key_length", max(1, hidden // heads)),
+        "head_dim": keys.whole("attention.key_length", max(1, hidden // heads), most=_MOST_HEAD),
         "rms_norm_eps": keys.real("attention.layer_norm_rms_epsilon"),
         "max_position_embeddings": keys.whole("context_length", most=_MOST_CONTEXT),
         "rope_theta": keys.real("rope.freq_base", 10000.0),
@@ -153,7 +153,7 @@ def _smollm3(keys: _Keys) -> Settings:
 
 
 def _qwen3_moe(keys: _Keys) -> Settings:
-    experts = keys.whole("expert_count", most=_MOST_EXPERTS)
+    experts = keys.whole("expert_count", most=MOST_EXPERTS)
     stacks = [t for t in keys.file.tensors.values() if t.name.endswith("_exps.weight")]
     if any(stack.shape[0] != experts for stack in stacks):
         raise keys.refusal(f"says that it has {experts} experts, and holds another number")
@@ -201,7 +201,7 @@ def _gemma2(keys: _Keys) -> Settings:
 
 
 def _gemma3(keys: _Keys) -> Settings:
-    layers = keys.whole("block_count", most=_MOST_LAYERS)
+    layers = keys.whole("block_count", most=MOST_LAYERS)
     pattern = keys.get("attention.sliding_window_pattern")
     if isinstance(pattern, LongArray):
         windows = keys.array("attention.sliding_window_pattern") or []
@@ -237,7 +237,7 @@ def _scaling(keys: _Keys, settings: Settings) -> Settings | None:
             "longrope), which edgespec does not run"
         )
     if stored := keys.file.tensors.get(ROPE):
-        if stored.type.name != "F32" or len(stored.shape) != 1 or stored.columns > _MOST:
+        if stored.type.name != "F32" or stored.shape != (int(settings["head_dim"]) // 2,):
             raise keys.refusal("holds 'rope_freqs.weight' in a form that is not known")
         divisors = struct.unpack(f"<{stored.columns}f", stored.read(0, 1))
         if all(one == 1.0 for one in divisors):

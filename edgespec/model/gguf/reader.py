@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
 import math
 import mmap
 import os
 import re
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,8 +30,8 @@ Scalar = int | float | bool | str
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
 _MOST_ENTRIES = 1 << 16  # keys, and tensors; large models have some thousand
-_MOST_ELEMENTS = 1 << 22  # of an array; the largest vocabularies have 262,144 tokens
-_MOST_HEADER = 1 << 28  # bytes in front of the tensors; the largest known have some 15 MB
+_MOST_ELEMENTS = 1 << 20  # of an array; the largest vocabularies have 262,144 tokens
+_MOST_HEADER = 1 << 26  # bytes in front of the tensors; the largest known have some 15 MB
 _MOST_DIMENSIONS = 4
 _MOST_ALIGNMENT = 1 << 16
 _NUMBERS = {
@@ -222,7 +223,9 @@ def _read(
             raise ValueError(f"its alignment is {alignment!r}")
         digest.update(header.seen())
         start = -(-header.place // alignment) * alignment
-        return values, dict(_tensors(path, entries, start, header.size))
+        tensors = dict(_tensors(path, entries, start, header.size))
+        _check_apart(tensors.values())
+        return values, tensors
 
 
 def _tensors(
@@ -250,6 +253,13 @@ def _tensors(
         yield name, tensor
 
 
+def _check_apart(tensors: Iterable[StoredTensor]) -> None:
+    """A small file in which all layers are the same bytes would load as a large one."""
+    for one, after in itertools.pairwise(sorted(tensors, key=lambda tensor: tensor.start)):
+        if one.start + one.bytes > after.start:
+            raise ValueError(f"{one.name!r} and {after.name!r} lie in the same bytes")
+
+
 @contextmanager
 def _header(path: Path) -> Iterator[_Header]:
     """The file, mapped; whatever is wrong with it becomes ModelError."""
@@ -261,7 +271,7 @@ def _header(path: Path) -> Iterator[_Header]:
                 yield _Header(data, size)
     except OSError as error:
         raise ModelError(f"cannot read {path} ({error.strerror or error})") from error
-    except ValueError as error:
+    except (ValueError, OverflowError, struct.error) as error:
         raise ModelError(f"{path} is damaged or cut off ({error}); download it again") from error
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import itertools
 import math
 from collections.abc import Iterator, Sequence
@@ -9,6 +10,8 @@ from typing import NamedTuple
 
 _ACCURACY = 1e-4
 """Of a factor, relative: those in files were rounded to float32 from float32 frequencies."""
+_MOST_PAIRS = 1000
+"""Of factors that are tried; the heads of models have some hundred."""
 
 
 class Llama3(NamedTuple):
@@ -19,11 +22,8 @@ class Llama3(NamedTuple):
     high_freq_factor: float
     original_max_position_embeddings: int
 
-    def divisors(self, waves: Sequence[float]) -> list[float]:
-        """What the frequency of each wave length (in tokens) is divided by."""
-        return [self._divisor(wave) for wave in waves]
-
-    def _divisor(self, wave: float) -> float:
+    def divisor(self, wave: float) -> float:
+        """What the frequency of a wave length (in tokens) is divided by."""
         turns = self.original_max_position_embeddings / wave
         if turns > self.high_freq_factor:
             return 1.0
@@ -38,8 +38,8 @@ def llama3_settings(divisors: Sequence[float], theta: float) -> Llama3 | None:
     size = 2 * len(divisors)
     waves = [2 * math.pi * theta ** (2 * i / size) for i in range(len(divisors))]
     for found in _candidates(divisors, waves):
-        made = found.divisors(waves)
-        if all(abs(a - b) <= _ACCURACY * b for a, b in zip(made, divisors, strict=True)):
+        pairs = zip(waves, divisors, strict=True)
+        if all(abs(found.divisor(wave) - one) <= _ACCURACY * one for wave, one in pairs):
             return found
     return None
 
@@ -55,7 +55,10 @@ def _candidates(divisors: Sequence[float], waves: Sequence[float]) -> Iterator[L
         if 1.0 + _ACCURACY < divisor < factor * (1.0 - _ACCURACY)
     ]
     # A share is slope / wave - base: only low / high and length / low show in it, so low is 1.
-    for (x, share), (y, other) in itertools.combinations(between, 2):
+    # Of a pair that is far apart little is lost by rounding.
+    pairs = itertools.combinations(between, 2)
+    far = heapq.nlargest(_MOST_PAIRS, pairs, key=lambda pair: abs(pair[0][0] - pair[1][0]))
+    for (x, share), (y, other) in far:
         slope = (share - other) / (x - y)
         base = slope * x - share
         if base > 0:

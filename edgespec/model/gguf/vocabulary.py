@@ -6,8 +6,9 @@ llama.cpp), in the form in which the models' own tokenizer.json have it.
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from tokenizers import (
@@ -23,9 +24,13 @@ from tokenizers import (
 
 from edgespec.errors import ModelError
 from edgespec.model.gguf.reader import GgufFile
+from edgespec.model.reading import reading
 
 _CONTROL, _USER, _UNUSED = 3, 4, 5  # of tokenizer.ggml.token_type
 _SPACE = "▁"
+_MOST_ADDED = 1 << 16  # control and user's tokens; models that write sound have 28,682
+_MOST_MERGES = 1 << 20  # the largest known vocabulary has some 580,000
+_LONGEST = 128  # characters of a token that is merged of others; SentencePiece learns up to 16
 
 _CASELESS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _LETTERS = r"[^\r\n\p{L}\p{N}]?\p{L}+"
@@ -69,13 +74,9 @@ def tokenizer_files(file: GgufFile) -> dict[str, str]:
 
     Raises ModelError for a vocabulary that is damaged, or of a kind that is not known.
     """
-    vocabulary = _Vocabulary(file)
-    try:
+    with reading(f"the tokenizer in {file.path}", "take another file of the model"):
+        vocabulary = _Vocabulary(file)
         tokenizer = vocabulary.tokenizer()
-    except ModelError:
-        raise
-    except Exception as error:  # tokenizers raises plain Exceptions for what it cannot use
-        raise vocabulary.refusal(f"that cannot be used ({error})") from error
     named = vocabulary.named_tokens()
     settings: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -117,6 +118,8 @@ class _Vocabulary:
             raise self.refusal(
                 f"of kind {self._kind!r} (tokenizer.ggml.model), edgespec knows {', '.join(makers)}"
             )
+        if sum(kind in (_CONTROL, _USER) for kind in self._kinds) > _MOST_ADDED:
+            raise self.refusal(f"with more than {_MOST_ADDED} control tokens")
         tokenizer = makers[str(self._kind)]()
         tokenizer.add_special_tokens(self._added(_CONTROL, special=True))
         tokenizer.add_tokens(self._added(_USER, special=False))
@@ -202,7 +205,7 @@ class _Vocabulary:
         tokenizer = Tokenizer(
             models.BPE(
                 vocab,
-                list(_merges(vocab, ranks)),
+                _merges(vocab, ranks),
                 unk_token=None if unknown is None else self.tokens[unknown],
                 byte_fallback=True,
                 fuse_unk=True,
@@ -234,14 +237,20 @@ class _Vocabulary:
             )
 
 
-def _merges(vocab: dict[str, int], ranks: Sequence[float]) -> Iterator[tuple[str, str]]:
-    """All pairs of tokens that make a token, those of the best one first."""
-    pairs = [
-        (ranks[index], len(token[:cut]), token[:cut], token[cut:])
+def _merges(vocab: dict[str, int], ranks: Sequence[float]) -> list[tuple[str, str]]:
+    """All pairs of tokens that make a token, those of the best one first.
+
+    Raises ValueError for a vocabulary that has far more of them than any that was learnt.
+    """
+    found = (
+        (ranks[index], cut, token)
         for token, index in vocab.items()
+        if len(token) <= _LONGEST
         for cut in range(1, len(token))
         if token[:cut] in vocab and token[cut:] in vocab
-    ]
+    )
+    pairs = list(itertools.islice(found, _MOST_MERGES + 1))
+    if len(pairs) > _MOST_MERGES:
+        raise ValueError(f"it has more than {_MOST_MERGES} merges")
     pairs.sort(key=lambda pair: pair[:2], reverse=True)
-    for _, _, left, right in pairs:
-        yield left, right
+    return [(token[:cut], token[cut:]) for _, cut, token in pairs]

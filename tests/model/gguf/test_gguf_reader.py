@@ -215,9 +215,9 @@ def test_llama3_settings_are_found_again() -> None:
     ):
         waves = [2 * np.pi * theta ** (2 * i / head) for i in range(head // 2)]
         divisors = [
-            float(np.float32(one)) for one in Llama3(factor, low, high, length).divisors(waves)
+            float(np.float32(Llama3(factor, low, high, length).divisor(wave))) for wave in waves
         ]
         found = llama3_settings(divisors, theta)
         assert found is not None
-        assert found.divisors(waves) == pytest.approx(divisors, rel=1e-4)
+        assert [found.divisor(wave) for wave in waves] == pytest.approx(divisors, rel=1e-4)
     assert llama3_settings([1.0, 3.0, 2.0, 5.0], 1e4) is None

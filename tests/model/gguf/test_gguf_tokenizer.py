@@ -69,7 +69,7 @@ def test_what_is_not_known_is_named(tmp_path: Path) -> None:
         "eos_token_id is 99999": {"eos_token_id": 99999},
         "lists no tokens": {"tokens": ["", 3][:0] or [0]},
         "type for some tokens": {"token_type": [1, 1]},
-        "cannot be used": {"merges": ["zz~ yy~"]},
+        "cannot read the tokenizer": {"merges": ["zz~ yy~"]},
     }
     folder = write_checkpoint(tmp_path / "model", num_hidden_layers=1)
     for number, (message, change) in enumerate(changes.items()):
