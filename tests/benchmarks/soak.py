@@ -95,7 +95,9 @@ def kinds(chance: random.Random, count: int) -> list[Body]:
         text = chance.choice(TEXTS)
         if number % 3 == 0:
             body["messages"] = [{"role": "user", "content": text}]
-            body |= chance.choice(({}, HELD, CALLED))
+            held = chance.choice(({}, HELD, CALLED))
+            body = {name: value for name, value in body.items() if not (held and name == "stop")}
+            body |= held
         elif number % 3 == 1:
             body["prompt"] = text
         else:
