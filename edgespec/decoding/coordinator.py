@@ -311,7 +311,7 @@ class CoordinatorMachine:
             lost = "rows of a request did not come back"
         if lost:
             self._flights.give_up()
-            self._watch.new_ring()
+            self._watch.give_up()
             for request in self._scheduler.live:
                 request.rows_missing_until = None
             effects.append(Renew(lost))

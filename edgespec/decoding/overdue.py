@@ -9,7 +9,10 @@ from collections import deque
 from collections.abc import Mapping
 
 LEAST_S = 5.0
-"""Seconds that nobody waits less for a segment, which may be in the buffers of a slow network."""
+"""Seconds that nobody waits less for a segment, which may be in the buffers of a network; twice as
+many after each ring, up to MOST_DOUBTS, from which no segment came back: it may be a slow one."""
+
+MOST_DOUBTS = 4
 
 TIMES = 4.0
 """Times as long as the slowest recent trip that a segment may be on its way while no stage has
@@ -28,6 +31,7 @@ class FlightWatch:
         self._left: dict[int, float] = {}
         self._trips: deque[float] = deque(maxlen=RECENT)
         self._landed_at = self._busy_at = float("-inf")
+        self._doubts = 0  # rings in a row that were given up before a segment came back
         self._passed: dict[int, int] = {}  # by stage: the newest segment that it has handed on
 
     def look(self, flying: Mapping[int, object], now: float) -> None:
@@ -36,7 +40,7 @@ class FlightWatch:
             return
         for seq in [seq for seq in self._left if seq not in flying]:
             self._trips.append(now - self._left.pop(seq))
-            self._landed_at = now
+            self._landed_at, self._doubts = now, 0
         for seq in flying:
             self._left.setdefault(seq, now)
 
@@ -44,6 +48,11 @@ class FlightWatch:
         """Nothing of the one before comes back."""
         self._left.clear()
         self._passed.clear()
+
+    def give_up(self) -> None:
+        """The ring is given up, which may have been rash."""
+        self._doubts = min(self._doubts + 1, MOST_DOUBTS)
+        self.new_ring()
 
     def beat(self, stage: int, holds: int, passed: int, now: float) -> None:
         """A stage says how many segments it holds, and which one it has passed on last."""
@@ -71,5 +80,5 @@ class FlightWatch:
         """When the oldest one is overdue by what the stages say, and in any case."""
         slowest = max(self._trips, default=0.0)
         since = max(self._left[min(self._left)], self._landed_at)
-        idle = max(since, self._busy_at) + max(LEAST_S, TIMES * slowest)
+        idle = max(since, self._busy_at) + max(LEAST_S * 2**self._doubts, TIMES * slowest)
         return idle, since + max(BUSY_S, BUSY_TIMES * slowest)

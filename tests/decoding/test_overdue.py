@@ -7,7 +7,7 @@ from support.rings import submit
 from support.wires import Wire
 
 from edgespec.decoding.events import StageBeat
-from edgespec.decoding.overdue import BUSY_S, LEAST_S, TIMES, FlightWatch
+from edgespec.decoding.overdue import BUSY_S, LEAST_S, MOST_DOUBTS, TIMES, FlightWatch
 from edgespec.machines.events import RingDown, RingUp, Tick
 from edgespec.wire.client_messages import Failed
 
@@ -42,6 +42,20 @@ def test_a_segment_that_a_stage_says_it_has_is_waited_for_and_not_for_ever() -> 
         now += 1.0
     watch.beat(1, 1, -1, BUSY_S + 1.0)
     assert "stage 1 has not" in watch.overdue(BUSY_S + 1.0)
+
+
+def test_each_ring_from_which_nothing_came_back_is_waited_for_longer() -> None:
+    """The network may be slow: a large segment takes its time."""
+    watch = FlightWatch()
+    for doubts in range(MOST_DOUBTS + 2):
+        watch.look({doubts: None}, 0.0)
+        limit = LEAST_S * 2 ** min(doubts, MOST_DOUBTS)
+        assert watch.deadline() == limit
+        watch.give_up()
+    watch.look({99: None}, 0.0)
+    watch.look({}, 0.5)
+    watch.look({100: None}, 1.0)
+    assert watch.deadline() == 1.0 + LEAST_S
 
 
 def test_it_is_told_where_a_segment_was_seen_last() -> None:
