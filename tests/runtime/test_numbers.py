@@ -18,6 +18,7 @@ from support.rings import submit
 from support.segments import changed
 from support.tiers import examples, tiered
 
+from edgespec.decoding.effects import Renew
 from edgespec.decoding.events import (
     SegmentArrived,
 )
@@ -32,7 +33,7 @@ from edgespec.machines.events import (
     Tick,
 )
 from edgespec.policy.registry import POLICIES
-from edgespec.ring.events import RingBroke
+from edgespec.ring.events import RingFaulty
 from edgespec.runtime.access_policy import CLIENT, MAY_SEND, STAGE
 from edgespec.runtime.node import BUG, RENEW_S
 from edgespec.tree.ledger import RetainSet
@@ -199,7 +200,7 @@ def _lied_to(ring: MemoryRing, liar: Liar, policy: str) -> None:
         ring.round()
     ring.alter = lambda name, message: message
     ring.round()
-    ring.coordinator._renew_soon("the test wants a new ring", ring.now)
+    ring.coordinator.renew_soon(Renew("the test wants a new ring"), ring.now)
     second = submit(NEXT, "and that", 8, policy)
     ring.ask(second)
     assert ring.until(lambda: bool(ring.ends(NEXT)), 2000), "the next request hangs"
@@ -355,7 +356,7 @@ def test_a_bug_that_comes_again_renews_the_ring_now_and_then(
     to_ring = ring.coordinator.to_ring
 
     def noted(event: Event, now: float) -> list[Effect]:
-        if isinstance(event, RingBroke):
+        if isinstance(event, RingFaulty):
             renewed.append(now)
         return to_ring(event, now)
 
