@@ -268,6 +268,10 @@ FOLDERS: dict[tuple[str, str, str], tuple[str | Change, str]] = {
         _put(num_hidden_layers=10**30),
         "no whole number 'num_hidden_layers' from 1 to 1024",
     ),
+    ("deepspec", "config.json", "window"): (
+        _put(layer_types=["sliding_attention"] * 2, sliding_window=10**30),
+        "layer_types and sliding_window",
+    ),
     ("deepspec", "config.json", "deep"): (DEEP, "RecursionError"),
 }
 
