@@ -237,8 +237,8 @@ def _check_windows(
             f"do not have (sliding_window {asked}, layer_types {sorted(types)} in config.json); "
             "use the original release"
         )
-    if has_windows(config) and (not isinstance(window, int) or window < 1):
+    if has_windows(config) and (not isinstance(window, int) or not 0 < window < 1 << 31):
         raise ModelError(
-            f"the model in {folder} has a sliding window of {window!r} tokens, which must be at "
-            "least 1; download the model again"
+            f"the model in {folder} has a sliding window of {window!r} tokens, which must be 1 or "
+            "more, below 2^31; download the model again"
         )

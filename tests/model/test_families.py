@@ -580,6 +580,7 @@ DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
         ("qwen3_moe", {"layer_types": [FULL] * 4}, "do not have"),
         ("qwen2", {"layer_types": [FULL, SLIDING] * 2}, "window of None"),
         ("mistral", {"sliding_window": 0}, "window of 0"),
+        ("mistral", {"sliding_window": 10**30}, "window of 1000"),
     ],
 )
 def test_what_cannot_be_run_exactly_is_refused_by_name(

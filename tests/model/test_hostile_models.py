@@ -132,6 +132,12 @@ def _factors_that_fit_a_head(parts: Parts) -> None:
     _factors(parts)
 
 
+def _waves_of_one_length(parts: Parts) -> None:
+    parts.set(b"llama.rope.freq_base", 6, 1.0)
+    parts.tensors.append(Entry(b"rope_freqs.weight", [4], 0, len(parts.data)))
+    parts.data += struct.pack("<4f", 1, 2, 3, 8)
+
+
 def _long_token(parts: Parts) -> None:
     tokens = parts.key(b"tokenizer.ggml.tokens").value[1]
     tokens[-1] = b"a" * 3_000_000
@@ -181,6 +187,7 @@ def _part_of_text(parts: Parts) -> None:
 GGUFS: dict[Callable[[Parts], None], str] = {
     _factors: "'rope_freqs.weight' in a form that is not known",
     _factors_that_fit_a_head: "llama.attention.key_length is 6000",
+    _waves_of_one_length: "ZeroDivisionError",
     _long_token: "",
     _layers_in_one_place: "lie in the same bytes",
     _control_tokens: "with more than 65536 control tokens",
@@ -260,6 +267,10 @@ FOLDERS: dict[tuple[str, str, str], tuple[str | Change, str]] = {
     ("deepspec", "config.json", "layers"): (
         _put(num_hidden_layers=10**30),
         "no whole number 'num_hidden_layers' from 1 to 1024",
+    ),
+    ("deepspec", "config.json", "window"): (
+        _put(layer_types=["sliding_attention"] * 2, sliding_window=10**30),
+        "layer_types and sliding_window",
     ),
     ("deepspec", "config.json", "deep"): (DEEP, "RecursionError"),
 }

@@ -190,7 +190,7 @@ def _windows(settings: Mapping[str, Any], layers: int, file: Path) -> tuple[int 
     if not isinstance(kinds, list) or "sliding_attention" not in kinds:
         return ()
     window = settings.get("sliding_window")
-    if len(kinds) != layers or type(window) is not int or window < 1:
+    if len(kinds) != layers or type(window) is not int or not 0 < window < 1 << 31:
         raise ModelError(
             f"layer_types and sliding_window in {file} do not say what each of {layers} layers "
             "sees; download the head again"

@@ -15,6 +15,7 @@ from edgespec.errors import ModelError
 from edgespec.model.gguf.architectures import architecture_of
 from edgespec.model.gguf.reader import GgufFile, LongArray
 from edgespec.model.gguf.rope import llama3_settings
+from edgespec.model.reading import reading
 from edgespec.planning.architecture import MOST_EXPERTS, MOST_LAYERS
 
 Settings = dict[str, Any]
@@ -32,16 +33,17 @@ _GEMMA_27B = {"gemma2": 46, "gemma3": 62}
 
 def config_of(file: GgufFile) -> Settings:
     """config.json. Raises ModelError for settings that are missing, damaged or not run."""
-    kind = architecture_of(file)
-    keys = _Keys(file)
-    settings = {
-        "model_type": kind.model_type,
-        **_common(keys),
-    }
-    if keys.architecture in _FAMILY:
-        settings |= _FAMILY[keys.architecture](keys)
-    if scaling := _scaling(keys, settings):
-        settings["rope_scaling"] = scaling
+    with reading(file.path, "take another file of the model"):
+        kind = architecture_of(file)
+        keys = _Keys(file)
+        settings = {
+            "model_type": kind.model_type,
+            **_common(keys),
+        }
+        if keys.architecture in _FAMILY:
+            settings |= _FAMILY[keys.architecture](keys)
+        if scaling := _scaling(keys, settings):
+            settings["rope_scaling"] = scaling
     return settings
 
 
