@@ -35,7 +35,7 @@ from edgespec.config import Address
 from edgespec.errors import AccessRefused
 from edgespec.net import access, control, slowness
 from edgespec.net.access import Gate
-from edgespec.net.control import Handshakes, takes_connections
+from edgespec.net.control import Handshakes, Seen, look
 from edgespec.net.keys import Identity, KeyPair, short
 from edgespec.net.sockets import BATCH
 from edgespec.net.zmq_transport import ZmqTransport
@@ -327,7 +327,8 @@ def test_who_only_looks_with_a_key_of_the_cluster_is_no_stranger(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with closing(listening()) as coordinator:
-        assert takes_connections(Address(HOST, coordinator.control_port), DEVICE, PATIENCE_S)
+        at = Address(HOST, coordinator.control_port)
+        assert look(at, DEVICE, PATIENCE_S) is Seen.OURS
         with raw(coordinator.control_port):  # what comes behind it is logged
             polled_until(coordinator, lambda: noted(coordinator))
         polled_until(coordinator, lambda: caplog.messages)
@@ -343,7 +344,7 @@ def test_who_came_while_the_loop_stood_still_is_not_called_a_stranger(
         for _ in range(2 * BATCH):
             raw(coordinator.control_port).close()
         stranger = Identity(DEVICE.own, OTHER.public)
-        takes_connections(Address(HOST, coordinator.control_port), stranger, PATIENCE_S)
+        look(Address(HOST, coordinator.control_port), stranger, PATIENCE_S)
         time.sleep(0.3)
         polled_until(coordinator, lambda: len(caplog.messages) >= 2)
     busy, wrong = caplog.messages
