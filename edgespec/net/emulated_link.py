@@ -153,7 +153,7 @@ class PacedTransport(ZmqTransport):
             else:
                 yield Stamped(one.on_ring, one.peer, one.message, one.key, at, self.ring_key)
 
-    def _read(self, frames: list[Content]) -> Message | None:
+    def _read(self, frames: list[Content]) -> Message:
         self._stamp = None
         if frames and len(frames[-1]) == _STAMP.size:
             mark, at = _STAMP.unpack(frames[-1])

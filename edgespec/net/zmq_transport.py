@@ -344,10 +344,14 @@ class ZmqTransport:
                 check_version(frames[0], self._peer_name)
             elif others is not None and others.refuse(control, peer, key, frames[0]):
                 continue
-            message = self._read(frames)
+            try:
+                message = self._read(frames)
+            except RemoteProtocolError as problem:
+                self._dropped.note(str(problem))
+                continue
             if isinstance(message, Segment):
                 self._dropped.note("it is a segment on the control channel")
-            elif message is not None:
+            else:
                 yield Incoming(False, peer, message, key)
 
     def _take_ring(self, pull: zmq.Socket[bytes]) -> Iterator[Incoming]:
@@ -356,7 +360,7 @@ class ZmqTransport:
                 log.debug("left a segment out that came over a connection of an earlier ring")
                 continue
             try:
-                message = decode(only(frames))
+                message = self._read(frames)
             except RemoteProtocolError as problem:
                 self.ring_fault = f"sent a segment that cannot be read ({problem})"
                 continue
@@ -365,12 +369,8 @@ class ZmqTransport:
             else:
                 self.ring_fault = f"sent a {type(message).__name__} for a segment"
 
-    def _read(self, frames: list[Content]) -> Message | None:
-        try:
-            return decode(only(frames))
-        except RemoteProtocolError as problem:
-            self._dropped.note(str(problem))
-            return None
+    def _read(self, frames: list[Content]) -> Message:
+        return decode(only(frames))
 
     def close(self) -> None:
         """Close all sockets; last messages have LINGER_MS to be sent."""

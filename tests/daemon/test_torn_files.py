@@ -10,7 +10,10 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -24,7 +27,7 @@ from edgespec.bench.recorded import is_recording, read_recording
 from edgespec.cli import reach
 from edgespec.cli.conversation import Conversation, Turn
 from edgespec.cli.line_input import History
-from edgespec.config import Quantisation
+from edgespec.config import Address, Quantisation
 from edgespec.daemon.access_store import AccessStore
 from edgespec.daemon.api_keys import ApiKeys
 from edgespec.daemon.blocks import BlockKey, BlockLibrary
@@ -102,11 +105,14 @@ def test_a_device_with_a_torn_membership_joins_again(
             path / "device.key", "join again with a new token", lambda: ClusterFolder.open(path)
         )
     monkeypatch.setattr(reach, "enrol", lambda address, token, own, *_: "one")
+    found = SimpleNamespace(run=lambda wait, tell: Address("10.0.0.1", 7430))
+    monkeypatch.setattr(reach, "_search", lambda *_: found)
+    tell: Any = SimpleNamespace(say=print, waiting=lambda text: nullcontext())
     for _ in damaged(path / "membership.json"):
         said_of(
             path / "membership.json", "join again with a token", lambda: ClusterFolder.open(path)
         )
-        reach.admitted(path, Token.new(coordinator), "10.0.0.1:7430", 1.0, print)
+        reach.admitted(path, Token.new(coordinator), "10.0.0.1:7430", 1.0, tell)
         again = ClusterFolder.open(path)
         assert (again.identity, again.name) == (member.identity, "one")
 

@@ -31,8 +31,15 @@ def _numbered(segment: Segment, by: int) -> Segment:
     return structs.replace(segment, header=structs.replace(segment.header, seq=seq))
 
 
+def _rubbish(sockets: ZmqTransport, send: Send, segment: Segment) -> None:
+    if sockets._push is None:
+        send(segment)  # which waits for the connection
+    else:
+        sockets._push.send(b"no segment")
+
+
 LIES: dict[str, tuple[Callable[[ZmqTransport, Send, Segment], None], str]] = {
-    "malformed": (lambda sockets, send, s: sockets._push.send(b"no segment"), "cannot be read"),  # type: ignore[union-attr]
+    "malformed": (lambda sockets, send, s: _rubbish(sockets, send, s), "cannot be read"),
     "lost": (lambda sockets, send, s: None, ""),
     "repeated": (lambda sockets, send, s: [send(s), send(s)], "-"),  # type: ignore[dict-item]
     "of another request": (lambda sockets, send, s: send(_renamed(s, 7)), "of no segment"),
@@ -71,5 +78,5 @@ def test_after_bad_segments_all_requests_answer(
         assert left == 0
         ring.assert_free()
     renewals = [text for text in caplog.messages if text.startswith("the coordinator cannot go on")]
-    assert bool(renewals) == (said != "-")
-    assert all(said in text and "stage 3" in text for text in renewals if said != "-"), renewals
+    assert all("stage 3" in text for text in renewals), renewals
+    assert any(said in text for text in renewals) == (said != "-"), renewals
