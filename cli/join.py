@@ -17,6 +17,7 @@ from edgespec.daemon.access_list import clean_name
 from edgespec.daemon.api_keys import ApiKeys
 from edgespec.daemon.api_process import check_keys, needs_keys
 from edgespec.daemon.cluster import ClusterFolder, folder_of
+from edgespec.daemon.emulation import check_profiles
 from edgespec.daemon.extras import require
 from edgespec.daemon.process import (
     PARENT,
@@ -29,6 +30,7 @@ from edgespec.daemon.process import (
 from edgespec.daemon.stage import import_meanwhile, run_stage
 from edgespec.net.discovery_interfaces import listens_everywhere
 from edgespec.runtime.enrolment import require_stage
+from edgespec.runtime.trace import Trace
 
 ANSWER_S = 2.0
 """Seconds for the coordinator to say whether it has such a stage; one that loads says so later."""
@@ -88,13 +90,15 @@ def join(
         model,
         wait,
         emulation=emulation,
-        trace=trace,
         cache=cache,
         metrics=served,
         listen=beside.listen,
         reserved=beside.reserved,
         shared_device=beside.shared_device,
     )
+    if emulation is not None:
+        check_profiles(emulation)
+    written = Trace(trace) if trace else None
     path = folder_of(cluster)
     introduction = given_token(token)
     if introduction is not None:
@@ -115,4 +119,4 @@ def join(
         if listens_everywhere(host):  # others reach this stage as they reach the coordinator
             config = replace(config, listen=host)
     find = None if is_loopback(address) else partial(found_again, folder)
-    leave(run_stage(config, folder.identity, name, accepts, find))
+    leave(run_stage(config, folder.identity, name, accepts, find, written))

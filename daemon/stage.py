@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from edgespec.backends.compute import StageCompute
 from edgespec.config import Address, Emulation, StageConfig
-from edgespec.daemon.emulation import check_profiles, emulated_costs, stage_pace
+from edgespec.daemon.emulation import emulated_costs, stage_pace
 from edgespec.daemon.health import SensorReader
 from edgespec.daemon.notify import Notifier
 from edgespec.daemon.process import exit_code, going_on, take_file_descriptors
@@ -54,11 +54,13 @@ def run_stage(
     name: str,
     accepts: Callable[[str], bool] | None = None,
     find: Find | None = None,
+    trace: Trace | None = None,
 ) -> int:
     """Join the ring, again whenever it is lost, until a signal; returns the exit code.
 
     `name`: this device's name in the cluster. `accepts`: whether a key may read its metrics;
-    None: no key is needed. `find`: for a coordinator that comes back at another address.
+    None: no key is needed. `find`: for a coordinator that comes back at another address. `trace`:
+    where what it does is written.
 
     Raises ConfigError for settings or addresses that cannot be used, AccessRefused if the
     coordinator does not, or no longer, know the key.
@@ -75,12 +77,10 @@ def run_stage(
         device = best_device().type
     pace = None
     if config.emulation is not None:
-        check_profiles(config.emulation)
         shared_device = None
         if config.shared_device >= 0:
             shared_device = SharedDevice(config.shared_device, STAGE)
         pace = partial(_pace, config.emulation, shared_device)
-    trace = Trace(config.trace) if config.trace else None
     with SensorReader(device) as monitor:
         while True:
             node = _node(config, identity, name, pace, trace, monitor, device)

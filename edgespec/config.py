@@ -304,9 +304,8 @@ class StageConfig:
     """What `edgespec join` runs. `stage` 0: any stage that is missing, or else a spare.
 
     `model` "" means: a block in the cache, the folder that the coordinator names, or else the block
-    that the coordinator sends. `cache`: the folder that keeps finished blocks;
-    "" means the user's own. `trace`: the file for this node's trace; "" means none.
-    `metrics`: address of the Prometheus endpoint; None: no endpoint. `listen`: where the data
+    that the coordinator sends. `cache`: the folder that keeps finished blocks; "" means the user's
+    own. `metrics`: address of the Prometheus endpoint; None: no endpoint. `listen`: where the data
     socket listens; "": on the route to the coordinator. `reserved`: bytes of this machine's memory
     that are not for its block. `shared_device`: the descriptor of the file by which an emulated
     stage shares a device with the coordinator (runtime.shared_device); -1: it has one of its own.
@@ -318,7 +317,6 @@ class StageConfig:
     wait: float
     timing: Timing = Timing()
     emulation: Emulation | None = None
-    trace: str = ""
     cache: str = ""
     metrics: Address | None = None
     listen: str = ""

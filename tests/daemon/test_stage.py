@@ -73,7 +73,7 @@ def test_a_device_that_prepares_compiles_its_kernels_and_keeps_the_disk_free(
     config = StageConfig(0, Address("127.0.0.1", 1), "", 1.0)
     _prepare(config, identity, place, done.append, lambda: False)
     assert done == [
-        "compiling rows.c for this CPU, once",
+        "compiling the kernels for this CPU (once)",
         "rows",
         (False, LEFT_FREE),
         (True, LEFT_FREE),
