@@ -55,10 +55,9 @@ class LinkPace:
 
 @dataclass(frozen=True, slots=True)
 class Stamped(Incoming):
-    """A message that came over an emulated link, `at` its due time, in the ring of that key."""
+    """A message that came over an emulated link, `at` its due time."""
 
     at: float = 0.0
-    ring_key: str = ""
 
 
 class PacedTransport(ZmqTransport):
@@ -134,9 +133,7 @@ class PacedTransport(ZmqTransport):
                 ready.append(incoming)
         now = min(time.monotonic(), self.compute_ends())
         while waiting and waiting[0][0] <= now:
-            due = heapq.heappop(waiting)[2]
-            if not due.on_ring or due.ring_key == self.ring_key:  # else its ring was lost
-                ready.append(due)
+            ready.append(heapq.heappop(waiting)[2])
         return ready
 
     def _take_control(self, control: zmq.Socket[bytes]) -> Iterator[Incoming]:
@@ -151,7 +148,7 @@ class PacedTransport(ZmqTransport):
             if at is None or self.pace is None or not abs(at - time.monotonic()) < FARTHEST_S:
                 yield one
             else:
-                yield Stamped(one.on_ring, one.peer, one.message, one.key, at, self.ring_key)
+                yield Stamped(one.on_ring, one.peer, one.message, one.key, one.ring_key, at)
 
     def _read(self, frames: list[Content]) -> Message:
         self._stamp = None

@@ -67,13 +67,15 @@ CONTROL, DATA = "the control channel", "the data ring"
 class Incoming:
     """A received message: on the ring (peer empty), or on control from `peer`.
 
-    `key`: the public key that the peer of a coordinator has proved; "" elsewhere.
+    `key`: the public key that the peer of a coordinator has proved; "" elsewhere. `ring_key`: that
+    of the ring over which a segment came.
     """
 
     on_ring: bool
     peer: bytes
     message: Message
     key: str = ""
+    ring_key: str = ""
 
 
 T = TypeVar("T", bound="ZmqTransport")
@@ -365,7 +367,7 @@ class ZmqTransport:
                 self.ring_fault = f"sent a segment that cannot be read ({problem})"
                 continue
             if isinstance(message, Segment):
-                yield Incoming(True, b"", message)
+                yield Incoming(True, b"", message, ring_key=self.ring_key)
             else:
                 self.ring_fault = f"sent a {type(message).__name__} for a segment"
 

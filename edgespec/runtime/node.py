@@ -180,16 +180,21 @@ class RingNode(ABC):
         stood_still = self._time.stood_still
         read = now + stood_still
         events = [
-            (i.at if isinstance(i, Stamped) else read, _event(i)) for i in incoming if self.admit(i)
+            (i.at if isinstance(i, Stamped) else read, _event(i), i.ring_key)
+            for i in incoming
+            if self.admit(i)
         ]
-        events += [event for worker in self.workers for event in worker.timed_events()]
+        done = (event for worker in self.workers for event in worker.timed_events())
+        events += [(at, event, "") for at, event in done]
         if now >= self._next_tick():
-            events.append((read, Tick()))
+            events.append((read, Tick(), ""))
         if any(isinstance(one, Stamped) for one in incoming):
             events.sort(key=lambda event: event[0])  # as they happened on the emulated devices
         # What several events ask of the models may be one job.
         with self.worker.gathering() if len(events) > 1 else nullcontext():
-            for self.happened_at, event in events:
+            for self.happened_at, event, ring_key in events:
+                if ring_key and ring_key != self.transport.ring_key:
+                    continue  # what was read with it has begun another ring
                 at = self.happened_at - stood_still
                 self.perform_all(self.guarded(self.route, event, at), at)
         self._look_at_ring(read)

@@ -237,6 +237,26 @@ def test_an_infinite_ratio_is_none(ring: MemoryRing) -> None:
     assert ring.bugs == []
 
 
+@pytest.mark.parametrize("rounds", range(6))
+def test_a_segment_read_with_the_next_ring_s_beginning_is_not_of_that_ring(
+    ring: MemoryRing, rounds: int
+) -> None:
+    """Control is read first: a cache that it opened in the next ring stayed there."""
+    ask = submit(1, "hello", 12, "flowspec")
+    ring.ask(ask)
+    for _ in range(rounds):
+        ring.round()
+    ring.coordinator.renew_soon(Renew("the test wants a new ring"), ring.now)
+    assert ring.until(lambda: bool(ring.ends(1)), 400)
+    (end,) = ring.ends(1)
+    assert isinstance(end, Finished)
+    assert end.text == ring.expected(ask).text
+    for _ in range(20):
+        ring.round()
+    for stage in ring.nodes[1:]:
+        assert stage.machine.ledgers() == {}  # type: ignore[attr-defined]
+
+
 # --- bugs ---------------------------------------------------------------------------------------
 
 

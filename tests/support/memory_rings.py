@@ -65,8 +65,8 @@ class _Sockets:
         self.next_node = ""
 
     def poll(self, timeout: float) -> list[Incoming]:
-        """All that has come."""
-        came = list(self.inbox)
+        """All that has come, control before segments, as ZmqTransport reads it."""
+        came = sorted(self.inbox, key=lambda one: one.on_ring)
         self.inbox.clear()
         return came
 
@@ -99,7 +99,7 @@ class _Sockets:
         if said is None:
             self._next.ring_fault = "sent a segment that cannot be read"
         else:
-            self._next.inbox.append(Incoming(True, b"", said))
+            self._next.inbox.append(Incoming(True, b"", said, ring_key=self._next_key))
 
     def send_control(self, peer: bytes, message: Message) -> None:
         """See ZmqTransport."""
