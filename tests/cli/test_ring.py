@@ -89,7 +89,7 @@ def test_a_second_daemon_for_a_stage_is_refused(ring: Processes) -> None:
 @pytest.mark.thorough
 def test_the_death_of_a_stage_costs_no_token(ring: Processes) -> None:
     pid = ring.stages[2].process.pid
-    long = ["--max-new-tokens", "150", "--policy", "autoregressive"]
+    long = ["--max-new-tokens", "150", "--policy", "autoregressive", "--wait", "60"]
     with ExitStack() as stack:
         ask = to_prompt(ring.address, "--raw", "Once upon a time", *long)
         first = stack.enter_context(Command(*ask))
@@ -168,7 +168,7 @@ def test_a_coordinator_that_is_started_again_finds_its_stages(own_cluster: None)
         end = prompt.done()
         assert coordinator.done().code == -signal.SIGKILL
         assert end.code == 1
-        assert f"error: the coordinator at {address} has been silent for" in end.err
+        assert f"error: the connection to the coordinator at {address} broke" in end.err
         assert "Traceback" not in end.err
         port = address.rpartition(":")[2]
         stack.enter_context(Command("serve", "--stages", "1", "--port", port))
