@@ -250,9 +250,12 @@ def test_who_does_not_read_its_answers_is_cut_off(impatient: str) -> None:
 
 
 def is_served(connection: socket.socket) -> bool:
-    """Whether this process, in which the API runs, still has the connection's other end."""
-    own = connection.getsockname()
-    return any(one.raddr == own for one in psutil.net_connections("tcp4"))
+    """Whether this process, in which the API runs, still has the connection's other end.
+
+    What is closed while the kernel has bytes to send is listed without a process.
+    """
+    own, me = connection.getsockname(), os.getpid()
+    return any(one.raddr == own and one.pid == me for one in psutil.net_connections("tcp4"))
 
 
 def test_idle_memory_stays_bounded_under_many_requests(url: str) -> None:
