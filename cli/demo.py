@@ -25,6 +25,7 @@ from edgespec.daemon.precision import AUTO, precision_text
 from edgespec.daemon.process import EXIT_CANCELLED
 from edgespec.daemon.settings import RingOptions, coordinator_config
 from edgespec.errors import EdgespecError
+from edgespec.model.hub import model_files
 from edgespec.planning.catalogue import MODELS
 from edgespec.runtime.client import Client
 from edgespec.types.shown import shown
@@ -127,6 +128,7 @@ def ring_here(
     notes.say(f"starting {name} in {config.stages} stage(s) on this machine")
     if text := precision_text(config.quantisation, config.head_quantisation, config.dtype):
         notes.detail(text)
+    model_files(config.model).file("config.json")  # no process need start for what is not there
     # On SIGTERM it ends its processes first (the kernel ends them if it has no chance to).
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     with (

@@ -230,15 +230,14 @@ def look_into_models(config: CoordinatorConfig) -> list[str]:
     Returns the hub ids of those that are not here yet and cannot be asked for now: the coordinator
     downloads them. Raises ModelError for what it could not serve. Imports torch.
     """
-    from edgespec.daemon.ring_model import RingModel
-
     later = []
     for model in (config.model, *parse_draft(config.draft).folders):
         try:
+            model_files(model).file("config.json").open("rb").close()
             if model == config.model:
+                from edgespec.daemon.ring_model import RingModel
+
                 RingModel(config)
-            else:
-                model_files(model).file("config.json").open("rb").close()
         except NotHereYet:
             later.append(model)
         except OSError as problem:

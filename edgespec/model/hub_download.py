@@ -74,13 +74,16 @@ def _is_reachable(endpoint: str) -> bool:
 
 def fetch(hub_id: str, name: str, revision: str | None = None) -> Path:
     """Where the file is in the cache, downloaded if need be. Raises what huggingface_hub does."""
-    from huggingface_hub import hf_hub_download
+    from huggingface_hub import errors, hf_hub_download
 
     here = cached_file(hub_id, name, revision)
-    offline = is_offline()
-    if name.endswith(LARGE) and not offline and not isinstance(here, str):
+    if isinstance(here, str) and (revision is not None or is_offline()):
+        return Path(here)
+    if is_offline():  # hf_hub_download would ask the hub who we are all the same
+        raise errors.LocalEntryNotFoundError(f"{hub_id} has no {name} in the cache")
+    if name.endswith(LARGE) and not isinstance(here, str):
         _content(hub_id, name, revision)
-    return Path(hf_hub_download(hub_id, name, revision=revision, local_files_only=offline))
+    return Path(hf_hub_download(hub_id, name, revision=revision))
 
 
 def cached_file(hub_id: str, name: str, revision: str | None = None) -> object:

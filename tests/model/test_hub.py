@@ -148,6 +148,25 @@ print(json.dumps([refused(lambda: look(sys.argv[1])) or look(sys.argv[1])]))
     assert "model.safetensors" not in hub.fetched()
 
 
+def test_a_hub_out_of_reach_is_tried_once_and_not_asked_who_we_are(
+    hub: Hub, tmp_path: Path
+) -> None:
+    code = """
+from huggingface_hub import constants
+from edgespec.model import hub_download
+from edgespec.model.hub import model_files
+
+tries = []
+constants.HF_HUB_DISABLE_TELEMETRY = False
+hub_download._is_reachable = lambda endpoint: bool(tries.append(endpoint))
+words = refused(lambda: model_files("org/one"))
+print(json.dumps(["the hub cannot be reached" in words, len(tries) > 0]))
+"""
+    hub.log.clear()
+    assert hub.run(tmp_path, code) == [True, True]
+    assert hub.log == []
+
+
 def test_what_is_written_like_a_hub_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for name in ("org/name", "meta-llama/Llama-2-7b-hf", "Qwen/Qwen2.5-0.5B"):
