@@ -102,7 +102,7 @@ def join(
     path = folder_of(cluster)
     introduction = given_token(token)
     if introduction is not None:
-        admitted(path, introduction, coordinator, wait, Logged())
+        admitted(path, introduction, coordinator, wait, Logged(), import_meanwhile)
     folder = ClusterFolder.open(path)
     accepts = None
     if served is not None:

@@ -126,8 +126,16 @@ def introduced(
         admitted(folder_of(cluster), token, coordinator, wait, tell)
 
 
-def admitted(path: Path, token: Token, coordinator: str | None, wait: float, tell: Teller) -> None:
-    """Enrol this machine's key with a token, and store the membership.
+def admitted(
+    path: Path,
+    token: Token,
+    coordinator: str | None,
+    wait: float,
+    tell: Teller,
+    meanwhile: Callable[[], None] | None = None,
+) -> None:
+    """Enrol this machine's key with a token, and store the membership; `meanwhile` is called once
+    if the search takes long.
 
     A member may give a used token again: a service starts with the same words at every boot. Raises
     AccessRefused if the token is not valid.
@@ -139,7 +147,8 @@ def admitted(path: Path, token: Token, coordinator: str | None, wait: float, tel
     own = own_key(path)  # raises for an unusable folder before any search
     identity = Identity(token.pair, token.coordinator)
     try:
-        address = _search(before if is_member else None, coordinator, identity).run(wait, tell)
+        search = _search(before if is_member else None, coordinator, identity)
+        address = search.run(wait, tell, meanwhile)
         tell.say(f"asking the coordinator at {address} to admit this machine")
         with tell.waiting(
             "waiting for the coordinator, which answers once it has loaded its models"
