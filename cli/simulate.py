@@ -23,7 +23,7 @@ from edgespec.bench.report import (
     as_json,
     cells,
 )
-from edgespec.bench.simulated import Setup, chosen_policies
+from edgespec.bench.simulated import Setup, answerable, chosen_policies
 from edgespec.bench.simulated import simulate as run_policies
 from edgespec.bench.workloads import DEFAULT_WORKLOAD, default_prompts, read_prompts
 from edgespec.cli import options
@@ -164,6 +164,8 @@ def simulate(
         workload = prompts_of(recorded)
     else:
         workload = read_prompts(prompts, limit) if prompts else default_prompts(limit)
+    notes = Notes()
+    workload = answerable(base, workload, notes.say)
     setup = Setup(
         model=base,
         draft=str(chosen),
@@ -184,7 +186,6 @@ def simulate(
     if recording is not None:
         show_replay(setup, recorded, policies[0] if len(policies) == 1 else "", as_json_object)
         return
-    notes = Notes()
     if load is not None:
         load.check_prompts(len(workload), notes.say)
     with notes.waiting("loading the models") as waiting:

@@ -41,6 +41,7 @@ from edgespec.sim.faults import Fault
 from edgespec.sim.links import LinkSpec, Network
 from edgespec.sim.world import CoordinatorParts, StageParts, World
 from edgespec.types.features import NO_NEEDS
+from edgespec.types.shown import shown
 from edgespec.verify.sampling import Sampling
 from edgespec.wire.hints import Lenses
 
@@ -274,7 +275,6 @@ def play(setup: Setup, policy: str, news: News = lambda done: None) -> Played:
     """One policy answers all prompts in a world of its own; the models compute every row of it."""
     with one_thread():
         loaded = load_base(setup.model, setup.dtype, setup.stages)
-        check_prompts(setup, loaded)
         asking = Asking(world_of(setup, loaded), setup, policy)
         for answers in range(1, len(setup.prompts) + 1):
             asking.run(answers)
@@ -345,16 +345,29 @@ def draft_of(
     return build_draft(parse_draft(setup.draft), base, seconds, builders)
 
 
-def check_prompts(setup: Setup, loaded: LoadedBase) -> None:
-    """Raises ConfigError for a prompt that cannot be answered."""
-    for prompt in setup.prompts:
-        length = len(loaded.tokenizer.encode(prompt.text))
-        if not 0 < length < loaded.context_length:
-            raise ConfigError(
-                f"prompt {prompt.id!r} has {length} tokens and the model's context is "
-                f"{loaded.context_length}, of which one must be left for the answer; shorten the "
-                "prompt or leave it out"
-            )
+def answerable(model: str, prompts: Sequence[Prompt], say: Callable[[str], None]) -> list[Prompt]:
+    """The prompts that the model's context has room for; `say` hears of those left out.
+
+    Raises ConfigError if there are none.
+    """
+    from edgespec.model.hub import local_folder
+    from edgespec.model.sources import open_source
+    from edgespec.model.tokenizer import Tokenizer
+
+    context = int(open_source(model).config.max_position_embeddings)
+    tokenizer = Tokenizer(local_folder(model))
+    lengths = {prompt: len(tokenizer.encode(prompt.text)) for prompt in prompts}
+    fit = [prompt for prompt in prompts if 0 < lengths[prompt] < context]
+    if len(fit) < len(prompts):
+        left_out = [f"{p.id} ({n})" for p, n in lengths.items() if not 0 < n < context]
+        text = (
+            f"{len(left_out)} of {len(prompts)} prompts are left out, whose tokens leave no room "
+            f"for an answer in the model's context of {context}: {shown(', '.join(left_out))}"
+        )
+        if not fit:
+            raise ConfigError(text)
+        say(text)
+    return fit
 
 
 def world_of(setup: Setup, loaded: LoadedBase) -> World:

@@ -22,7 +22,6 @@ from edgespec.bench.script import (
 )
 from edgespec.bench.simulated import (
     Setup,
-    check_prompts,
     draft_of,
     load_base,
     one_thread,
@@ -58,7 +57,6 @@ class Together:
     def __init__(self, first: Setup) -> None:
         self._first = first
         self._loaded = load_base(first.model, first.dtype, 1)
-        check_prompts(first, self._loaded)
         self._known: dict[str, KnownGuesses] = {}
         self._texts: list[Text] = []
         self.plays: list[Play] = []

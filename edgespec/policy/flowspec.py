@@ -20,8 +20,8 @@ class FlowSpec(Policy):
     """Defaults of the paper and, where it names none, of its reference code.
 
     `nodes` L = 80 with the root, `depth` d0 = 6, `width` top-k = 10, `longest` L_max = 16;
-    expansions: `merge_nodes` L_exp = 64, `merge_depth` d_exp = 6; `deepen_nodes` L_se = 48,
-    `deepen_levels` d_se = 2.
+    expansions, each one segment (appendix A.1: L_exp = -1): `merge_nodes` 64, `merge_depth` d_exp =
+    6; `deepen_nodes` L_se = 48, `deepen_levels` d_se = 2.
     """
 
     nodes: int = 80
@@ -59,12 +59,15 @@ class FlowSpec(Policy):
         return Grow(min(self.merge_depth, view.depth_left), self.width, self.merge_nodes)
 
     def _fill(self, view: RequestView) -> list[Decision]:
-        credits = self.window(view.stages) - view.in_flight
+        places = self.window(view.stages)
+        credits = places - view.in_flight
         if credits <= 0:
             return []
-        ids = view.tree.unsent(credits * self.longest)
-        if view.tree[view.tree.root].sent:
-            # Continuous step: full segments of the best rows, one for every free credit.
-            cuts = range(0, len(ids), self.longest)
-            return [Send(ids[at : at + self.longest]) for at in cuts]
-        return [Send(s) for s in near_equal(ids, credits, self.longest)]
+        if not view.tree[view.tree.root].sent:
+            ids = view.tree.unsent(credits * self.longest)
+            return [Send(s) for s in near_equal(ids, credits, self.longest)]
+        # The whole tree left when the round began, so that what is unsent is an expansion: one
+        # segment. On rings too short for that, what was left over goes on in segments.
+        most = len(view.tree) if places * self.longest >= self.nodes else self.longest
+        ids = view.tree.unsent(credits * most)
+        return [Send(ids[at : at + most]) for at in range(0, len(ids), most)]

@@ -17,7 +17,7 @@ from support.work import half
 
 from edgespec.bench.processes import map_in_processes
 from edgespec.bench.report import Played, as_json, run_of
-from edgespec.bench.simulated import Setup, chosen_policies, dealt, play, simulate
+from edgespec.bench.simulated import Setup, answerable, chosen_policies, dealt, play, simulate
 from edgespec.bench.workloads import Prompt, default_prompts
 from edgespec.daemon.bundled_models import bundled
 from edgespec.daemon.profiles import profile_named
@@ -239,11 +239,9 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
         "9 stages for a model of 8 layers",
     ),
     "dtype": (lambda: simulate(replace(SETUP, dtype="int3"), ["autoregressive"]), "int3"),
-    "long prompt": (
-        lambda: simulate(
-            replace(SETUP, prompts=(Prompt("a", "", ("word " * 2000,)),)), ["autoregressive"]
-        ),
-        "prompt 'a' has .* tokens and the model's context is 1024",
+    "long prompts": (
+        lambda: answerable(BASE, [Prompt("a", "", ("word " * 2000,))], lambda text: None),
+        r"1 of 1 prompts are left out, .* in the model's context of 1024: a \(",
     ),
     "head": (lambda: replace(SETUP, head="middle"), "unknown head 'middle'"),
     "hidden rows": (
@@ -306,3 +304,13 @@ def test_hints_change_no_token_and_save_time() -> None:
     assert played.tokens == without.tokens == plain.tokens
     assert played.speed > without.speed
     assert hinted.settings()["hints"]
+
+
+def test_a_prompt_that_is_too_long_is_left_out_and_named() -> None:
+    said: list[str] = []
+    fits, long = Prompt("fits", "", ("word " * 20,)), Prompt("long\x1b", "", ("word " * 2000,))
+    assert answerable(BASE, [long, fits], said.append) == [fits]
+    assert answerable(BASE, [fits], said.append) == [fits]
+    (text,) = said
+    assert text.startswith("1 of 2 prompts are left out")
+    assert "long\ufffd (" in text

@@ -56,7 +56,7 @@ def test_flowspec_3_3_a_miss_ends_the_round_at_once() -> None:
 
 
 def test_flowspec_3_4_merges_a_fresh_tree_after_acceptance() -> None:
-    """Context-aware: from the new root, d_exp = 6, L_exp = 64; sent in full segments."""
+    """Context-aware: from the new root, d_exp = 6; all of it is one segment (A.1, L_exp = -1)."""
     tree = full_tree(80)
     send_all(tree, FlowSpec().decide(view(tree)))
     drafted_root = tree.root
@@ -65,11 +65,13 @@ def test_flowspec_3_4_merges_a_fresh_tree_after_acceptance() -> None:
     after = view(tree, in_flight=4, drafted_root=drafted_root)
     assert FlowSpec().decide(after) == [Grow(6, 10, 64)]
     assert FlowSpec().decide(view(tree, in_flight=4, drafting=True)) == []
-    # The fresh tree is in: one credit is free, so one full segment of the best rows leaves.
+    # The fresh tree is in: one credit is free, and all that is new leaves, the best first.
     tree.merge(chain_and_fan(40), (), 64, 10**6)
-    best = tree.unsent(16)
-    assert sent(FlowSpec().decide(view(tree, in_flight=4))) == [best]
-    assert len(best) == 16
+    new = tree.unsent(100)
+    assert sent(FlowSpec().decide(view(tree, in_flight=4))) == [new]
+    assert len(new) > FlowSpec().longest
+    # On a ring too short for the paper's tree, whose rest waits, segments are no longer.
+    assert sent(FlowSpec().decide(view(tree, 3, in_flight=3))) == [new[:16]]
 
 
 def test_flowspec_3_4_grows_deeper_when_a_stage_would_idle() -> None:
