@@ -54,7 +54,8 @@ class StageMachine:
         self._given_up: set[int] = set()  # jobs of an earlier ring that have not come back
         self._last_seq = self.passed = -1
         """`passed`: the number of the segment that was handed on last in this ring; -1: none."""
-        self._is_faulty = False  # nothing of this ring counts any more
+        self.is_faulty = False
+        """Nothing of this ring counts any more: rows may be booked that no cache holds."""
         self._jobs = 0
         self._hints = StageHints()
         self._runs = RunLog()
@@ -108,7 +109,7 @@ class StageMachine:
         self._given_up.update(self._hints.clear())
         self._queue.clear()
         self._last_seq = self.passed = -1
-        self._is_faulty = False
+        self.is_faulty = False
         return effects
 
     def deadline(self) -> float | None:
@@ -146,7 +147,7 @@ class StageMachine:
 
     def _on_segment(self, segment: Segment, now: float) -> list[Effect]:
         seq, before = segment.header.seq, self._last_seq
-        if seq <= before or self._is_faulty:
+        if seq <= before or self.is_faulty:
             return []  # a repeated delivery; the first one was or will be computed
         if before >= 0 and seq != before + 1:
             return self._renew(f"left out the segments before number {seq}")
@@ -156,7 +157,7 @@ class StageMachine:
 
     def _renew(self, why: str) -> list[Effect]:
         """The node before this one sent what cannot be right: nothing of this ring counts."""
-        self._is_faulty = True
+        self.is_faulty = True
         self._queue.clear()
         return [Renew(why, by_sender=True)]
 
@@ -361,13 +362,13 @@ class StageMachine:
 
     def _on_retain(self, request: int, keep: RetainSet) -> list[Effect]:
         held = self._held.get(request)
-        if held is None or keep.epoch <= held.keep.epoch:
+        if held is None or self.is_faulty or keep.epoch <= held.keep.epoch:
             return []
         start = held.ledger.committed
         try:
             order = held.ledger.retain(keep)
         except RemoteProtocolError as problem:  # it names rows that should have come
-            self._is_faulty = True
+            self.is_faulty = True
             return [Renew(f"it lacks rows of request {request}: {problem}")]
         held.keep = keep
         gather: list[Effect] = [] if order is None else [GatherRows(request, start, order)]

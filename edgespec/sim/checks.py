@@ -137,7 +137,7 @@ class Checks:
             return
         stage = world.stages[node - 1]
         ledgers = stage.machine.ledgers()
-        if not isinstance(stage.block, FakeBlock):
+        if not isinstance(stage.block, FakeBlock) or stage.machine.is_faulty:
             return
         if stage.block.open_requests != len(ledgers):
             raise InvariantViolated(

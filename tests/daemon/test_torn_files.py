@@ -105,7 +105,7 @@ def test_a_device_with_a_torn_membership_joins_again(
             path / "device.key", "join again with a new token", lambda: ClusterFolder.open(path)
         )
     monkeypatch.setattr(reach, "enrol", lambda address, token, own, *_: "one")
-    found = SimpleNamespace(run=lambda wait, tell: Address("10.0.0.1", 7430))
+    found = SimpleNamespace(run=lambda *_: Address("10.0.0.1", 7430))
     monkeypatch.setattr(reach, "_search", lambda *_: found)
     tell: Any = SimpleNamespace(say=print, waiting=lambda text: nullcontext())
     for _ in damaged(path / "membership.json"):

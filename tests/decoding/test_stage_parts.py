@@ -105,6 +105,15 @@ def test_a_malformed_part_ends_the_ring() -> None:
     assert stage.running is None
 
 
+def test_rows_that_were_booked_beside_a_malformed_part_are_never_gathered() -> None:
+    """No cache holds them, as no block of them ran."""
+    stage = opened()
+    mine = draft(2, (2, 1, 2), (3, 2, 3))
+    (renewal,) = stage.segment(both(mine, draft(2, (3, -1, 3), request=OTHER)))
+    assert isinstance(renewal, Renew)
+    assert retain(stage, REQUEST, 3) == []
+
+
 def test_parts_cross_the_wire() -> None:
     segment = two_drafts()
     back = decode(encode(segment))

@@ -137,6 +137,12 @@ def test_whatever_segments_are_lost_every_request_of_several_ends(
     assert recoveries > seeds / 20, "some were lost, and were missed"
 
 
+@pytest.mark.parametrize("seed", [1247, 1925])
+def test_a_ring_with_a_part_that_did_not_fit_gathers_no_rows(seed: int) -> None:
+    """Rows of the part before it were booked, which no cache held: an IndexError in the worker."""
+    play(losing(seed))
+
+
 def losing(seed: int) -> Scenario:
     """Two or more requests at once on a ring that loses segments, or changes them."""
     scenario = draw(seed)
