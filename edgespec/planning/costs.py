@@ -380,8 +380,8 @@ def ring_costs(
 
     `with_stage`: the stage that is on D0's device, 0: none; its profile is D0's.
     `split`: how many layers each stage has; none given: as `split_layers` does. `row_price`: see
-    NodeCosts. Memory: a stage needs room for its block, V1 for the input embedding too (16 bit),
-    and with `head_last` the last one for the output head. KV caches, and what D0 holds, are not
+    NodeCosts. Memory: a stage needs room for its block, and with `head_last` the last one for the
+    output head. KV caches, and what D0 holds, are not
     counted here (see planning.plan).
 
     Raises ConfigError without a stage, with more stages than layers or a split that does not fit
@@ -405,7 +405,7 @@ def ring_costs(
     blocks = blocks_of(model.layers, len(profiles) - 1, split)
     stages = []
     for stage, (profile, (first, end)) in enumerate(zip(profiles[1:], blocks, strict=True), 1):
-        needed = (end - first) * model.layer_bytes + (model.embedding_bytes if stage == 1 else 0)
+        needed = (end - first) * model.layer_bytes
         needed += model.head.bytes if head_last and stage == len(blocks) else 0
         if needed > profile.memory_bytes.value:
             raise CapacityError(

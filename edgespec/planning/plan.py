@@ -104,12 +104,13 @@ def _planned(problem: Problem) -> Plan:
     layout = _layout(problem)
     assert layout is not None, "it fits"
     needs = problem.needs
-    nodes = [PlannedNode(0, problem.coordinator, 0, 0, needs.coordinator())]
+    own = len(problem.others)
+    need = needs.coordinator(beside_stage=own in layout.order)
+    nodes = [PlannedNode(0, problem.coordinator, 0, 0, need)]
     for stage, (index, count) in enumerate(zip(layout.order, layout.split, strict=True), 1):
         first = nodes[-1].end
-        need = needs.stage(count, first=stage == 1, last=stage == len(layout.order))
+        need = needs.stage(count, last=stage == len(layout.order))
         nodes.append(PlannedNode(stage, problem.boards[index], first, first + count, need))
-    own = len(problem.others)
     return Plan(
         problem=problem,
         nodes=tuple(nodes),
@@ -154,7 +155,7 @@ def _seconds(problem: Problem, layout: Layout) -> float:
 def _why_not(problem: Problem, layout: Layout, index: int) -> str:
     """Why boards[index] has no layers in the layout."""
     if problem.candidates[index].most == 0:
-        need, room = problem.needs.stage(1, first=False).total, max(0, problem.room(index))
+        need, room = problem.needs.stage(1).total, max(0, problem.room(index))
         return f"not one layer fits: it needs {gib(need)}, has {gib(room)}"
     with_it = _layout(problem, must=index)
     if with_it is None:

@@ -190,7 +190,7 @@ def test_one_board_may_be_the_whole_ring() -> None:
     assert (made.split, made.with_stage) == ((40,), 1)
     assert made.alone == ((made.problem.coordinator, made.seconds),)
     assert refused(Problem(MODEL, Device("nano", NANO), ())) == (
-        "llama-2-13b (int4, 1 request(s) of 4096 tokens) does not fit: stage 1 (nano) needs 12.99 "
+        "llama-2-13b (int4, 1 request(s) of 4096 tokens) does not fit: stage 1 (nano) needs 12.59 "
         "GiB for 40 layer(s) beside the output head and the draft tinyllama-1.1b, has 6.50 GiB; "
         "add 2 device(s) like nano"
     )
@@ -302,17 +302,17 @@ def refused(unfit: Problem) -> str:
 
 def test_two_boards_are_too_few_for_13_billion() -> None:
     assert refused(problem(1)) == (
-        "llama-2-13b (int4, 1 request(s) of 4096 tokens) does not fit: stage 2 (d0) needs 6.94 "
-        "GiB for 18 layer(s) beside the output head and the draft tinyllama-1.1b, has 6.50 GiB; "
-        "drop --context to 3008, or add 1 device(s) like d0"
+        "llama-2-13b (int4, 1 request(s) of 4096 tokens) does not fit: stage 1 (nano-1) needs 6.72 "
+        "GiB for 23 layer(s), has 6.50 GiB; drop --context to 3648, or use --quant nf4-dq, or "
+        "choose a draft of at most 0.41 GiB with its cache, or none, or add 1 device(s) like nano-1"
     )
 
 
 def test_a_long_context_can_be_dropped() -> None:
     message = refused(problem(2, context=16384))
-    assert "stage 2 (nano-2) needs 8.82 GiB for 15 layer(s), has 6.50 GiB" in message
-    assert "drop --context to 9152" in message
-    assert "add 2 device(s) like nano-2" in message
+    assert "stage 1 (nano-1) needs 8.82 GiB for 15 layer(s), has 6.50 GiB" in message
+    assert "drop --context to 9600" in message
+    assert "add 2 device(s) like nano-1" in message
 
 
 def test_a_coordinator_without_room_for_its_draft() -> None:
