@@ -246,7 +246,7 @@ def test_devices_that_nobody_knows(text: str, message: str) -> None:
 def test_measured_figures_are_counted() -> None:
     profile = profile_named(NANO)
     measured, figures = measured_share(profile)
-    assert (measured, figures) == (0, 12)
+    assert (measured, figures) == (0, 13)
 
 
 # --- speed --------------------------------------------------------------------------------------
