@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from edgespec.config import HEAD_ON_COORDINATOR, HEAD_ON_LAST_STAGE, QUANTISATIONS
 from edgespec.errors import CapacityError, ConfigError
@@ -164,6 +164,7 @@ def _check_quantisation(problem: Problem) -> None:
             )
 
 
+@lru_cache(maxsize=64)  # the same is asked for a reason, and for another way
 def _layout(problem: Problem, must: int = -1) -> Layout | None:
     layers = problem.model.of.layers
     weights = problem.weights
