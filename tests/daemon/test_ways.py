@@ -138,7 +138,7 @@ def simulated(plans: list[Plan]) -> list[float]:
     """Tokens a second of `adaptive` on each of them, or of plain decoding without a draft."""
     setups = [ways._setup(made) or _plain(made) for made in plans]
     drafts = any(made.problem.model.draft.name for made in plans)
-    setups = [replace(one, prompts=PROMPTS, max_new_tokens=48) for one in setups]
+    setups = [replace(one, prompts=PROMPTS, max_new_tokens=32) for one in setups]
     policies = ["adaptive" if one.draft and drafts else "autoregressive" for one in setups]
     pairs = list(zip(setups, policies, strict=True))
     scripted = [pair for pair in pairs if pair[0].is_scripted]
