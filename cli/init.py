@@ -13,7 +13,7 @@ from msgspec import structs
 
 from edgespec.cli import options
 from edgespec.cli.notes import Notes
-from edgespec.cli.plan import commands_of, plan_as_json
+from edgespec.cli.plan import commands_of, plan_as_json, played_ways
 from edgespec.cli.token import with_cluster
 from edgespec.config import DEFAULT_PORT, HEADS, Address, Quantisation
 from edgespec.daemon.access_list import clean_name
@@ -26,7 +26,6 @@ from edgespec.daemon.planning import (
     devices_of,
     head_places,
     model_to_plan,
-    speculative_speed,
 )
 from edgespec.daemon.precision import AUTO, precision_text, sixteen_bit_dtype
 from edgespec.daemon.settings import (
@@ -37,12 +36,12 @@ from edgespec.daemon.settings import (
     look_at_models,
     look_into_models,
 )
+from edgespec.daemon.ways import Way
 from edgespec.drafting.choice import NONE, DraftChoice
 from edgespec.errors import AccessRefused, ConfigError
 from edgespec.net.discovery_interfaces import EVERY_ADDRESS
 from edgespec.planning.memory import GIB, Device
 from edgespec.planning.plan import Plan
-from edgespec.planning.plan import plan as make_plan
 from edgespec.planning.problem import Problem
 from edgespec.runtime.access_policy import STAGE
 
@@ -102,7 +101,8 @@ def init(
                 "--with-stage out"
             )
         quants = Quants(quant, head_quant, draft_quant)
-        plan = _planned(model, draft, quants, context, devices, head)
+        found = _planned(model, draft, quants, context, devices, head, notes)
+        plan = found[0].plan
         head = HEADS[plan.problem.head_last]
         of, context = plan.problem.model, plan.problem.context
         quant, head_quant = of.quantisation.name, of.head.name
@@ -119,11 +119,9 @@ def init(
     text = ""
     if plan:
         settings = structs.replace(settings, places=_places(plan))
-        with notes.waiting("playing the plan in virtual time"):
-            speed = speculative_speed(plan)
         base, chosen = model or bundled("base"), str(chosen_draft(draft, model))
         commands = list(commands_of(plan, base, chosen, draft_quant))
-        text = json.dumps(plan_as_json(plan, speed, commands), ensure_ascii=False) + "\n"
+        text = json.dumps(plan_as_json(found, commands), ensure_ascii=False) + "\n"
     made = ClusterFolder.create(folder, settings)
     made.keep_plan(text)
     token = AccessStore(made).new_token(STAGE, 0, TOKEN_S)
@@ -160,12 +158,20 @@ def _settings(ring: RingOptions, address: Address) -> tuple[ClusterSettings, lis
     return ClusterSettings(**asdict(made)), later
 
 
-def _planned(model: str, draft: str, quants: Quants, context: int, devices: str, head: str) -> Plan:
+def _planned(
+    model: str, draft: str, quants: Quants, context: int, devices: str, head: str, notes: Notes
+) -> list[Way]:
+    """The ways to run it with the coordinator here, the fastest first."""
     chosen = chosen_draft(draft, model)
     asked = model_to_plan(model or bundled("base"), quants, str(chosen) or NONE)
     coordinator, others = devices_of(devices)
     problem = Problem(asked.model, coordinator, others, chosen_context(asked, context))
-    return make_plan(problem, head_places(head, draft, model))
+    found = played_ways(problem, head_places(head, draft, model), True)
+    here = [way for way in found if way.plan.nodes[0].device is coordinator]
+    if found[0] is not here[0]:
+        name = found[0].plan.nodes[0].device.name
+        notes.say(f"{name} alone would be faster: make the cluster there, with no other device")
+    return here
 
 
 def _places(plan: Plan) -> tuple[str, ...]:

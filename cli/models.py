@@ -65,7 +65,7 @@ def board_bytes(model: KnownModel, stages: int) -> tuple[int, int]:
     planned = PlannedModel("", model.sizes, four_bit_for(model.sizes))
     needs = Needs(planned, min(DEFAULT_CONTEXT, model.context), 1)
     layers = -(-model.sizes.layers // min(stages, model.sizes.layers))
-    return needs.stage(layers, first=True).total, needs.coordinator().total
+    return needs.stage(layers).total, needs.coordinator().total
 
 
 def parameters_text(count: int) -> str:

@@ -13,7 +13,7 @@ from edgespec.cli.notes import Notes
 from edgespec.cli.tables import show_table
 from edgespec.config import HEADS
 from edgespec.daemon.cache_rows import live_requests, planned_rows
-from edgespec.daemon.model_names import spoken
+from edgespec.daemon.model_names import known_name, spoken
 from edgespec.daemon.planning import (
     ModelToPlan,
     Quants,
@@ -22,20 +22,15 @@ from edgespec.daemon.planning import (
     head_places,
     measured_share,
     model_to_plan,
-    speculative_speed,
 )
 from edgespec.daemon.precision import AUTO
 from edgespec.daemon.profiles import unproven
+from edgespec.daemon.ways import SHORT_CONTEXT, Way, ways_to_run
+from edgespec.drafting.choice import NONE
+from edgespec.planning.catalogue import MODELS
 from edgespec.planning.memory import GIB
 from edgespec.planning.plan import Plan, PlannedNode
-from edgespec.planning.plan import plan as make_plan
 from edgespec.planning.problem import SEGMENT_ROWS, Problem
-
-SHORT_CONTEXT = 256
-"""Cached rows of the second prediction for plain decoding, beside that at a full context."""
-
-CLEARLY = 1.05
-"""So many times as fast by the formula is faster: what it says of two rings differs by less."""
 
 DTYPE = "bfloat16"
 """What planned rings compute in, and hold caches in."""
@@ -86,22 +81,32 @@ def plan(
 ) -> None:
     """Plan a ring: which devices, in which order, with how many layers each.
 
-    It minimises the predicted time of a token within the memory of each device, leaves out devices
-    that would not help, lets the coordinator's board carry layers where that helps, and says what
-    is measured and what is estimated. docs/planning.md has the problem and the formula.
+    It finds the rings that fit and may be the fastest, plays each of them and each board alone in
+    virtual time, and plans the fastest: that may be one board. It says what is measured and what is
+    estimated. docs/planning.md has the problem.
     """
     asked = model_to_plan(model, Quants(quant, head_quant, draft_quant), draft)
     coordinator, others = devices_of(devices)
     problem = Problem(asked.model, coordinator, others, chosen_context(asked, context), requests)
-    made = make_plan(problem, head_places(head, draft, model))
-    with Notes().waiting("playing the plan in virtual time"):
-        speed = speculative_speed(made)
+    found = played_ways(problem, head_places(head, draft, model), bool(draft))
+    made = found[0].plan
     commands = list(commands_of(made, model, draft, draft_quant))
     if as_json_object:
-        print(json.dumps(plan_as_json(made, speed, commands), ensure_ascii=False))
+        print(json.dumps(plan_as_json(found, commands), ensure_ascii=False))
         return
-    remarks = (*_remarks(made, speed), *_other_cut(asked, made))
+    remarks = (*_remarks(found, model), *_other_cut(asked, made))
     show_table(_COLUMNS, _rows(made), *remarks, "", *commands, left=_LEFT)
+
+
+def played_ways(problem: Problem, heads: tuple[str, ...], needs_draft: bool) -> list[Way]:
+    """The ways to run it, the fastest first (see daemon.ways), with a line of progress."""
+    with Notes().waiting("playing the plans in virtual time") as waiting:
+        return ways_to_run(
+            problem,
+            heads,
+            needs_draft,
+            lambda done: waiting(f"playing the plans in virtual time: {done} answers"),
+        )
 
 
 # --- showing ------------------------------------------------------------------------------------
@@ -134,11 +139,12 @@ def _seconds(made: Plan, node: PlannedNode, rows: int) -> float:
     return head + costs.block_seconds(rows, made.problem.context // 2)
 
 
-def _remarks(made: Plan, speed: float | None) -> Iterator[str]:
+def _remarks(found: list[Way], model: str) -> Iterator[str]:
+    made = found[0].plan
     problem = made.problem
     of, draft = problem.model, problem.model.draft
     yield (
-        f"{of.name}, {of.quantisation.name}, head as {of.head.name}, embedding in 16 bit; "
+        f"{of.name}, {of.quantisation.name}, head as {of.head.name}, embedding in its file; "
         f"{problem.requests} "
         f"request(s) of {problem.context} tokens; memory in GiB, times at half the context"
     )
@@ -156,46 +162,80 @@ def _remarks(made: Plan, speed: float | None) -> Iterator[str]:
         )
     else:
         yield f"no layers on the coordinator's board ({made.why_idle})"
-    if made.elsewhere is not None:
-        here, there = "the coordinator", f"V{len(made.split)}"
-        where, other = (there, here) if made.problem.head_last else (here, "the last stage")
-        more = (made.elsewhere - made.seconds) * 1e3
-        yield f"output head on {where}; on {other}: {more:+.2f} ms a token, by the formula"
-    yield from _one_board(made)
     yield (
         f"plain decoding: {1 / made.trip_seconds(SHORT_CONTEXT):.2f} tokens/s at "
         f"{SHORT_CONTEXT} cached rows, {1 / made.trip_seconds(problem.context):.2f} at "
         f"{problem.context}; by the cost model, exactly"
     )
-    if not draft.name:
-        yield "with speculation: not predicted, as there is no draft; name one with --draft"
-    else:
-        told = []
-        if speed is not None:
-            told.append(f"{speed:.1f} tokens/s in virtual time (adaptive, short questions)")
-        told.append(f"{1 / made.seconds:.1f} tokens/s by the formula, at half the context")
-        yield f"with speculation: {'; '.join(told)}"
+    if draft.name:
         yield (
-            f"  charged as {draft.name}, but the guesses are those of the bundled pair: how often "
-            "yours are right decides"
+            f"with guesses: {_guessing(found[0])} (adaptive, short questions); charged as "
+            f"{draft.name}, but the guesses are those of the bundled pair: how often yours are "
+            "right decides"
         )
+    else:
+        yield f"with guesses: not predicted, as there is no draft{_drafts_of(model)}"
+    yield from _compared(found)
     yield from _sureness(made)
 
 
-def _one_board(made: Plan) -> Iterator[str]:
-    """What boards that hold the whole model would do by themselves."""
-    if not made.problem.others or not made.alone:
+def _drafts_of(model: str) -> str:
+    """Those that are known to fit it, as `--draft` takes them."""
+    known = MODELS.get(known_name(model))
+    if known is None or not known.drafts:
+        return "; name one with --draft (ngram fits any model)"
+    names = (f"--draft {one.source} ({one.weights})" for one in known.drafts)
+    return f"; known for this model: {', '.join(names)}, --draft ngram"
+
+
+def _guessing(way: Way) -> str:
+    if way.guessing is None:
+        return "not played"
+    return f"{way.guessing:.1f} tokens/s in virtual time, {way.right:.0%} of the tokens guessed"
+
+
+def _called(made: Plan) -> str:
+    """A plan among others."""
+    device = made.nodes[0].device.name
+    if made.is_alone:
+        return f"{device} alone"
+    own = f", V{made.with_stage} on {device}" if made.with_stage else f", none on {device}"
+    return f"{len(made.split)} stages of {_joined(made.split)} layers{own}"
+
+
+def _compared(found: list[Way]) -> Iterator[str]:
+    """The other ways to run it, and from when on the ring is faster than a board alone."""
+    best, *others = found
+    for way in others:
+        draft = way.plan.problem.model.draft.name
+        guessing = f", with guesses {_guessing(way)}" if draft else ", without a draft"
+        yield f"instead, {_called(way.plan)}: plain {way.plain:.2f} tokens/s{guessing}"
+    if best.plan.is_alone and best.plan.left_out:
+        yield f"{_called(best.plan)} is the fastest: use the other boards for something else"
+    yield from _each_its_own(found)
+    ring = next((way for way in found if not way.plan.is_alone), None)
+    alone = next((way for way in found if way.plan.is_alone), None)
+    if ring is None or alone is None or ring.guessing is None:
         return
-    best, seconds = min(made.alone, key=lambda one: one[1])
-    here, together = 1 / made.seconds, sum(1 / each for _, each in made.alone)
-    words = f"one board alone: {1 / seconds:.1f} tokens/s ({best.name})"
-    if len(made.alone) > 1:
-        words += f"; {len(made.alone)} with a whole model each: {together:.1f}, for as many users"
-    yield f"{words}; this plan {here:.1f} for one; by the formula"
-    if 1 / seconds > CLEARLY * here:
-        yield f"{best.name} alone is faster than this ring: plan it as the only device"
-    elif together > CLEARLY * here:
-        yield "several users get more from a model on each of these boards than from this ring"
+    share = ring.break_even(alone)
+    name = alone.plan.nodes[0].device.name
+    if share is not None:
+        yield (
+            f"the ring is faster than {name} alone only if more than {share:.0%} of the tokens are "
+            f"guessed right; the bundled pair has {ring.right:.0%}"
+        )
+    elif ring.plain < alone.plain:
+        yield f"the ring is slower than {name} alone, however many tokens are guessed right"
+
+
+def _each_its_own(found: list[Way]) -> Iterator[str]:
+    """What the boards would do for several users, with a whole model each."""
+    problem = max((way.plan.problem for way in found), key=lambda one: len(one.others))
+    alone = {way.plan.nodes[0].device.profile: way.speed for way in found if way.plan.is_alone}
+    boards = [device.profile for device in (problem.coordinator, *problem.others)]
+    able = [alone[profile] for profile in boards if profile in alone]
+    if len(able) > 1 and sum(able) > found[0].speed:
+        yield f"a model on each of {len(able)} boards: {sum(able):.1f} tokens/s, for as many users"
 
 
 def _sureness(made: Plan) -> Iterator[str]:
@@ -219,7 +259,7 @@ def _other_cut(asked: ModelToPlan, made: Plan) -> Iterator[str]:
 def commands_of(made: Plan, model: str, draft: str, draft_quant: str) -> Iterator[str]:
     """The command of each device."""
     of = made.problem.model
-    drafting = draft or of.draft.name
+    drafting = (draft or of.draft.name) if of.draft.name else NONE if draft else ""
     if drafting:
         drafting = f" --draft {shlex.quote(drafting)}"
         drafting += f" --draft-quant {draft_quant}" if draft_quant != AUTO else ""
@@ -243,7 +283,9 @@ def _joined(split: tuple[int, ...]) -> str:
     return ",".join(map(str, split))
 
 
-def plan_as_json(made: Plan, speed: float | None, commands: list[str]) -> dict[str, object]:
+def plan_as_json(found: list[Way], commands: list[str]) -> dict[str, object]:
+    """The plan that is the fastest, and what the others would do."""
+    made = found[0].plan
     problem = made.problem
     profiles = {node.device.profile.name: node.device.profile for node in made.nodes}
     return {
@@ -276,9 +318,19 @@ def plan_as_json(made: Plan, speed: float | None, commands: list[str]) -> dict[s
         "left_out": [{"device": d.name, "reason": reason} for d, reason in made.left_out],
         "plain_tokens_per_second": 1 / made.trip_seconds(SHORT_CONTEXT),
         "plain_tokens_per_second_full": 1 / made.trip_seconds(problem.context),
-        "speculative_tokens_per_second": speed,
-        "formula_tokens_per_second": 1 / made.seconds,
-        "alone_tokens_per_second": {device.name: 1 / each for device, each in made.alone},
+        "speculative_tokens_per_second": found[0].guessing,
+        "ways": [
+            {
+                "devices": [node.device.name for node in way.plan.nodes],
+                "layers": list(way.plan.split),
+                "with_stage": way.plan.with_stage,
+                "draft": way.plan.problem.model.draft.name,
+                "plain_tokens_per_second": way.plain,
+                "speculative_tokens_per_second": way.guessing,
+                "guessed_right": way.right if way.guessing else None,
+            }
+            for way in found
+        ],
         "figures_measured": {n: list(measured_share(p)) for n, p in profiles.items()},
         "commands": commands,
     }

@@ -47,7 +47,7 @@ from edgespec.planning.cost_model import (
     CostModel,
     cost_model_named,
 )
-from edgespec.planning.profile import Profile
+from edgespec.planning.profile import DATA_SHEET, Profile, RowPrice
 from edgespec.sim.campaign import replay as play_again
 from edgespec.sim.links import LinkSpec
 
@@ -94,11 +94,13 @@ def simulate(
         metavar="LATENCY_MS:MBIT[:JITTER_MS[:LOSS]]",
         help="Every link of the ring, instead of the profiles' own; MBIT 0: no limit.",
     ),
-    row_price: float | None = typer.Option(
-        None,
-        metavar="F",
+    row_price: str = typer.Option(
+        "",
+        metavar=f"F|{DATA_SHEET}",
         help="Each further row of a pass costs F of a step of one row, on every device, whatever "
-        "the profile's tables say.",
+        "the profile's tables say, but never more in all than a prompt's chunk of 64 rows; "
+        f"{DATA_SHEET}: the least that its arithmetic allows. Default: as the profile has it, for "
+        "boards 0.04, which is what published figures give.",
     ),
     d0_free: bool = typer.Option(
         False,
@@ -176,7 +178,7 @@ def simulate(
         prompts=tuple(workload),
         max_new_tokens=sampling.max_new_tokens,
         sampling=sampling.sampling,
-        row_price=row_price,
+        row_price=_price(row_price),
         d0_free=d0_free,
         with_stage=stages if with_stage == LAST_STAGE else with_stage or 0,
         head=head,
@@ -315,6 +317,18 @@ def _show(runs: Sequence[Run], setup: Setup, names: Sequence[str]) -> None:
     )
 
 
+def _price(text: str) -> RowPrice | None:
+    """What `--row-price` says; "": nothing."""
+    if text in ("", DATA_SHEET):
+        return DATA_SHEET if text else None
+    try:
+        return float(text)
+    except ValueError:
+        raise ConfigError(
+            f"row-price is {text!r}; give a share of a step of one row, or {DATA_SHEET}"
+        ) from None
+
+
 def _of_load(load: Load) -> str:
     """What the columns of a load say."""
     how = f"{load.live} at once" if load.arrivals is None else f"{load.arrivals:g} a second"
@@ -328,7 +342,9 @@ def _instead(setup: Setup) -> str:
     """What is charged otherwise than the profiles say."""
     told = ""
     if setup.row_price is not None:
-        told += f"; a further row costs {setup.row_price:g} of a step of one"
+        price = setup.row_price
+        of = "what the data sheet allows" if price == DATA_SHEET else f"{price:g} of a step of one"
+        told += f"; a further row costs {of}"
     return told + ("; D0's own work costs nothing" if setup.d0_free else "")
 
 

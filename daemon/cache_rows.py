@@ -36,7 +36,9 @@ def cache_rows(config: CoordinatorConfig, context: int, device: str) -> CacheRow
         return None
     needs = Needs(asked.model, context, 1, config.head_last)
     has = available_memory(device).bytes
-    left = (has - yet_to_take(needs.coordinator().total, device)) // (1 + bool(config.with_stage))
+    beside = bool(config.with_stage)
+    own = needs.coordinator(beside_stage=beside).total
+    left = (has - yet_to_take(own, device)) // (1 + beside)
     return partial(stage_rows, needs, config.live, _coordinator_rows(needs, config.dtype, left))
 
 
@@ -65,7 +67,7 @@ def planned_rows(plan: Plan, dtype: str) -> int:
     the memory of their profiles."""
     asked = plan.problem
     needs = Needs(asked.model, asked.context, 1, asked.head_last)
-    own, last = needs.coordinator().total, len(plan.split)
+    own, last = plan.nodes[0].need.total, len(plan.split)
     left = plan.nodes[0].device.memory - own
     rows = [_coordinator_rows(needs, dtype, left // (1 + bool(plan.with_stage)))]
     for node in plan.nodes[1:]:
@@ -81,7 +83,7 @@ def live_requests(rows: int, tokens: int) -> int:
 
 def _further_rows(needs: Needs, has: int, first: int, end: int, is_last: bool, dtype: str) -> int:
     """Rows beyond those of one request that a stage with so much memory has room for."""
-    need = needs.stage(end - first, first == 0, is_last).total
+    need = needs.stage(end - first, is_last).total
     return _rows_in((has - need) // 2, (end - first) * needs.model.costs.kv_bytes, dtype)
 
 

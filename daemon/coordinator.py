@@ -134,8 +134,13 @@ def _own_stage(
     the stage's, less what the coordinator is planned to take while it answers."""
     from edgespec.model.device import best_device
 
+    device = best_device().type
+    if device == "cuda":
+        import torch
+
+        torch.cuda.empty_cache()  # what held the originals of head and draft
     needs = machine_needs(config)
-    reserved = yet_to_take(needs.coordinator, best_device().type) if needs else 0
+    reserved = yet_to_take(needs.coordinator, device) if needs else 0
     descriptor = shared_device.descriptor if shared_device is not None else -1
     return OwnStage(config, own, address, reserved, descriptor)
 
@@ -206,6 +211,7 @@ def _build(
         live=config.live,
         lenses=read_lenses(config.hints, model.layers, model.head.config) if config.hints else None,
         vocabulary=int(model.head.config.vocab_size),
+        own_stage=config.with_stage,
     )
     codec = Tokenizer(model.tokenizer)
     _ = codec.bound  # found here, and not while the first prompt waits

@@ -68,8 +68,7 @@ class LayerAssignment:
         devices = joins[: self._layers]
         ends = len(devices) - 1
         most = [
-            _most_layers(needs, self._layers, join, n == 0, n == ends)
-            for n, join in enumerate(devices)
+            _most_layers(needs, self._layers, join, n == ends) for n, join in enumerate(devices)
         ]
         first = [stage.end - stage.first for stage in self.assigned]
         if len(most) == len(first) and all(n <= m for n, m in zip(first, most, strict=True)):
@@ -80,11 +79,11 @@ class LayerAssignment:
         return self._assigned(blocks_of(self._layers, len(split), split))
 
 
-def _most_layers(needs: Needs, layers: int, join: Join, first: bool, last: bool) -> int:
+def _most_layers(needs: Needs, layers: int, join: Join, last: bool) -> int:
     """How many layers fit into a device's memory; all if the memory is not known."""
     if not join.memory:
         return layers
-    fitting = (n for n in range(1, layers + 1) if needs.stage(n, first, last).total <= join.memory)
+    fitting = (n for n in range(1, layers + 1) if needs.stage(n, last).total <= join.memory)
     return max(fitting, default=0)
 
 

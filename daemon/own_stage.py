@@ -87,8 +87,8 @@ def machine_needs(config: CoordinatorConfig) -> MachineNeeds | None:
     layers, number = asked.model.of.layers, config.with_stage
     first, end = blocks_of(layers, config.stages, config.layers)[number - 1]
     needs = Needs(asked.model, config.context or asked.context, 1, config.head_last)
-    stage = needs.stage(end - first, first=number == 1, last=number == config.stages)
-    return MachineNeeds(needs.coordinator().total, stage.total, first, end)
+    stage = needs.stage(end - first, last=number == config.stages)
+    return MachineNeeds(needs.coordinator(beside_stage=True).total, stage.total, first, end)
 
 
 class OwnStage(ChildProcess):

@@ -1,4 +1,4 @@
-"""Planning: from the names and files that a user gives to a problem; a plan's speed."""
+"""Planning: from the names and files that a user gives to a problem."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from typing import Annotated
 
 from msgspec import Meta, structs
 
-from edgespec.config import FILE, HEAD_ON_COORDINATOR, HEAD_ON_LAST_STAGE, HEADS, Quantisation
-from edgespec.daemon.bundled_models import bundled
+from edgespec.config import FILE, HEADS, Quantisation
 from edgespec.daemon.model_names import known_name
 from edgespec.daemon.precision import (
     AUTO,
@@ -20,7 +19,7 @@ from edgespec.daemon.precision import (
 )
 from edgespec.daemon.profiles import profile_named
 from edgespec.daemon.settings import chosen_draft
-from edgespec.drafting.choice import HYBRID, DraftChoice, parse_draft
+from edgespec.drafting.choice import HYBRID, DraftChoice
 from edgespec.errors import ConfigError
 from edgespec.model.hub import model_files, require_model
 from edgespec.model.hub_cache import is_here
@@ -40,7 +39,6 @@ from edgespec.planning.cost_model import (
     one_pass_costs,
 )
 from edgespec.planning.memory import Device, PlannedModel
-from edgespec.planning.plan import Plan
 from edgespec.planning.profile import Figure, LogitTimes, Profile, RowTable
 from edgespec.schema import FileStruct, Text, as_type, parse_json
 from edgespec.types.draft_pass import HeadForm
@@ -167,57 +165,6 @@ def measured_share(profile: Profile) -> tuple[int, int]:
     return sum(figure.origin.startswith("measured") for figure in figures), len(figures)
 
 
-def speculative_speed(plan: Plan) -> float | None:
-    """Tokens a second that `adaptive` reaches on the plan in virtual time, with the bundled pair.
-
-    None without a draft, or without bundled weights for it; and for a draft that takes rows of the
-    base, with more stages than the bundled model has layers. Takes seconds.
-    """
-    from edgespec.bench.simulated import Setup, play_all
-    from edgespec.bench.workloads import Prompt
-    from edgespec.verify.sampling import Sampling
-
-    base = bundled("base")
-    layers = architecture_of(*_config(base)).layers
-    of = plan.problem.model
-    if not of.draft.name:
-        return None
-    choice = parse_draft(of.sources, bundled)
-    if not all(Path(folder).exists() for folder in choice.folders):
-        return None
-    prompts = tuple(Prompt(str(n), "", (text,)) for n, text in enumerate(QUESTIONS))
-    setup = Setup(
-        model=base,
-        draft=str(choice),
-        dtype="float64",
-        profiles=tuple(node.device.profile for node in plan.nodes),
-        cost_model=of.costs,
-        link=None,
-        prompts=prompts,
-        max_new_tokens=40,
-        sampling=Sampling(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=0),
-        split=plan.split,
-        with_stage=plan.with_stage,
-        head=HEAD_ON_LAST_STAGE if plan.problem.head_last else HEAD_ON_COORDINATOR,
-    )
-    if not setup.is_scripted and len(plan.split) > layers:
-        return None
-    return play_all(setup, ["adaptive"])["adaptive"].speed
-
-
-QUESTIONS = (
-    "Question: Nina buys 4 bags of apples with 6 apples in each bag. She eats 5 apples. How many "
-    "apples are left?\nAnswer:",
-    "Question: A bus has 40 seats. 3 groups of 9 children get on. How many seats stay free?\n"
-    "Answer:",
-    "Question: Paul saves 7 dollars a week for 8 weeks and then spends 20 dollars on a book. How "
-    "much money does he have?\nAnswer:",
-    "Question: A baker makes 5 trays of 12 rolls and sells 38 rolls. He packs the rest in bags of "
-    "2. How many bags does he fill?\nAnswer:",
-)
-"""Written for this; no benchmark reports on them."""
-
-
 # --- models -------------------------------------------------------------------------------------
 
 
@@ -227,7 +174,7 @@ def stored_model(model: str, quant: str, head_quant: str = AUTO) -> ModelToPlan:
     Of a packed model also the forms of its matrices are looked up, which imports torch. Raises
     ConfigError, ModelError.
     """
-    config, where = _config(model)
+    config, where = read_config(model)
     of = architecture_of(config, where)
     made = manifest_of(model)
     if made is not None and quant not in (AUTO, made.quantisation.name):
@@ -319,7 +266,7 @@ def _draft(choice: DraftChoice, base: PlannedModel, quantisation: Quantisation) 
             return one_pass_costs(base.name, base.of, bits, head, form)
         return _HEADS[one.name](base.name, base.of, bits, head)
     known = MODELS.get(known_name(one.folder))
-    of = known.sizes if known else architecture_of(*_config(one.folder))
+    of = known.sizes if known else architecture_of(*read_config(one.folder))
     name = known_name(one.folder) or Path(one.folder).resolve().name
     packed = 0
     if quantisation == FILE:
@@ -336,7 +283,7 @@ def _head_form(folder: str, base: Architecture) -> HeadForm:
     where that does not say it."""
     if not is_here(folder):
         return PUBLISHED
-    content, _ = _config(folder)
+    content, _ = read_config(folder)
     parts = [content.get(name) for name in ("transformer_layer_config", "dflash_config")]
     said = dict(content)
     for part in parts:
@@ -355,7 +302,7 @@ def _head_form(folder: str, base: Architecture) -> HeadForm:
     )
 
 
-def _config(model: str) -> tuple[dict[str, object], str]:
+def read_config(model: str) -> tuple[dict[str, object], str]:
     """The content and the path of a model's config.json."""
     file = model_files(model).file("config.json")
     content = _read_json(file)

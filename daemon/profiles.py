@@ -25,8 +25,8 @@ def unproven(profiles: Iterable[Profile]) -> Iterator[str]:
     for profile in dict.fromkeys(profiles):
         if not profile.has_timed_kernel:
             yield (
-                f"{profile.name}: no 4-bit kernel was timed on it, so what a further row costs is "
-                "an estimate; see what it decides: edgespec simulate --row-price 0.24"
+                f"{profile.name}: no kernel of edgespec was timed on it, so what a further row "
+                "costs is an estimate; see what it decides: edgespec simulate --row-price 0.24"
             )
         elif profile.kernels != (runs := "triton" if profile.launches_ahead else "compiled"):
             timed = KERNELS.get(profile.kernels, "kernels that its file does not name")

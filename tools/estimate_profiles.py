@@ -1,21 +1,26 @@
-"""Estimates the shipped device profiles from data sheets; writes profiles/*.json, or a table.
+"""Estimates the shipped device profiles; writes profiles/*.json, or a table.
 
     python tools/estimate_profiles.py [FOLDER]     writes NAME.json for every profile
     python tools/estimate_profiles.py --table      prints block times as Markdown
 
-The formula for the time of R rows over B bytes of weights is a smooth roofline,
+**Boards with a GPU** stand on what others measured on them, with other engines: the share of the
+data sheet's memory bandwidth that a pass of one row reaches, and what a further row costs. The
+time of R rows over B bytes of weights is a line,
 
-    seconds = sqrt(memory² + compute²)
-    memory  = B / (memory share × data-sheet bandwidth)
-    compute = R × B × flop per byte / (compute share × peak flop/s)
+    seconds = B / (memory share × data-sheet bandwidth) × (1 + price × (R - 1))
 
-with 2 flop a weight and row. A plain roofline, max(memory, compute), would be right for a kernel
-that overlaps both perfectly; near the ridge none does, and the root of the squares is within a
-few percent of max away from it and 1.41 × max on it. The shares are what good kernels of the kind
-reach: the 4-bit kernel Marlin (arXiv 2408.11743) is published to stay near the memory line up to
-16-32 rows on an A10, whose 200 flop a byte resemble an Orin's 150-210; with the shares below the
-formula gives 1.08 × the memory line at 16 rows there, and 1.3 × at 32. None of it was measured by
-this project, on any board.
+NVIDIA's own table (PUBLISHED_ROWS) gives a price of 0.033 to 0.049 of the layers' step, between one
+row and 57 to 61, on four boards and four models in 4 bits (tests/planning/test_published.py has the
+figures), and 2,048 rows in one pass took 0.021 to 0.041 a row. It is taken as 0.04 for weights in 4
+bits; weights in 16 cost a row the same arithmetic, and the step is longer by the bytes.
+
+What the data sheet would allow is a lower bound: reading and arithmetic at half the peak, both at
+once (`simulate --row-price data-sheet`),
+
+    seconds = sqrt(memory² + compute²),   compute = R × B × flop per byte / (0.5 × peak flop/s)
+
+with 2 flop a weight and row. The Raspberry Pi has this formula alone, as nobody published rows.
+None of it was measured by this project, on any board.
 """
 
 from __future__ import annotations
@@ -34,8 +39,12 @@ from edgespec.planning.profile import ROWS, Figure, LogitTime, LogitTimes, Profi
 
 # --- what every estimate assumes ----------------------------------------------------------------
 
-GPU_MEMORY_SHARE = 0.7
 GPU_COMPUTE_SHARE = 0.5
+ROW_PRICE = 0.04
+PUBLISHED_ROWS = (
+    "NVIDIA TensorRT Edge-LLM 0.10.0, performance benchmarks (JetPack 7.2, INT4 AWQ, batch 1; "
+    "power mode not stated)"
+)
 CPU_MEMORY_SHARE = 0.6  # a Cortex-A76 cluster does not saturate the memory it is given
 CPU_COMPUTE_SHARE = 0.25  # 4-bit weights are unpacked and scaled between the dot products
 COPY_SHARE = 0.5  # cache rows lie scattered, so they stream worse than weights
@@ -67,6 +76,7 @@ A78_CYCLES = 6e9
 """How many cycles of a Cortex-A78AE do the work of a second of that core: taken for four times the
 time at the 1.5 GHz of an Orin Nano, in the middle of three to five; no board was at hand."""
 A76_CYCLES = 6.6e9  # a tenth more than its successor
+V3AE_CYCLES = 3.6e9  # a guess: four generations after the A78
 
 RANKING_KERNELS = 25  # launched to rank guesses on a GPU
 X86_KERNEL_SECONDS = 5e-6  # of the driver, for each, beside what torch takes on a CPU too
@@ -100,7 +110,9 @@ class Board:
 
     `memory`: bytes of RAM; `reserved`: of these, what models cannot use. `bandwidth`: bytes a
     second. `peak`: for weights of 4 and of 16 bits, operations a second and where they come from.
-    `slowness`: how many times as long as X86 one `core` takes for Python and numpy.
+    `memory_share`: of the bandwidth that a pass of one row reaches; `shared_by`: where that was
+    published, "": estimated. `slowness`: how many times as long as X86 one `core` takes for Python
+    and numpy.
     """
 
     name: str
@@ -112,6 +124,7 @@ class Board:
     bandwidth: float
     peak: dict[int, tuple[float, str]]
     memory_share: float
+    shared_by: str
     compute_share: float
     layer_seconds: float
     layer_origin: str
@@ -121,25 +134,21 @@ class Board:
     ethernet: str = ETHERNET
 
 
-def orin(
+def jetson(
     name: str,
     title: str,
     sheet: str,
     *,
     gigabytes: int,
     bandwidth: float,
-    cores: int,
-    clock: float,
-    cpu_clock: float,
+    share: float,
+    shared_by: str,
+    peak: tuple[float, str],
+    core: str,
+    slowness: float,
     ethernet: str = ETHERNET,
 ) -> Board:
-    """A Jetson Orin: `cores` tensor cores at `clock` Hz, its processor's at `cpu_clock` Hz."""
-    flops = TENSOR_CORE_FLOP * cores * clock
-    peak = (
-        flops,
-        f"{cores} tensor cores × {TENSOR_CORE_FLOP} flop × {clock / 1e6:.0f} MHz = "
-        f"{flops / 1e12:.4g} TFLOPS dense FP16",
-    )
+    """A board of NVIDIA's, of whose bandwidth a `share` was reached (`shared_by`: by whom)."""
     return Board(
         name=name,
         title=title,
@@ -149,60 +158,105 @@ def orin(
         reserved_for="firmware, JetPack without a desktop, and the CUDA context",
         bandwidth=bandwidth,
         peak={4: peak, 16: peak},
-        memory_share=GPU_MEMORY_SHARE,
+        memory_share=share,
+        shared_by=shared_by,
         compute_share=GPU_COMPUTE_SHARE,
         layer_seconds=GPU_LAYER_SECONDS,
         layer_origin="some ten small kernels a layer, were they replayed as a CUDA graph",
-        core=f"a Cortex-A78AE at {cpu_clock / 1e9:g} GHz",
-        slowness=A78_CYCLES / cpu_clock,
+        core=core,
+        slowness=slowness,
         has_gpu=True,
         ethernet=ethernet,
     )
 
 
+def orin_peak(cores: int, clock: float) -> tuple[float, str]:
+    """Of so many of Orin's tensor cores at `clock` Hz, and where it comes from."""
+    flops = TENSOR_CORE_FLOP * cores * clock
+    return flops, (
+        f"{cores} tensor cores × {TENSOR_CORE_FLOP} flop × {clock / 1e6:.0f} MHz = "
+        f"{flops / 1e12:.4g} TFLOPS dense FP16"
+    )
+
+
+def a78(clock: float) -> tuple[str, float]:
+    """A core of Orin's, and how slow it is."""
+    return f"a Cortex-A78AE at {clock / 1e9:g} GHz", A78_CYCLES / clock
+
+
+NANO_15W, SUPER_25W = a78(1.5e9), a78(1.7e9)
+NX_CORE, AGX_CORE = a78(2.0e9), a78(2.2e9)
+MLC = "MLC LLM by NVIDIA's Jetson AI Lab (INT4, one user)"
+
 BOARDS = (
-    orin(
+    jetson(
         "jetson-orin-nano-8gb",
         "NVIDIA Jetson Orin Nano 8 GB",
         "NVIDIA Jetson Orin Nano Series data sheet",
         gigabytes=8,
         bandwidth=68e9,
-        cores=32,
-        clock=625e6,
-        cpu_clock=1.5e9,
+        share=0.85,
+        shared_by=f"{PUBLISHED_ROWS}: Qwen3-1.7B 36.5 tokens/s, {0.8:g} with its head in 16 bits; "
+        f"{MLC}, at 15 W: Llama-3.1-8B 14.0, 0.93, and Phi-3.5-mini 24.7, 0.78",
+        peak=orin_peak(32, 625e6),
+        core=NANO_15W[0],
+        slowness=NANO_15W[1],
     ),
-    orin(
+    jetson(
         "jetson-orin-nano-super-8gb",
         "NVIDIA Jetson Orin Nano Super 8 GB",
         "NVIDIA Jetson Orin Nano Super Developer Kit data sheet",
         gigabytes=8,
         bandwidth=102e9,
-        cores=32,
-        clock=1020e6,
-        cpu_clock=1.7e9,
+        share=0.85,
+        shared_by=f"{MLC}, in the Super mode: Llama-3.1-8B 19.1 tokens/s, 0.84; Qwen2.5-7B 21.8, "
+        "0.91; Phi-3.5-mini 38.1, 0.80; Llama-3.2-3B 43.1, 0.76",
+        peak=orin_peak(32, 1020e6),
+        core=SUPER_25W[0],
+        slowness=SUPER_25W[1],
     ),
-    orin(
+    jetson(
         "jetson-orin-nx-16gb",
         "NVIDIA Jetson Orin NX 16 GB",
         "NVIDIA Jetson Orin NX Series data sheet (its 100 TOPS include 40 of accelerators that "
         "are not counted here)",
         gigabytes=16,
         bandwidth=102.4e9,
-        cores=32,
-        clock=918e6,
-        cpu_clock=2.0e9,
+        share=0.85,
+        shared_by=f"{PUBLISHED_ROWS}: Qwen3-8B 18.4 tokens/s, 0.90; Qwen3-4B 32.2, 0.87; "
+        "Qwen3-1.7B 59.0, 0.82; vLLM by NVIDIA's Jetson AI Lab in a mode that is not stated has "
+        "half of that",
+        peak=orin_peak(32, 918e6),
+        core=NX_CORE[0],
+        slowness=NX_CORE[1],
     ),
-    orin(
+    jetson(
         "jetson-agx-orin-64gb",
         "NVIDIA Jetson AGX Orin 64 GB",
         "NVIDIA Jetson AGX Orin Series data sheet (its 275 TOPS include 105 of accelerators that "
         "are not counted here)",
         gigabytes=64,
         bandwidth=204.8e9,
-        cores=64,
-        clock=1300e6,
-        cpu_clock=2.2e9,
+        share=0.75,
+        shared_by=f"{PUBLISHED_ROWS}: Qwen3-8B 32.2 tokens/s, 0.79; Qwen3-4B 55.3, 0.77; vLLM by "
+        "NVIDIA's Jetson AI Lab (W4A16): Llama-3.1-8B 28.1",
+        peak=orin_peak(64, 1300e6),
+        core=AGX_CORE[0],
+        slowness=AGX_CORE[1],
         ethernet="10 Gbit/s Ethernet, held to 1 Gbit/s by the switch",
+    ),
+    jetson(
+        "jetson-thor-t5000-128gb",
+        "NVIDIA Jetson AGX Thor, T5000 128 GB",
+        "NVIDIA Jetson Thor Series Modules data sheet",
+        gigabytes=128,
+        bandwidth=273e9,
+        share=0.85,
+        shared_by=f"{PUBLISHED_ROWS}: Qwen3-8B 49.0 tokens/s, 0.90; Qwen3-4B 83.3, 0.84",
+        peak=(2070e12 / 8, "2070 TFLOPS sparse FP4 / 8 = 258.8 TFLOPS dense FP16"),
+        core="a Neoverse V3AE at 2.6 GHz, of which no time was at hand",
+        slowness=V3AE_CYCLES / 2.6e9,
+        ethernet="25 Gbit/s Ethernet, held to 1 Gbit/s by the switch",
     ),
     Board(
         name="raspberry-pi-5-8gb",
@@ -223,6 +277,7 @@ BOARDS = (
             ),
         },
         memory_share=CPU_MEMORY_SHARE,
+        shared_by="",
         compute_share=CPU_COMPUTE_SHARE,
         layer_seconds=CPU_LAYER_SECONDS,
         layer_origin="barriers between four threads",
@@ -244,18 +299,41 @@ def table(seconds: Callable[[int], float], origin: str) -> RowTable:
     return RowTable.of((tidy(seconds(rows)) for rows in ROWS), origin)
 
 
-def roofline(board: Board, bits: int) -> RowTable:
-    """The time of 10^9 bytes of weights on a board, by the formula above."""
-    peak, peak_origin = board.peak[bits]
-    flop_per_byte = 2 * 1e9 / packed_bytes(10**9, bits)
+def row_table(board: Board, bits: int) -> RowTable:
+    """The time of 10^9 bytes of weights on a board, by the formulas above."""
     memory = 1e9 / (board.memory_share * board.bandwidth)
-    compute = 1e9 * flop_per_byte / (board.compute_share * peak)
+    reading = f"1e9 / ({board.memory_share} × {board.bandwidth / 1e9:.5g} GB/s)"
+    if board.shared_by:
+        price = ROW_PRICE * packed_bytes(10**9, 4) / packed_bytes(10**9, bits)
+        return table(
+            lambda rows: memory * (1 + price * (rows - 1)),
+            f"estimated from what others published: {reading} × (1 + {price:.3g} a further row); "
+            f"the share of {board.sheet}: {board.shared_by}; the row: {PUBLISHED_ROWS}, one row "
+            "against 57 to 61; why this formula: tools/estimate_profiles.py",
+        )
     return table(
-        lambda rows: math.hypot(memory, rows * compute),
-        "estimated, no kernel was timed on this board: sqrt(memory² + compute²), memory = 1e9 / "
-        f"({board.memory_share} × {board.bandwidth / 1e9:.5g} GB/s), compute = rows × 1e9 × "
-        f"{flop_per_byte:.4g} flop a byte / ({board.compute_share} × peak), peak = {peak_origin}; "
-        f"{board.sheet}; why this formula: tools/estimate_profiles.py",
+        lambda rows: math.hypot(memory, rows * row_seconds(board, bits)),
+        f"estimated, no kernel was timed on this board: sqrt(memory² + compute²), memory = "
+        f"{reading}, compute = {rows_at_peak(board, bits)}; {board.sheet}; why this formula: "
+        "tools/estimate_profiles.py",
+    )
+
+
+def row_seconds(board: Board, bits: int) -> float:
+    """What a row of 10^9 bytes takes at the share of the peak."""
+    return 1e9 * flop_per_byte(bits) / (board.compute_share * board.peak[bits][0])
+
+
+def flop_per_byte(bits: int) -> float:
+    """Of one row: two for each weight."""
+    return 2 * 1e9 / packed_bytes(10**9, bits)
+
+
+def rows_at_peak(board: Board, bits: int) -> str:
+    """How `row_seconds` comes about."""
+    return (
+        f"rows × 1e9 × {flop_per_byte(bits):.4g} flop a byte / ({board.compute_share} × peak), "
+        f"peak = {board.peak[bits][1]}"
     )
 
 
@@ -309,15 +387,20 @@ def estimated(board: Board) -> Profile:
     """A board's profile from its data sheet."""
     return Profile(
         name=board.name,
-        title=f"{board.title}, estimated; no kernel was timed on it",
+        title=board.title
+        + (
+            ", estimated from published measurements of other engines"
+            if board.shared_by
+            else ", estimated; no kernel was timed on it"
+        ),
         memory_bytes=Figure(
             int(board.memory - board.reserved),
             f"estimated: {board.memory / GIB:.0f} GiB of RAM less {board.reserved / GIB} GiB for "
             f"{board.reserved_for}",
         ),
         memory_bandwidth=Figure(tidy(board.bandwidth), board.sheet),
-        four_bit=roofline(board, 4),
-        sixteen_bit=roofline(board, 16),
+        four_bit=row_table(board, 4),
+        sixteen_bit=row_table(board, 16),
         layer_seconds=Figure(board.layer_seconds, f"estimated: {board.layer_origin}"),
         launch_seconds=Figure(
             tidy(board.slowness * USUAL_OPERATIONS * X86_LAUNCH_SECONDS),
@@ -325,6 +408,12 @@ def estimated(board: Board) -> Profile:
             f"operations of a layer, launched one by one from Python, {on_core(board)}",
         ),
         launches_ahead=board.has_gpu,
+        least_row_seconds=Figure(
+            tidy(row_seconds(board, 4)),
+            f"estimated: {rows_at_peak(board, 4)}; {board.sheet}",
+        )
+        if board.shared_by
+        else None,
         choosing=choosing(board),
         ranking=ranking(board),
         noise=Figure(

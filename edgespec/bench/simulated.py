@@ -34,7 +34,7 @@ from edgespec.errors import CapacityError, ConfigError
 from edgespec.planning.cost_model import CostModel
 from edgespec.planning.costs import RingCosts, local_links, ring_costs
 from edgespec.planning.partition import split_layers
-from edgespec.planning.profile import Profile
+from edgespec.planning.profile import Profile, RowPrice
 from edgespec.policy.registry import POLICIES, policy_named
 from edgespec.sim.durations import CostDurations, network_of
 from edgespec.sim.faults import Fault
@@ -88,7 +88,7 @@ class Setup:
     sampling: Sampling
     split: tuple[int, ...] = ()
     with_stage: int = 0
-    row_price: float | None = None
+    row_price: RowPrice | None = None
     d0_free: bool = False
     head: str = HEAD_ON_COORDINATOR
     load: Load | None = None
@@ -97,9 +97,10 @@ class Setup:
     def __post_init__(self) -> None:
         if self.max_new_tokens < 1:
             raise ConfigError(f"max-new-tokens is {self.max_new_tokens}; it must be at least 1")
-        if self.row_price is not None and not 0 <= self.row_price <= MOST_ROW_PRICE:
+        price = self.row_price
+        if isinstance(price, float) and not 0 <= price <= MOST_ROW_PRICE:
             raise ConfigError(
-                f"row-price is {self.row_price:g}; it must be from 0 to {MOST_ROW_PRICE:g}, of "
+                f"row-price is {price:g}; it must be from 0 to {MOST_ROW_PRICE:g}, of "
                 "a step of one row"
             )
         if not self.prompts:
@@ -430,6 +431,7 @@ def ring_world(
                 head_last=setup.head_last,
                 lenses=lenses_of(setup),
                 ends=tuple(block.end for block in loaded.blocks),
+                own_stage=setup.with_stage,
                 **queue,
             ),
             loaded.tokenizer,

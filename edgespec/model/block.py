@@ -15,7 +15,7 @@ from edgespec.model.kv_cache import TwoRegionCache
 from edgespec.model.layers import layers_of
 from edgespec.model.reading import reading
 from edgespec.model.row_math import row_math
-from edgespec.model.source import TensorSource, check_layers, check_names, load_parameter
+from edgespec.model.source import TensorSource, check_layers, check_names, shaped
 from edgespec.model.static_pass import StaticPasses
 from edgespec.model.tensors import compute_dtype
 from edgespec.types.stop_check import StopCheck
@@ -61,7 +61,13 @@ class Block:
         self.embedding: nn.Parameter | None = None
         if first == 0:
             shape = torch.Size((self.vocab_size, self.hidden_size))
-            self.embedding = load_parameter(source, EMBEDDING, shape, self.dtype, device)
+            matrix = shaped(source, EMBEDDING, shape)
+            in_file = source.mapped and matrix.untyped_storage().nbytes() > matrix.nbytes
+            # A view of a file's bytes is looked up where it lies: memory that the system can have
+            # back. Only a captured pass needs it on the device.
+            if not in_file or maker is not None:
+                matrix = matrix.to(device, self.dtype, copy=not source.mapped)
+            self.embedding = nn.Parameter(matrix, requires_grad=False)
         self._scale = embedding_scale(self.config, self.dtype)
         self._layers = []
         for index in range(first, end):
@@ -160,5 +166,6 @@ class Block:
     def embedded(self, tokens: torch.Tensor) -> torch.Tensor:
         """Vectors [R, hidden_size] of tokens int64 [R], for the block that embeds."""
         assert self.embedding is not None
-        hidden = embedding(tokens, self.embedding)
+        hidden = embedding(tokens.to(self.embedding.device), self.embedding)
+        hidden = hidden.to(self.device, self.dtype)
         return hidden if self._scale is None else hidden * self._scale

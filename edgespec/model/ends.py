@@ -46,8 +46,10 @@ class OutputHead:
             packed = source.packed(name, shape)
             self._product: Product = linear_from(packed, None, shape, self.form, self.dtype, device)
             return
-        self.weight = share.embedding if tied and share is not None else None
-        if self.weight is None:
+        lent = share.embedding if tied and share is not None else None
+        if lent is not None and (lent.device, lent.dtype) == (self.device, self.dtype):
+            self.weight = lent
+        else:
             self.weight = load_parameter(source, name, shape, self.dtype, device)
         self._product = plain_product(self.weight)
 

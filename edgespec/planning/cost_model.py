@@ -107,7 +107,7 @@ class CostModel:
 
     `layer_bytes`: one layer, held in `bits` (4, 8 or 16) a weight, scales included; `quantisation`:
     its name, "" where only the bits are known. `kv_bytes`: keys and values of one row in one
-    layer, 16 bit. `embedding_bytes`: the input embedding, 16 bit; `head`: the output head.
+    layer, 16 bit. `head`: the output head.
     `vocab`: tokens, of which one is chosen.
     `expert_bytes`: what the `experts` of a mixture have of `layer_bytes`; each row goes through
     `active` of them. `family`: its `model_type`. `draft`: the whole model that guesses; `heads`:
@@ -119,7 +119,6 @@ class CostModel:
     hidden_size: int
     layer_bytes: int
     kv_bytes: int
-    embedding_bytes: int
     head: HeadCosts
     vocab: int
     draft: DraftCosts
@@ -183,7 +182,6 @@ def cost_model_of(
         hidden_size=of.hidden,
         layer_bytes=file_bytes or of.layer_bytes(quantisation),
         kv_bytes=of.kv_bytes,
-        embedding_bytes=of.head_bytes,
         head=head,
         vocab=of.vocab,
         draft=draft,

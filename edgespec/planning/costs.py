@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise, starmap
-from math import ceil
+from math import ceil, hypot
 
 from edgespec.errors import CapacityError, ConfigError
-from edgespec.planning.cost_model import CostModel, HeadCosts
+from edgespec.planning.cost_model import CostModel, HeadCosts, packed_bytes
 from edgespec.planning.operations import DRAFT_HEAD_OPERATIONS, USUAL_OPERATIONS
 from edgespec.planning.partition import blocks_of
-from edgespec.planning.profile import Profile
+from edgespec.planning.profile import DATA_SHEET, ROWS, Profile, RowPrice
 from edgespec.types.draft_pass import DraftPass, DraftWork, HeadForm, Way
 from edgespec.types.static_shapes import groups, row_bucket, slot_bucket
 
@@ -27,6 +27,9 @@ _PART_LAUNCHES = 0.4
 """What the host launches for every further request of a pass, as a share of a usual layer with one:
 attention and the cache's new rows go request by request. Measured on a CPU with 1 to 8 requests in
 layers that take the host all the time: 0.25 to 0.44."""
+
+_FOUR_OF_SIXTEEN = packed_bytes(2**20, 4) / packed_bytes(2**20, 16)
+"""Weights in 16 bits that are in as many bytes as one in 4."""
 
 LENS_RANK = 64
 """Of the lenses that are charged."""
@@ -57,13 +60,15 @@ class NodeCosts:
 
     D0's work on logits is charged too: choosing tokens row by row, as verification looks at them,
     noise once a position, ranking a draft's guesses. With a `row_price` every row after the first
-    costs that share of what the weights take for one row, whatever the profile's tables say.
+    costs that share of what the weights take for one row, whatever the profile's tables say; but a
+    pass of few rows takes no longer than one of ROWS[-1], which is what a prompt's chunk has: for
+    those engines have kernels that work by tiles, and rows of prompts have a price of their own.
     """
 
     profile: Profile
     model: CostModel
     layers: int
-    row_price: float | None = None
+    row_price: RowPrice | None = None
 
     def block_seconds(self, rows: int, seen: int, requests: int = 1, tapped: bool = False) -> float:
         """Its layers over `rows` rows of so many requests, which have `seen` cached rows. `tapped`:
@@ -250,20 +255,27 @@ class NodeCosts:
         """By the device's table for this very quantisation if it has one, else by the bits."""
         if rows == 0:
             return 0.0
-        if self.row_price is not None:
-            further, rows = self.row_price * (rows - 1), 1
+        profile, price = self.profile, self.row_price
+        table = profile.quantisations.get(quantisation)
+        # A byte holds twice as many weights in 8 bits as in 16, so it costs the arithmetic of
+        # twice the rows, and the same reading.
+        twice = 2 if bits == 8 and table is None else 1
+        if table is None:
+            table = profile.four_bit if bits == 4 else profile.sixteen_bit
+        if price is None:
+            seconds = table.at(twice * rows)
+        elif price == DATA_SHEET:
+            least = profile.least_row_seconds
+            share = 1.0 if bits == 4 else _FOUR_OF_SIXTEEN
+            seconds = (
+                table.at(twice * rows)
+                if least is None
+                else hypot(table.at(1), twice * rows * share * least.value)
+            )
         else:
-            further = 0.0
-        profile = self.profile
-        if quantisation in profile.quantisations:
-            seconds = profile.quantisations[quantisation].at(rows)
-        elif bits == 4:
-            seconds = profile.four_bit.at(rows)
-        else:
-            # A byte holds twice as many weights in 8 bits as in 16, so it costs the arithmetic of
-            # twice the rows, and the same reading.
-            seconds = profile.sixteen_bit.at(rows if bits == 16 else 2 * rows)
-        return weight_bytes / 1e9 * seconds * (1 + further)
+            line = table.at(twice) * (1 + price * (rows - 1))
+            seconds = min(line, table.at(twice * max(rows, ROWS[-1])))
+        return weight_bytes / 1e9 * seconds
 
 
 Shape = tuple[int, int]
@@ -372,7 +384,7 @@ def ring_costs(
     profiles: Sequence[Profile],
     model: CostModel,
     split: Sequence[int] = (),
-    row_price: float | None = None,
+    row_price: RowPrice | None = None,
     with_stage: int = 0,
     head_last: bool = False,
 ) -> RingCosts:
@@ -380,8 +392,8 @@ def ring_costs(
 
     `with_stage`: the stage that is on D0's device, 0: none; its profile is D0's.
     `split`: how many layers each stage has; none given: as `split_layers` does. `row_price`: see
-    NodeCosts. Memory: a stage needs room for its block, V1 for the input embedding too (16 bit),
-    and with `head_last` the last one for the output head. KV caches, and what D0 holds, are not
+    NodeCosts. Memory: a stage needs room for its block, and with `head_last` the last one for the
+    output head. KV caches, and what D0 holds, are not
     counted here (see planning.plan).
 
     Raises ConfigError without a stage, with more stages than layers or a split that does not fit
@@ -405,7 +417,7 @@ def ring_costs(
     blocks = blocks_of(model.layers, len(profiles) - 1, split)
     stages = []
     for stage, (profile, (first, end)) in enumerate(zip(profiles[1:], blocks, strict=True), 1):
-        needed = (end - first) * model.layer_bytes + (model.embedding_bytes if stage == 1 else 0)
+        needed = (end - first) * model.layer_bytes
         needed += model.head.bytes if head_last and stage == len(blocks) else 0
         if needed > profile.memory_bytes.value:
             raise CapacityError(

@@ -21,6 +21,9 @@ GIB = 2**30
 RUNTIME_BYTES = 600 * 2**20
 """The process without a model: interpreter, torch, transformers, sockets (docs/planning.md)."""
 
+SHARED_BYTES = 90 * 2**20
+"""Of these, pages of libraries that a second process on the same board does not need once more."""
+
 SPECULATIVE_ROWS = 256
 """Cache rows for guesses that are counted for each request beside its own."""
 
@@ -89,14 +92,15 @@ class Need:
 class Needs:
     """What devices need for a model, if `requests` are open with `context` tokens each.
 
-    A stage holds its layers and their caches, the first one the input embedding too, and the last
-    one the output head if that is there (`head_last`) and not on D0. Rows are given as they are
+    A stage holds its layers and their caches, and the last one the output head if that is there
+    (`head_last`) and not on D0. The input embedding stays in its file, of which the system keeps
+    what it has room for (see model.block). Rows are given as they are
     used: of all requests together as many as their tokens and SPECULATIVE_ROWS guesses each; rows
     that several share are there once, so that more requests may fit. A cache that grows may have
     some room to spare, and copies one layer at a time. The work space is that of the widest
     segment, of such a copy, or, while loading, the largest matrix as it comes from the checkpoint,
-    whichever is most. Embedding and head are loaded before anything else, so that what is not
-    taken yet holds their originals.
+    whichever is most. The head is loaded before anything else, so that what is not taken yet holds
+    its original.
     """
 
     model: PlannedModel
@@ -116,43 +120,42 @@ class Needs:
         costs = self.model.costs
         return costs.layer_bytes + self.rows * costs.kv_bytes
 
-    def stage(self, layers: int, first: bool, last: bool = False) -> Need:
-        """A stage of so many layers; `first`: it has the embedding; `last`: and the head, if that
-        is on a stage."""
+    def stage(self, layers: int, last: bool = False) -> Need:
+        """A stage of so many layers; `last`: and the head, if that is on a stage."""
         costs = self.model.costs
-        ends, originals, logits = self._ends(first, last)
-        original = originals - layers * self.layer
+        head, original, logits = self._head(last)
         return Need(
-            weights=layers * costs.layer_bytes + ends,
+            weights=layers * costs.layer_bytes + head,
             cache=layers * self.rows * costs.kv_bytes,
-            overhead=RUNTIME_BYTES + max(self._work_space(), logits, original),
+            overhead=RUNTIME_BYTES
+            + max(self._work_space(), logits, original - layers * self.layer),
         )
 
-    def _ends(self, first: bool, last: bool) -> tuple[int, int, int]:
-        """Bytes of embedding and head on a stage, of their originals, and of the head's logits."""
-        costs, has_head = self.model.costs, last and self.head_last
-        held = first * costs.embedding_bytes + has_head * costs.head.bytes
-        return held, (first + has_head) * self.model.of.head_bytes, has_head * self._logits
+    def _head(self, last: bool) -> tuple[int, int, int]:
+        """Bytes of the head on a stage, of its original, and of its logits."""
+        has_head = last and self.head_last
+        held, original = self.model.costs.head.bytes, self.model.of.head_bytes
+        return has_head * held, has_head * original, has_head * self._logits
 
-    def coordinator(self) -> Need:
+    def coordinator(self, beside_stage: bool = False) -> Need:
         """D0: the output head, if it is here, and the draft with its cache. Logits, its own or the
-        draft's, are held in 32 bit, thrice."""
+        draft's, are held in 32 bit, thrice. `beside_stage`: what is left of it for as long as a
+        stage is on the same board, which starts when D0 has loaded its models."""
         draft = self.model.draft
         here = not self.head_last
         head, original = here * self.model.costs.head.bytes, here * self.model.of.head_bytes
         cache = draft.layers * self.rows * draft.kv_bytes
-        return Need(
-            weights=head + draft.held_bytes,
-            cache=cache,
-            overhead=RUNTIME_BYTES + max(self._logits, original - draft.held_bytes - cache),
-        )
+        work = self._logits - SHARED_BYTES if beside_stage else self._logits
+        if not beside_stage:
+            work = max(work, original - draft.held_bytes - cache)
+        return Need(weights=head + draft.held_bytes, cache=cache, overhead=RUNTIME_BYTES + work)
 
-    def most_layers(self, memory: int, first: bool, last: bool = False) -> int:
+    def most_layers(self, memory: int, last: bool = False) -> int:
         """How many layers fit a stage with this memory: 0 if none, never more than there are."""
-        ends, originals, logits = self._ends(first, last)
-        if memory < RUNTIME_BYTES + ends + originals:
+        head, original, logits = self._head(last)
+        if memory < RUNTIME_BYTES + head + original:
             return 0  # not even while it is loaded
-        room = memory - RUNTIME_BYTES - ends - max(self._work_space(), logits)
+        room = memory - RUNTIME_BYTES - head - max(self._work_space(), logits)
         return max(0, min(self.model.of.layers, room // self.layer))
 
     @property

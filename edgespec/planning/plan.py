@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from edgespec.config import HEAD_ON_COORDINATOR, HEAD_ON_LAST_STAGE, QUANTISATIONS
 from edgespec.errors import CapacityError, ConfigError
+from edgespec.planning.cost_model import NO_DRAFT
 from edgespec.planning.costs import RingCosts, ring_costs
 from edgespec.planning.layout import Layout, fastest
 from edgespec.planning.memory import Device, Need, gib
@@ -35,13 +36,11 @@ class PlannedNode:
 
 @dataclass(frozen=True)
 class Plan:
-    """The fastest ring. `left_out`: the devices that have no part in it, each with the reason.
+    """A ring. `left_out`: the devices that have no part in it, each with the reason.
 
     `with_stage`: the stage that is on the coordinator's own board, 0: none. `why_idle`: why that
-    board has no layers, "" if it has. `seconds`: predicted for one token, at half the context, by
-    the formula of docs/planning.md. `alone`: the same of each board that can hold the whole model,
-    with head and draft, by itself. `elsewhere`: the seconds with the output head in the other
-    place, None if that was not asked for, or does not fit.
+    board has no layers, "" if it has. `seconds`: of a token by the formula of docs/planning.md, by
+    which rings of one problem are compared; it tells no speed.
     """
 
     problem: Problem
@@ -50,8 +49,11 @@ class Plan:
     left_out: tuple[tuple[Device, str], ...]
     why_idle: str
     seconds: float
-    alone: tuple[tuple[Device, float], ...]
-    elsewhere: float | None = None
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether the coordinator's board is the whole ring."""
+        return self.with_stage == len(self.split) == 1
 
     @property
     def split(self) -> tuple[int, ...]:
@@ -92,24 +94,50 @@ def plan(problem: Problem, heads: Sequence[str] = (HEAD_ON_COORDINATOR,)) -> Pla
     """
     _check_quantisation(problem)
     asked = [replace(problem, head_last=head == HEAD_ON_LAST_STAGE) for head in heads]
-    made = [_planned(one) for one in asked if one.fits()]
+    made = [one for each in asked if each.fits() and (one := _planned(each)) is not None]
     if not made:
         raise CapacityError(refusal(asked[0]))
-    made.sort(key=lambda one: one.seconds * (LEAST_GAIN if one.problem.head_last else 1.0))
-    return replace(made[0], elsewhere=made[1].seconds if made[1:] else None)
+    return min(made, key=lambda one: one.seconds * (LEAST_GAIN if one.problem.head_last else 1.0))
 
 
-def _planned(problem: Problem) -> Plan:
-    """The fastest ring with the head where the problem has it."""
-    layout = _layout(problem)
-    assert layout is not None, "it fits"
+def ways(
+    problem: Problem, heads: Sequence[str] = (HEAD_ON_COORDINATOR,), needs_draft: bool = True
+) -> tuple[Plan, ...]:
+    """The plans of which one may well be the fastest, which the formula does not tell: its own;
+    that with layers on the coordinator's board too, if it has none; and the boards, one of a kind
+    and two at most, that can be the whole ring, with the draft if they have room for it.
+
+    `needs_draft`: whether a ring of several boards is refused if it has no room for the draft.
+    Raises as `plan`.
+    """
+    alone = sorted(_alone(problem), key=lambda one: one.trip_seconds(problem.context // 2))
+    plain = replace(problem, model=replace(problem.model, draft=NO_DRAFT, sources=""))
+    try:
+        ring = plan(problem, heads)
+    except CapacityError:
+        if needs_draft or not problem.model.draft.name:
+            raise
+        ring = plan(plain, heads)
+    found = [ring]
+    if not ring.with_stage and (own := _planned(ring.problem, len(problem.others))) is not None:
+        found.append(own)
+    found += [one for one in alone[:2] if not (ring.is_alone and ring.nodes == one.nodes)]
+    return tuple(found)
+
+
+def _planned(problem: Problem, must: int = -1) -> Plan | None:
+    """The fastest ring with the head where the problem has it, and with boards[must] in it."""
+    layout = _layout(problem, must)
+    if layout is None:
+        return None
     needs = problem.needs
-    nodes = [PlannedNode(0, problem.coordinator, 0, 0, needs.coordinator())]
+    own = len(problem.others)
+    need = needs.coordinator(beside_stage=own in layout.order)
+    nodes = [PlannedNode(0, problem.coordinator, 0, 0, need)]
     for stage, (index, count) in enumerate(zip(layout.order, layout.split, strict=True), 1):
         first = nodes[-1].end
-        need = needs.stage(count, first=stage == 1, last=stage == len(layout.order))
+        need = needs.stage(count, last=stage == len(layout.order))
         nodes.append(PlannedNode(stage, problem.boards[index], first, first + count, need))
-    own = len(problem.others)
     return Plan(
         problem=problem,
         nodes=tuple(nodes),
@@ -121,7 +149,6 @@ def _planned(problem: Problem) -> Plan:
         ),
         why_idle="" if own in layout.order else _why_not(problem, layout, own),
         seconds=_seconds(problem, layout),
-        alone=tuple(_alone(problem)),
     )
 
 
@@ -137,6 +164,7 @@ def _check_quantisation(problem: Problem) -> None:
             )
 
 
+@lru_cache(maxsize=64)  # the same is asked for a reason, and for another way
 def _layout(problem: Problem, must: int = -1) -> Layout | None:
     layers = problem.model.of.layers
     weights = problem.weights
@@ -154,18 +182,25 @@ def _seconds(problem: Problem, layout: Layout) -> float:
 def _why_not(problem: Problem, layout: Layout, index: int) -> str:
     """Why boards[index] has no layers in the layout."""
     if problem.candidates[index].most == 0:
-        need, room = problem.needs.stage(1, first=False).total, max(0, problem.room(index))
+        need, room = problem.needs.stage(1).total, max(0, problem.room(index))
         return f"not one layer fits: it needs {gib(need)}, has {gib(room)}"
     with_it = _layout(problem, must=index)
     if with_it is None:
         return "there are not enough layers for it"
     slower = (_seconds(problem, with_it) - _seconds(problem, layout)) * 1e3
-    return f"no faster with it: {slower:+.2f} ms a token"
+    return f"no faster with it: {slower:+.2f} ms a token by the formula"
 
 
-def _alone(problem: Problem) -> Iterator[tuple[Device, float]]:
-    """Boards that could be the whole ring, and the seconds of a token that each then takes."""
-    for device in (problem.coordinator, *problem.others):
-        single = replace(problem, coordinator=device, others=(), head_last=False)
-        if single.fits() and (layout := _layout(single)) is not None:
-            yield device, _seconds(single, layout)
+def _alone(problem: Problem) -> Iterator[Plan]:
+    """The boards that could be the whole ring, one of each kind."""
+    devices = problem.coordinator, *problem.others
+    kinds = {device.profile: device for device in reversed(devices)}
+    plain = replace(problem.model, draft=NO_DRAFT, sources="")
+    for device in kinds.values():
+        others = tuple(other for other in devices if other is not device)
+        for model in (problem.model, plain):
+            single = replace(problem, model=model, coordinator=device, others=(), head_last=False)
+            if single.fits() and (made := _planned(single)) is not None:
+                left_out = tuple((other, "slower with it") for other in others)
+                yield replace(made, left_out=left_out)
+                break

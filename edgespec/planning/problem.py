@@ -86,7 +86,8 @@ class Problem:
 
     def room(self, index: int) -> int:
         """Bytes that a stage may have on boards[index]."""
-        taken = self.needs.coordinator().total if index == len(self.others) else 0
+        own = index == len(self.others)
+        taken = self.needs.coordinator(beside_stage=True).total if own else 0
         return self.boards[index].memory - taken
 
     @cached_property
@@ -99,9 +100,9 @@ class Problem:
         node, seen = NodeCosts(device.profile, self.model.costs, 1), self.context // 2
         if not self._can_run(device):
             room = 0
-        most_first = self.needs.most_layers(room, first=True)
+        most = most_first = self.needs.most_layers(room)
         step, price = node.layer_seconds(SEGMENT_ROWS, seen), 0.0
-        alone = self.needs.most_layers(room, first=True, last=True)
+        alone = at_end = self.needs.most_layers(room, last=True)
         if index == len(self.others):
             most_first *= most_first == self.model.of.layers  # first and last only if it is alone
             alone *= alone == self.model.of.layers
@@ -109,13 +110,12 @@ class Problem:
         end = None
         if self.head_last:
             trip, head = (head_seconds(node, *rows) for rows in ((1, 1), _HEAD_ROWS))
-            most = self.needs.most_layers(room, first=False, last=True)
             # On the coordinator's board the head takes as much of D0's time as on D0.
-            end = End(most, alone, trip, head, self.weights.coordinator * head if price else 0.0)
+            end = End(at_end, alone, trip, head, self.weights.coordinator * head if price else 0.0)
             most_first *= index < len(self.others)
         return Candidate(
             most_first,
-            self.needs.most_layers(room, first=False),
+            most,
             node.layer_seconds(1, seen),
             step,
             own=node.fill_seconds(),

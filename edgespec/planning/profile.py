@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable
 from itertools import pairwise
-from typing import Annotated
+from typing import Annotated, Literal, TypeAlias
 
 from msgspec import Meta, field, to_builtins
 
@@ -16,6 +16,11 @@ from edgespec.types.draft_pass import Way
 FORMAT = 2
 ROWS = (1, 2, 4, 8, 16, 32, 64)
 """The rows of a forward pass at which a row table has figures."""
+
+DATA_SHEET: Literal["data-sheet"] = "data-sheet"
+RowPrice: TypeAlias = float | Literal["data-sheet"]
+"""What a further row of a pass costs in the place of what a profile's tables say: a share of a pass
+of one row, or the least that the data sheet allows (see Profile.least_row_seconds)."""
 
 _KEYS = tuple(map(str, ROWS))
 _REMEDY = "profiles/README.md describes the format"
@@ -113,7 +118,9 @@ class Profile(FileStruct, frozen=True, kw_only=True):
     CUDA graph. `launch_seconds`: what the host takes to launch the operations one by one of a
     layer that has USUAL_OPERATIONS (see planning.operations);
     `replay_seconds`: the same of a layer in a CUDA graph, None where none is made;
-    `launches_ahead`: whether the device computes meanwhile, as GPUs do. `choosing`: taking the
+    `launches_ahead`: whether the device computes meanwhile, as GPUs do. `least_row_seconds`: by the
+    data sheet's arithmetic, of one row through 10^9 bytes in 4 bits; None: as the tables have it.
+    `choosing`: taking the
     token after one row of logits, on the host; `ranking`: the best guesses of some rows at once,
     where the draft's logits are; both without making noise. `noise`: making that of one position,
     for 10^6 tokens. `copy_bandwidth`: at which attention reads cache rows and a gather moves them.
@@ -139,6 +146,7 @@ class Profile(FileStruct, frozen=True, kw_only=True):
     launch_seconds: Figure
     replay_seconds: Figure | None = None
     launches_ahead: bool
+    least_row_seconds: Figure | None = None
     choosing: LogitTimes
     ranking: LogitTimes
     noise: Figure

@@ -103,7 +103,7 @@ def _short_stage(problem: Problem) -> Shortage | None:
     devices, own = problem.boards, len(problem.others)
 
     def short(index: int, layers: int, first: bool, stage: int) -> Shortage:
-        need = needs.stage(layers, first).total + devices[index].memory - problem.room(index)
+        need = needs.stage(layers).total + devices[index].memory - problem.room(index)
         beside = f" beside {_own_share(problem)}" if index == own else ""
         return Shortage(stage, index, devices[index], need, f"{layers} layer(s){beside}")
 
@@ -119,7 +119,7 @@ def _short_stage(problem: Problem) -> Shortage | None:
         return None
 
     def lack(index: int, layers: int) -> int:
-        return needs.stage(layers, index == first).total - problem.room(index)
+        return needs.stage(layers).total - problem.room(index)
 
     taking = [i for i in range(len(devices)) if counts[i]]
     for _ in range(missing):

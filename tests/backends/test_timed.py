@@ -110,7 +110,7 @@ def test_weights_are_read_once_for_all_requests_and_every_cache_for_itself() -> 
     assert together == STAGE.block_seconds(6, 124 + 305, requests=2)
     apart = durations.seconds(one) + durations.seconds(two)
     weights = STAGE.block_seconds(2, 0)
-    assert together == pytest.approx(apart - weights, rel=0.05)
+    assert together == pytest.approx(apart - weights, rel=0.08), "two rows more cost 8 %, too"
 
 
 def test_a_block_can_be_stopped_behind_each_of_its_layers() -> None:

@@ -60,8 +60,8 @@ def test_the_output_head_is_with_the_last_stage_whatever_that_is() -> None:
     # A stage that has the layers already, but not the head, has to load.
     assert structs.replace(places[1], head="").block != places[1].block
     # Where it needs memory: one layer is too much beside it.
-    little = need.stage(2, first=False).total
-    assert need.stage(2, first=False, last=True).total > little
+    little = need.stage(2).total
+    assert need.stage(2, last=True).total > little
     places = assignment.repartition(need, devices(8 * GIB, little))
     assert places is None or places[1].end - places[1].first < 2
 
@@ -69,7 +69,7 @@ def test_the_output_head_is_with_the_last_stage_whatever_that_is() -> None:
 def test_a_device_with_little_memory_gets_fewer_layers_and_one_with_none_no_ring() -> None:
     assignment = LayerAssignment(LAYERS, LIKE, (), [])
     need = needs()
-    little = need.stage(2, False).total
+    little = need.stage(2).total
     places = assignment.repartition(need, devices(8 * GIB, little))
     assert places is not None
     assert [(p.first, p.end) for p in places] == [(0, 6), (6, 8)]
@@ -93,6 +93,6 @@ def test_as_many_devices_as_at_first_have_the_places_of_then_if_they_have_the_me
     assignment = LayerAssignment(LAYERS, LIKE, (4, 1, 3), [])
     need = needs()
     assert assignment.repartition(need, devices(8 * GIB, 8 * GIB, 0)) == assignment.assigned
-    places = assignment.repartition(need, devices(8 * GIB, 8 * GIB, need.stage(2, False).total))
+    places = assignment.repartition(need, devices(8 * GIB, 8 * GIB, need.stage(2).total))
     assert places is not None
     assert [(p.first, p.end) for p in places] == [(0, 3), (3, 6), (6, 8)]

@@ -24,7 +24,7 @@ from edgespec.daemon.own_stage import (
 )
 from edgespec.daemon.process import BESIDE, Beside
 from edgespec.model.loader import Checkpoint
-from edgespec.planning.memory import RUNTIME_BYTES
+from edgespec.planning.memory import RUNTIME_BYTES, SHARED_BYTES
 
 HERE = Address("127.0.0.1", 7000)
 CONFIG = CoordinatorConfig(
@@ -124,11 +124,11 @@ def test_what_the_coordinator_needs_is_its_head_and_its_draft_and_its_stage_apar
     alone, both = (machine_needs(replace(CONFIG, draft=draft)) for draft in ("", bundled("draft")))
     assert alone is not None
     assert both is not None
-    assert RUNTIME_BYTES + head < alone.coordinator < both.coordinator
+    assert RUNTIME_BYTES - SHARED_BYTES + head < alone.coordinator < both.coordinator
     assert alone.stage == both.stage > RUNTIME_BYTES
     first = machine_needs(replace(CONFIG, with_stage=1))
     assert first is not None
-    assert first.stage > alone.stage, "it embeds"
+    assert first.stage > alone.stage, "three layers for two"
     assert (alone.first, alone.end, first.first, first.end) == (6, 8, 0, 3)
     last = machine_needs(replace(CONFIG, head="last-stage"))
     assert last is not None

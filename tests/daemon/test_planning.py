@@ -11,20 +11,15 @@ import pytest
 from support.checkpoints import write_checkpoint
 from support.ggufs import tokenizer_values, write_gguf
 
-from edgespec.bench.simulated import Setup, play
-from edgespec.bench.workloads import Prompt, default_prompts
 from edgespec.config import FILE, QUANTISATIONS
-from edgespec.daemon import planning
 from edgespec.daemon.bundled_models import bundled
 from edgespec.daemon.model_names import resolved
 from edgespec.daemon.planning import (
-    QUESTIONS,
     Quants,
     chosen_context,
     devices_of,
     measured_share,
     model_to_plan,
-    speculative_speed,
 )
 from edgespec.daemon.profiles import profile_named
 from edgespec.errors import ConfigError
@@ -33,9 +28,6 @@ from edgespec.model.manifest import MANIFEST, BlockEntry, Manifest
 from edgespec.model.sharding import Sharding
 from edgespec.planning.catalogue import MODELS
 from edgespec.planning.cost_model import COST_MODELS
-from edgespec.planning.plan import Plan, plan
-from edgespec.planning.problem import Problem
-from edgespec.verify.sampling import Sampling
 
 NANO, NX = "jetson-orin-nano-8gb", "jetson-orin-nx-16gb"
 
@@ -246,53 +238,4 @@ def test_devices_that_nobody_knows(text: str, message: str) -> None:
 def test_measured_figures_are_counted() -> None:
     profile = profile_named(NANO)
     measured, figures = measured_share(profile)
-    assert (measured, figures) == (0, 12)
-
-
-# --- speed --------------------------------------------------------------------------------------
-
-
-def planned(devices: str) -> Plan:
-    asked = model_to_plan("llama-2-13b", Quants(draft="none"), "")
-    coordinator, others = devices_of(devices)
-    return plan(Problem(asked.model, coordinator, others, 4096))
-
-
-def test_plain_decoding_is_what_the_machines_take() -> None:
-    made = planned(f"{NX},3*{NANO}")
-    assert len(set(made.split)) > 1, "an uneven split is what this is about"
-    setup = Setup(
-        bundled("base"),
-        bundled("draft"),
-        "float32",
-        tuple(node.device.profile for node in made.nodes),
-        made.problem.model.costs,
-        None,
-        (Prompt("1", "", (QUESTIONS[0],)),),
-        12,
-        Sampling(0.0, 0, 1.0, 0.0, 0),
-        made.split,
-        made.with_stage,
-    )
-    (answer,) = play(setup, "autoregressive").answers
-    each = (answer.seconds - answer.first_token_seconds) / (answer.new_tokens - 1)
-    seen = answer.prompt_tokens + answer.new_tokens // 2
-    assert each == pytest.approx(made.trip_seconds(seen), rel=0.005)
-
-
-@pytest.mark.thorough
-def test_speculation_is_played_on_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(planning, "QUESTIONS", QUESTIONS[:1])
-    made = planned(f"4*{NANO}")
-    speed = speculative_speed(made)
-    assert speed is not None
-    assert speed > 1 / made.trip_seconds(128)
-    assert speed == speculative_speed(made)
-    many = planned(f"{NANO},16*raspberry-pi-5-8gb")
-    assert len(many.split) > 8  # more stages than the bundled model has layers
-    assert speculative_speed(many) is not None
-
-
-def test_no_question_is_one_that_a_report_uses() -> None:
-    reported = " ".join(prompt.text for prompt in default_prompts())
-    assert not any(question.split(". ")[0][10:] in reported for question in QUESTIONS)
+    assert (measured, figures) == (0, 13)

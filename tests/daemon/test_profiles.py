@@ -22,6 +22,7 @@ SHIPPED = [
     "jetson-orin-nano-8gb",
     "jetson-orin-nano-super-8gb",
     "jetson-orin-nx-16gb",
+    "jetson-thor-t5000-128gb",
     "paper-flowspec-7b",
     "raspberry-pi-5-8gb",
 ]

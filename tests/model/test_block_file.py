@@ -242,6 +242,21 @@ class TestBlocks:
         assert mapped_file(block.embedding.data_ptr()) == str(source.path)
         assert mapped_file(plain.data_ptr()) == str(source.path)
 
+    def test_the_embedding_is_looked_up_in_the_file(self, model: Path, tmp_path: Path) -> None:
+        """Whatever the block computes in: rounding what was looked up is looking up what was
+        rounded."""
+        source = sharded(model, tmp_path / "out", "int8").block(0, 3)
+        tokens = torch.tensor([5, 0, 5, 17])
+        for dtype in ("bfloat16", "float64"):
+            block, own = (Block(one, 0, 3, dtype) for one in (source, Checkpoint(model)))
+            assert block.embedding is not None
+            assert own.embedding is not None
+            assert mapped_file(block.embedding.data_ptr()) == str(source.path)
+            assert own.embedding.dtype == own.dtype
+            rows = block.embedded(tokens)
+            assert rows.dtype == block.dtype
+            assert torch.equal(rows, own.embedded(tokens))
+
     def test_names_are_those_of_the_checkpoint(self, model: Path, tmp_path: Path) -> None:
         folder = sharded(model, tmp_path / "out", "int4")
         names = folder.block(0, 3).names | folder.block(3, 4).names | folder.head().names

@@ -20,6 +20,7 @@ from edgespec.planning.cost_model import (
 from edgespec.planning.memory import (
     GIB,
     RUNTIME_BYTES,
+    SHARED_BYTES,
     SPECULATIVE_ROWS,
     STEP,
     WIDEST_SEGMENT,
@@ -57,21 +58,18 @@ def test_thirteen_billion_on_boards_of_8_gb() -> None:
     assert MODEL.costs.layer_bytes == 317_194_240 * 9 // 16 == 178_421_760
     assert MODEL.costs.kv_bytes == 2 * 5120 * 2
     assert NEEDS.layer == 178_421_760 + 4960 * 20480
-    assert NEEDS.most_layers(int(NANO.memory_bytes.value), first=False) == 22
-    assert NEEDS.most_layers(int(NANO.memory_bytes.value), first=True) == 21
+    assert NEEDS.most_layers(int(NANO.memory_bytes.value)) == 22
 
 
 def test_a_stage_is_layers_cache_and_process() -> None:
-    need = NEEDS.stage(10, first=False)
+    need = NEEDS.stage(10)
     assert need.weights == 10 * MODEL.costs.layer_bytes
     assert need.cache == 10 * NEEDS.rows * MODEL.costs.kv_bytes
     # Loading the largest matrix takes more than a pass of the widest segment.
     assert need.overhead == RUNTIME_BYTES + 2 * 5120 * 13824
-    first = NEEDS.stage(10, first=True)
-    assert first.weights - need.weights == 2 * 32000 * 5120
-    assert first.overhead == need.overhead
-    # With no layers yet, the embedding's original takes their place.
-    assert NEEDS.stage(0, first=True).overhead == RUNTIME_BYTES + 2 * 32000 * 5120
+    # With no layers yet, the head's original takes their place.
+    last = replace(NEEDS, head_last=True).stage(0, last=True)
+    assert last.overhead == RUNTIME_BYTES + 2 * 32000 * 5120
 
 
 def test_the_coordinator_holds_head_and_draft() -> None:
@@ -96,24 +94,33 @@ def test_while_the_head_is_loaded_its_original_is_there_too() -> None:
         assert (need.weights, need.overhead) == (held, RUNTIME_BYTES + original)
 
 
+def test_beside_a_stage_the_coordinator_has_loaded_its_models() -> None:
+    """The stage is started then (daemon.coordinator), so that the original of the head is gone."""
+    plain = Needs(replace(MODEL, draft=NO_DRAFT), 4096, 1)
+    loading, steady = plain.coordinator(), plain.coordinator(beside_stage=True)
+    assert (loading.weights, loading.cache) == (steady.weights, steady.cache)
+    logits = 3 * 4 * WIDEST_SEGMENT * 32000
+    assert loading.overhead == RUNTIME_BYTES + 2 * 32000 * 5120
+    assert steady.overhead == RUNTIME_BYTES - SHARED_BYTES + logits
+
+
 @pytest.mark.parametrize("layers", [2, 10])
 def test_the_head_is_counted_where_it_is(layers: int) -> None:
     there = replace(NEEDS, head_last=True)
     head = MODEL.costs.head.bytes
     here = NEEDS.coordinator()
     assert there.coordinator().weights == here.weights - head
-    assert there.stage(layers, False) == NEEDS.stage(layers, False)
-    assert there.stage(layers, True, True).weights == NEEDS.stage(layers, True).weights + head
-    total = there.stage(layers, False, True).total
-    assert there.most_layers(total, False, True) == layers
-    assert there.most_layers(total - 1, False, True) == layers - 1
-    assert there.most_layers(total, False) >= layers
+    assert there.stage(layers) == NEEDS.stage(layers)
+    assert there.stage(layers, True).weights == NEEDS.stage(layers).weights + head
+    total = there.stage(layers, True).total
+    assert there.most_layers(total, True) == layers
+    assert there.most_layers(total - 1, True) == layers - 1
+    assert there.most_layers(total) >= layers
 
 
-@pytest.mark.parametrize("first", [False, True])
 @pytest.mark.parametrize("layers", [0, 1, 7, 40])
-def test_so_many_layers_fit_and_not_one_more(layers: int, first: bool) -> None:
-    exactly = NEEDS.stage(layers, first).total
-    assert NEEDS.most_layers(exactly, first) == layers
-    assert NEEDS.most_layers(exactly - 1, first) == max(0, layers - 1)
-    assert NEEDS.most_layers(1000 * GIB, first) == 40
+def test_so_many_layers_fit_and_not_one_more(layers: int) -> None:
+    exactly = NEEDS.stage(layers).total
+    assert NEEDS.most_layers(exactly) == layers
+    assert NEEDS.most_layers(exactly - 1) == max(0, layers - 1)
+    assert NEEDS.most_layers(1000 * GIB) == 40

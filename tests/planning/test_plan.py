@@ -15,7 +15,7 @@ from edgespec.planning.architecture import Architecture
 from edgespec.planning.cost_model import ARCHITECTURES, COST_MODELS, NO_DRAFT, draft_costs_of
 from edgespec.planning.costs import NodeCosts
 from edgespec.planning.memory import GIB, Device, PlannedModel
-from edgespec.planning.plan import LEAST_GAIN, Plan, plan
+from edgespec.planning.plan import LEAST_GAIN, Plan, plan, ways
 from edgespec.planning.problem import (
     CHOSEN_ROWS,
     DRAFT_ROWS,
@@ -131,7 +131,6 @@ def test_the_head_on_the_last_stage_is_part_of_its_step() -> None:
         assert node.need.total <= node.device.memory
     both = plan(problem(4, context=512), HEADS)
     assert both.problem.head_last == (made.seconds * LEAST_GAIN < here.seconds)
-    assert both.elsewhere == here.seconds
 
 
 def test_a_head_that_fits_on_no_stage_is_refused_or_stays_where_it_is() -> None:
@@ -149,7 +148,6 @@ def test_a_head_that_fits_on_no_stage_is_refused_or_stays_where_it_is() -> None:
         plan(tight, (HEAD_ON_LAST_STAGE,))
     made = plan(tight, HEADS)
     assert not made.problem.head_last
-    assert made.elsewhere is None
 
 
 # --- layers on the coordinator's board ----------------------------------------------------------
@@ -188,19 +186,33 @@ def test_it_is_left_empty_where_that_is_faster() -> None:
 def test_one_board_may_be_the_whole_ring() -> None:
     made = plan(Problem(MODEL, Device("desk", AGX), ()))
     assert (made.split, made.with_stage) == ((40,), 1)
-    assert made.alone == ((made.problem.coordinator, made.seconds),)
+    assert made.is_alone
+    assert ways(made.problem) == (made,)
     assert refused(Problem(MODEL, Device("nano", NANO), ())) == (
-        "llama-2-13b (int4, 1 request(s) of 4096 tokens) does not fit: stage 1 (nano) needs 12.99 "
+        "llama-2-13b (int4, 1 request(s) of 4096 tokens) does not fit: stage 1 (nano) needs 12.59 "
         "GiB for 40 layer(s) beside the output head and the draft tinyllama-1.1b, has 6.50 GiB; "
         "add 2 device(s) like nano"
     )
 
 
 def test_boards_that_could_hold_the_model_alone_are_named() -> None:
-    made = plan(Problem(MODEL, Device("desk", AGX), (Device("a", AGX), *nanos(2))))
-    assert [device.name for device, _ in made.alone] == ["desk", "a"]
-    assert all(seconds >= made.seconds for _, seconds in made.alone)
-    assert plan(problem(4)).alone == ()
+    """One of each kind, the coordinator's own first; with what is left out of it."""
+    ring, own, alone = ways(Problem(MODEL, Device("desk", AGX), (Device("a", AGX), *nanos(2))))
+    assert not ring.with_stage
+    assert own.with_stage == len(own.split) > 1
+    assert alone.is_alone
+    assert [node.device.name for node in alone.nodes] == ["desk", "desk"]
+    assert [device.name for device, _ in alone.left_out] == ["a", "nano-1", "nano-2"]
+    assert [made.is_alone for made in ways(problem(4))] == [False, False]
+
+
+def test_a_draft_that_has_no_room_may_be_left_out() -> None:
+    tight = Problem(MODEL, with_memory("small", 1.2), (with_memory("large", 12.0),))
+    with pytest.raises(CapacityError):
+        ways(tight)
+    ring, alone = ways(tight, needs_draft=False)
+    assert [one.problem.model.draft.name for one in (ring, alone)] == ["", ""]
+    assert alone.nodes[0].device.name == "large"
 
 
 def test_a_coordinator_that_cannot_multiply_carries_nothing() -> None:
@@ -302,17 +314,17 @@ def refused(unfit: Problem) -> str:
 
 def test_two_boards_are_too_few_for_13_billion() -> None:
     assert refused(problem(1)) == (
-        "llama-2-13b (int4, 1 request(s) of 4096 tokens) does not fit: stage 2 (d0) needs 6.94 "
-        "GiB for 18 layer(s) beside the output head and the draft tinyllama-1.1b, has 6.50 GiB; "
-        "drop --context to 3008, or add 1 device(s) like d0"
+        "llama-2-13b (int4, 1 request(s) of 4096 tokens) does not fit: stage 1 (nano-1) needs 6.72 "
+        "GiB for 23 layer(s), has 6.50 GiB; drop --context to 3648, or use --quant nf4-dq, or "
+        "choose a draft of at most 0.41 GiB with its cache, or none, or add 1 device(s) like nano-1"
     )
 
 
 def test_a_long_context_can_be_dropped() -> None:
     message = refused(problem(2, context=16384))
-    assert "stage 2 (nano-2) needs 8.82 GiB for 15 layer(s), has 6.50 GiB" in message
-    assert "drop --context to 9152" in message
-    assert "add 2 device(s) like nano-2" in message
+    assert "stage 1 (nano-1) needs 8.82 GiB for 15 layer(s), has 6.50 GiB" in message
+    assert "drop --context to 9600" in message
+    assert "add 2 device(s) like nano-1" in message
 
 
 def test_a_coordinator_without_room_for_its_draft() -> None:
