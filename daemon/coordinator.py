@@ -206,6 +206,7 @@ def _build(
         live=config.live,
         lenses=read_lenses(config.hints, model.layers, model.head.config) if config.hints else None,
         vocabulary=int(model.head.config.vocab_size),
+        own_stage=config.with_stage,
     )
     codec = Tokenizer(model.tokenizer)
     _ = codec.bound  # found here, and not while the first prompt waits

@@ -417,6 +417,7 @@ def ring_world(
                 head_last=setup.head_last,
                 lenses=lenses_of(setup),
                 ends=tuple(block.end for block in loaded.blocks),
+                own_stage=setup.with_stage,
                 **queue,
             ),
             loaded.tokenizer,

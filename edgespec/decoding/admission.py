@@ -44,7 +44,8 @@ class Ring:
     output head is on the last stage, so that neither hidden rows nor PPD rows come back for a draft
     source. `live`: requests that are answered at once, at most. `lenses`: what stages read their
     rows with, to give hints; `ends`: the layer behind each stage's last, until a RingUp says so.
-    `vocabulary`: how many tokens the model has.
+    `vocabulary`: how many tokens the model has. `own_stage`: the stage on the coordinator's device,
+    0: none.
     """
 
     stages: int
@@ -62,6 +63,7 @@ class Ring:
     lenses: Lenses | None = None
     ends: tuple[int, ...] = ()
     vocabulary: int = 1 << 31
+    own_stage: int = 0
 
     def __post_init__(self) -> None:
         assert self.live >= 1

@@ -78,7 +78,7 @@ class CoordinatorMachine:
         self.rows = RowAccount(ring.kept_rows, ring.shares_prefixes)
         self._numbers = 0
         self._flights = Flights(ring.stages, ring.vocabulary)
-        d0 = D0Times()
+        d0 = D0Times(ring.own_stage)
         self._scheduler = Scheduler(self._flights, d0, self.rows)
         self.live = self._scheduler.told
         self.rows_told = lambda: self.rows.told(self._scheduler.rows)

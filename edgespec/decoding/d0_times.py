@@ -7,7 +7,7 @@ once, for all their rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from edgespec.policy.estimates import RingEstimates, RowTimes
@@ -64,9 +64,10 @@ class _Lane:
 
 
 class D0Times:
-    """The books of one coordinator's heads and drafts."""
+    """The books of one coordinator's heads and drafts; `own_stage`: see decoding.admission.Ring."""
 
-    def __init__(self) -> None:
+    def __init__(self, own_stage: int = 0) -> None:
+        self.own_stage = own_stage
         self._heads = _Lane(lambda estimates: estimates.head)
         self._drafts = _Lane(lambda estimates: estimates.draft)
         self._draft_ended = 0.0
@@ -97,6 +98,13 @@ class D0Times:
         seconds = max(now - self._drafts.began - self._head_seconds, 0.0)
         self._drafts.ends(owner, seconds, now, further)
         self._draft_ended, self._head_seconds = now, 0.0
+
+    def stages_ran(self, ran: Sequence[tuple[int, float]]) -> None:
+        """Each stage in turn computed so many rows in so many seconds. Drafts that are not done
+        have waited for the one on this device: what they take says nothing of a pass."""
+        if 0 < self.own_stage <= len(ran):
+            drafts = self._drafts.open
+            self._drafts.open = {one: replace(work, rows=0) for one, work in drafts.items()}
 
     def forget(self, request: int) -> None:
         """The request has ended: what is still at work for it is not waited for."""

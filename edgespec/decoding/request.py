@@ -81,8 +81,7 @@ class Request:
         self.answer = answer
         self.stats = RequestStats()
         self.estimates = shared.estimates.setdefault(policy.name, RingEstimates())
-        self.last_position = self.capacity = 0
-        self.recoveries = 0
+        self.last_position = self.capacity = self.recoveries = 0
         self.waiting_since = 0.0  # for a ring that was lost
         self.told = ""  # what its client was told last that it waits for
         self.begins_with = ""  # what it is told as it starts once more
@@ -250,6 +249,7 @@ class Request:
         return RequestView(
             tree=self.tree,
             stages=self.flights.clock.stages,
+            own_stage=self.d0.own_stage,
             in_flight=self.in_flight,
             verifying=int(self.head_job is not None),
             drafting=self.draft is not None,

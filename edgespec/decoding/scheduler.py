@@ -106,6 +106,7 @@ class Scheduler:
         how many seconds, is learnt once for each policy that had a part in it."""
         live = [self._live[number] for number in flight.requests if number in self._live]
         ran = [(time.rows, time.seconds) for time in segment.cost]
+        self._d0.stages_ran(ran)
         for estimates in {id(r.estimates): r.estimates for r in live}.values():
             estimates.segment(ran, self._flights.clock.stages)
         return self.step([(one.flight.request, one) for one in flight.landed(segment)], now)

@@ -21,7 +21,8 @@ class RequestView:
     draft deeper gave nothing new. `depth_left`: levels below the root whose target tokens could
     still be used. `queued`: segments that the first stage has not handed on yet. `ahead`: rows of
     the segment sent last, 0 after a miss and while the root is unsent. `estimates`: what was learnt
-    of the ring and the draft source.
+    of the ring and the draft source. `own_stage`: the stage on the draft source's device, 0: none;
+    its work goes first there.
     """
 
     tree: DraftTree
@@ -35,6 +36,7 @@ class RequestView:
     queued: int
     ahead: int
     estimates: RingEstimates
+    own_stage: int = 0
 
 
 @dataclass(frozen=True, slots=True)

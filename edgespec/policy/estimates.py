@@ -324,6 +324,12 @@ class RingEstimates:
         hits = sum(n for rank, n in self.ranks.items() if rank is not None and rank < width)
         return hits / self.levels
 
+    def rank_shares(self, width: int, tries: float) -> list[float]:
+        """Share of levels whose guess of each rank was right, the best `width` of them; `tries`:
+        levels whose best guess is taken to have been right before any was seen."""
+        seen = [self.ranks[rank] + (0.0 if rank else tries) for rank in range(width)]
+        return [count / (self.levels + tries) for count in seen]
+
     def verified(self, sampling: object, step: Advance) -> None:
         """Guesses that were asked for with that way of sampling turned out right or wrong."""
         calibration = self.calibration(sampling)

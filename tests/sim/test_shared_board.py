@@ -159,25 +159,62 @@ class _LongPasses(FixedDurations):
         return sum(0.5 + one.rows / 128 for one in work if isinstance(one, DraftPass))
 
 
+class _Pass(FixedDurations):
+    """A pass of the draft takes a sixteenth of a second, a block a little more for more rows."""
+
+    def coordinator(self, effect: Effect, done: Event | None, work: tuple[DraftWork, ...]) -> float:
+        """The head's time, or the passes'."""
+        passes = sum(isinstance(one, DraftPass) for one in work)
+        return self.head if isinstance(effect, RunHead) else passes / 16
+
+    def stage(self, number: int, effect: Effect, done: Event | None) -> float:
+        """A further row costs a hundredth."""
+        rows = len(effect.rows) if isinstance(effect, RunBlock) else 0
+        return super().stage(number, effect, done) * (0.99 + rows / 100)
+
+
 @pytest.mark.parametrize("accuracy", [0.1, 0.4])
 def test_where_guesses_take_the_stage_s_time_plain_decoding_is_kept(
     accuracy: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What steps and passes take does not tell it: what tokens take does."""
+    """What steps and passes take does not tell it, as long as the coordinator does not know whose
+    device it is on: what tokens take does."""
     ask, codec = submit(limit=400, policy="adaptive"), ToyCodec()
     plain = plain_answer(codec, ask, 2, 2000).token_ids
 
-    def seconds() -> float:
+    def seconds(told: bool) -> float:
         oracle = Oracle(random.Random(1), accuracy)
         oracle.tell([*codec.encode(ask.prompt), *plain])
-        world = toy_world(_LongPasses((0.25, 0.25), head=0.0625), draft=oracle, with_stage=1)
+        world = toy_world(
+            _LongPasses((0.25, 0.25), head=0.0625), draft=oracle, with_stage=1, told=told
+        )
         world.submit(ask)
         world.run()
         (end,) = [one.message for one in world.replies if isinstance(one.message, Finished)]
         assert end.token_ids == plain
         return world.replies[-1].at
 
-    with_pace, alone = seconds(), 400 * 0.5625
+    with_pace, alone = seconds(told=False), 400 * 0.5625
     assert with_pace < 1.12 * alone
     monkeypatch.setattr(Pace, "learn", lambda *_: None)
-    assert seconds() > 1.3 * alone
+    assert seconds(told=False) > 1.3 * alone
+    assert seconds(told=True) < 1.02 * alone
+
+
+@pytest.mark.parametrize(
+    ("stages", "accuracy", "least"), [((0.5,), 0.67, 1.6), ((0.25, 0.25), 0.9, 1.95)]
+)
+def test_drafts_get_their_turn_beside_the_last_stage(
+    stages: tuple[float, ...], accuracy: float, least: float
+) -> None:
+    """Though blocks go first, and one follows on the other where nothing waits for a guess."""
+    ask, codec = submit(limit=60, policy="adaptive"), ToyCodec()
+    plain = plain_answer(codec, ask, len(stages), 2000).token_ids
+    oracle = Oracle(random.Random(1), accuracy)
+    oracle.tell([*codec.encode(ask.prompt), *plain])
+    world = toy_world(_Pass(stages, head=0.0625), draft=oracle, with_stage=len(stages))
+    world.submit(ask)
+    world.run()
+    (end,) = [one.message for one in world.replies if isinstance(one.message, Finished)]
+    assert end.token_ids == plain
+    assert world.replies[-1].at < 60 * 0.5625 / least

@@ -74,8 +74,10 @@ def toy_world(
     network: Network | None = None,
     recovery: float = 60.0,
     with_stage: int = 0,
+    told: bool = True,
 ) -> World:
-    """A ring of toy stages: as many as there are fixed durations, or as the network has."""
+    """A ring of toy stages: as many as there are fixed durations, or as the network has. `told`:
+    whether the coordinator knows of `with_stage`."""
     if network is None:
         assert isinstance(durations, FixedDurations)
         network = Network.even(len(durations.stages), link or LinkSpec(), control)
@@ -91,7 +93,11 @@ def toy_world(
             for at in range(count)
         ]
 
-    ring = Ring(count, 2000, "oracle" if draft else "", prefill_chunk, recovery=recovery)
+    ring = Ring(
+        *(count, 2000, "oracle" if draft else "", prefill_chunk),
+        recovery=recovery,
+        own_stage=with_stage if told else 0,
+    )
     return World(
         CoordinatorMachine(ring, ToyCodec()),
         CoordinatorParts(FakeHead(VOCABULARY), draft),
