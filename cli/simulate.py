@@ -107,6 +107,11 @@ def simulate(
         "--d0-free",
         help="Head, choosing, ranking and drafts take D0 no time: what the ring alone could do.",
     ),
+    loop_free: bool = typer.Option(
+        False,
+        "--loop-free",
+        help="The coordinator's own loop, which is Python, takes no time.",
+    ),
     model: str = options.MODEL,
     draft: str = options.DRAFT,
     hints: str = options.HINTS,
@@ -180,6 +185,7 @@ def simulate(
         sampling=sampling.sampling,
         row_price=_price(row_price),
         d0_free=d0_free,
+        loop_free=loop_free,
         with_stage=stages if with_stage == LAST_STAGE else with_stage or 0,
         head=head,
         load=Load(live or DEFAULT_LIVE) if recording is not None else load,
@@ -345,7 +351,8 @@ def _instead(setup: Setup) -> str:
         price = setup.row_price
         of = "what the data sheet allows" if price == DATA_SHEET else f"{price:g} of a step of one"
         told += f"; a further row costs {of}"
-    return told + ("; D0's own work costs nothing" if setup.d0_free else "")
+    told += "; D0's own work costs nothing" if setup.d0_free else ""
+    return told + ("; D0's loop costs nothing" if setup.loop_free else "")
 
 
 # --- replays and campaigns ----------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from edgespec.backends.emulated import DeviceTime
+from edgespec.backends.loop_time import loop_of
 from edgespec.backends.timed import CoordinatorDurations, StageDurations, segment_bytes
 from edgespec.config import Emulation
 from edgespec.daemon.profiles import profile_named
@@ -60,7 +61,9 @@ def coordinator_pace(
     costs: RingCosts, draft: DraftSource | None, device: DeviceTime | None = None
 ) -> NodePace:
     """`device`: if it shares its time with a stage."""
-    return NodePace(CoordinatorDurations(costs.coordinator, draft), _links(costs, 0), device)
+    loop = loop_of(costs.coordinator.profile)
+    durations = CoordinatorDurations(costs.coordinator, draft, loop)
+    return NodePace(durations, _links(costs, 0), device, loop)
 
 
 def stage_pace(costs: RingCosts, stage: int, device: DeviceTime | None = None) -> NodePace:

@@ -38,6 +38,7 @@ from edgespec.daemon.layer_times import (
     shape_of,
 )
 from edgespec.daemon.logit_times import measure_logits
+from edgespec.daemon.loop_times import measure_loop
 from edgespec.daemon.memory import Available, available_memory
 from edgespec.daemon.precision import quantisation_for
 from edgespec.daemon.profile_figures import (
@@ -206,6 +207,8 @@ def measure(
     choosing, ranking, noise = measure_logits(
         session.device, session.conditions, _LOGITS_SHARE * request.seconds
     )
+    say("the coordinator's own loop")
+    loop = measure_loop(session.conditions, request.seconds)
     times = _layers(session, shape, usable, memory.per_second)
     chosen = best_four_bit(times)
     overlaps = session.device.type == "cuda"
@@ -233,6 +236,7 @@ def measure(
         copy_bandwidth=figures.copy_bandwidth(gather),
         link_latency=latency,
         link_bandwidth=bandwidth,
+        loop_seconds=loop,
         quantisation=chosen,
         kernels=row_math(session.device, compute_dtype(session.dtype), False).kernels,
         quantisations={name: figures.table(name) for name in times if name != SIXTEEN_BIT},

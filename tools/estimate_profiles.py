@@ -2,6 +2,7 @@
 
     python tools/estimate_profiles.py [FOLDER]     writes NAME.json for every profile
     python tools/estimate_profiles.py --table      prints block times as Markdown
+    python tools/estimate_profiles.py --loop       measures here what LOOP below has
 
 **Boards with a GPU** stand on what others measured on them, with other engines: the share of the
 data sheet's memory bandwidth that a pass of one row reaches, and what a further row costs. The
@@ -32,10 +33,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from edgespec.daemon.loop_times import measure_loop
 from edgespec.planning.cost_model import COST_MODELS, packed_bytes
 from edgespec.planning.costs import NodeCosts
 from edgespec.planning.operations import USUAL_OPERATIONS
-from edgespec.planning.profile import ROWS, Figure, LogitTime, LogitTimes, Profile, RowTable
+from edgespec.planning.profile import (
+    ROWS,
+    Figure,
+    LogitTime,
+    LogitTimes,
+    LoopSeconds,
+    Profile,
+    RowTable,
+)
 
 # --- what every estimate assumes ----------------------------------------------------------------
 
@@ -72,6 +82,8 @@ X86_RANKING = {
     "filtered": (0.25e-3, 10.5e-3),
 }
 X86_NOISE = 6.4e-3  # of 10^6 tokens
+LOOP = LoopSeconds(0.2e-3, 5.4e-6, "one core of an Intel Xeon of 2023 (family 6, model 207)")
+"""The coordinator's loop, as --loop measured it there."""
 A78_CYCLES = 6e9
 """How many cycles of a Cortex-A78AE do the work of a second of that core: taken for four times the
 time at the 1.5 GHz of an Orin Nano, in the middle of three to five; no board was at hand."""
@@ -429,6 +441,13 @@ def estimated(board: Board) -> Profile:
         link_bandwidth=Figure(
             int(LINK_BANDWIDTH), f"estimated: what TCP carries over {board.ethernet}"
         ),
+        loop_seconds=LoopSeconds(
+            tidy(board.slowness * LOOP.event),
+            tidy(board.slowness * LOOP.row),
+            f"estimated: {LOOP.event * 1e3:g} ms for an event and {LOOP.row * 1e6:g} µs for a row, "
+            f"measured on {LOOP.origin} as `edgespec profile` does, times of the thread, times "
+            f"{board.slowness:.3g} for {board.core}: the factor that launch_seconds has",
+        ),
     )
 
 
@@ -486,6 +505,7 @@ def flowspec() -> Profile:
         copy_bandwidth=as_estimated(same.copy_bandwidth),
         link_latency=Figure(FLOWSPEC_LINK_LATENCY, FLOWSPEC_ORIGIN),
         link_bandwidth=Figure(int(FLOWSPEC_LINK_BANDWIDTH), FLOWSPEC_ORIGIN),
+        loop_seconds=LoopSeconds(0, 0, nothing),
     )
 
 
@@ -506,7 +526,11 @@ def main() -> None:
     home = Path(__file__).resolve().parent.parent / "profiles"
     parser.add_argument("folder", nargs="?", type=Path, default=home)
     parser.add_argument("--table", action="store_true", help="print block times, write nothing")
+    parser.add_argument("--loop", action="store_true", help="measure the loop, write nothing")
     options = parser.parse_args()
+    if options.loop:
+        print(measure_loop("measured here", 60.0))
+        return
     profiles = [*map(estimated, BOARDS), flowspec()]
     if options.table:
         print(markdown(profiles))

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from edgespec.backends.compute import INTERRUPTIBLE
 from edgespec.backends.jobs import Drafts, ReadPart, RunHeads, effects_of, events_of
+from edgespec.backends.loop_time import LoopTime
 from edgespec.decoding.effects import (
     CloseCache,
     CloseDraft,
@@ -77,6 +78,8 @@ class TokenTimes:
 
     def __init__(self, costs: NodeCosts) -> None:
         self._costs = costs
+        self.host = 0.0
+        """Of what was chosen last: seconds on the host, where the token of each row is taken."""
         self._made: OrderedDict[tuple[int, int], None] = OrderedDict()  # seed and position
 
     def chosen(self, effect: RunHead | RunHeads, done: Event | None) -> float:
@@ -84,10 +87,12 @@ class TokenTimes:
         that it looked at."""
         walks = [one for one in effects_of(effect) if isinstance(one, RunHead)]
         seconds = self._costs.head_seconds(sum(walk.hidden.shape[0] for walk in walks))
+        self.host = 0.0
         for walk, event in zip(walks, events_of(done), strict=False):
             if isinstance(event, HeadDone):
                 for part in self._walked(walk, event):
                     seconds += part
+                    self.host += part
         return seconds
 
     def _walked(self, walk: RunHead, done: HeadDone) -> Iterator[float]:
@@ -213,9 +218,13 @@ class StageDurations:
 class CoordinatorDurations:
     """What the coordinator's compute effects cost on its device."""
 
-    def __init__(self, costs: NodeCosts, draft: DraftSource | None = None) -> None:
+    def __init__(
+        self, costs: NodeCosts, draft: DraftSource | None = None, loop: LoopTime | None = None
+    ) -> None:
+        """`loop`: whose work beside a job the next one is charged (see LoopTime)."""
         self._costs = costs
         self._draft = draft
+        self.loop = loop
         self._context: dict[int, int] = {}  # rows that a request's draft attends to
         self._taking = TokenTimes(costs)
         self._captures = Captures()
@@ -246,7 +255,9 @@ class CoordinatorDurations:
                 self._context.pop(request, None)
                 return 0.0
             case RunHead() | RunHeads():
-                return self._taking.chosen(effect, done)
+                seconds = self._taking.chosen(effect, done)
+                held_up = 0.0 if self.loop is None else self.loop.held_up(self._taking.host)
+                return seconds + held_up
             case ReadPart(request, context):
                 self._context[request] = len(context)
                 self._parts = self._worked(work, request, 0)
@@ -256,7 +267,14 @@ class CoordinatorDurations:
                 self._parts = self._worked(work, drafts[0].request, sum(chains))
             case _:
                 raise TypeError(f"a coordinator computes no {type(effect).__name__}")
+        if self.loop is not None and self._parts:
+            launched = sum(self._launched(one) for one in work if isinstance(one, DraftPass))
+            self._parts[0] += self.loop.held_up(launched)
         return sum(self._parts)
+
+    def _launched(self, one: DraftPass) -> float:
+        """Seconds of the host for launching a pass operation by operation."""
+        return self._costs.capture_seconds(self._costs.model.draft_of(one.source, one.form).layers)
 
     def _told(self, draft: Draft) -> int:
         """Learn how long a draft's context is; how many rows of PPD tokens it brings."""
@@ -285,6 +303,5 @@ class CoordinatorDurations:
     def _capture(self, one: DraftPass, request: int, seen: int, replayed: float) -> float:
         """Seconds that a pass takes beside one that was captured before."""
         shape = self._costs.draft_shape(one.rows, seen, one.source)
-        layers = self._costs.model.draft_of(one.source, one.form).layers
-        launched = self._costs.capture_seconds(layers)
+        launched = self._launched(one)
         return self._captures.beside(request, shape and (one.source, shape), replayed, launched)

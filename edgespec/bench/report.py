@@ -25,7 +25,8 @@ class Played:
     """One policy's answers to all prompts, in order.
 
     `elapsed`: virtual seconds from the first submission until the ring was empty; `busy`: seconds
-    in which D0, V1 … VN computed. `load`: under which; `courses`: of each answer under it.
+    in which D0, V1 … VN computed. `load`: under which; `courses`: of each answer under it. `loop`:
+    seconds that D0's own loop was charged, None where it was not.
     """
 
     answers: tuple[Finished, ...]
@@ -33,6 +34,7 @@ class Played:
     busy: tuple[float, ...]
     load: Load | None = None
     courses: tuple[Course, ...] = ()
+    loop: float | None = None
 
     @property
     def tokens(self) -> list[tuple[int, ...]]:
@@ -72,6 +74,7 @@ class Run:
     trips: float
     tokens_per_trip: float
     coordinator_busy: float
+    loop_ms_per_token: float | None
     stage_busy: tuple[float, ...]
     rows_sent: int
     rows_wasted: int
@@ -123,6 +126,7 @@ def run_of(
         trips=trips,
         tokens_per_trip=_ratio(new_tokens, trips),
         coordinator_busy=busy[0],
+        loop_ms_per_token=None if played.loop is None else 1e3 * _ratio(played.loop, new_tokens),
         stage_busy=tuple(busy[1:]),
         rows_sent=sum(answer.rows_sent for answer in answers),
         rows_wasted=sum(answer.rows_wasted for answer in answers),

@@ -72,9 +72,10 @@ class Setup:
     profiles' own, but for those on D0's device. `split`: layers of the cost model that each stage
     is charged for; none given: evenly. `with_stage`: the stage on D0's device, 0: none.
     `row_price`: see planning.costs.NodeCosts. `d0_free`: head, choosing, ranking and drafts take no
-    time. `head`: where the output head is, one of config.HEADS. `load`: how many requests come at
-    once; None: one after the other, each on an idle ring. `hints`: the folder of what the stages
-    read rows with, to give hints; "": they give none. Raises ConfigError for what cannot run.
+    time; `loop_free`: nor does the coordinator's own loop. `head`: where the output head is, one of
+    config.HEADS. `load`: how many requests come at once; None: one after the other, each on an idle
+    ring. `hints`: the folder of what the stages read rows with, to give hints; "": they give none.
+    Raises ConfigError for what cannot run.
     """
 
     model: str
@@ -90,6 +91,7 @@ class Setup:
     with_stage: int = 0
     row_price: RowPrice | None = None
     d0_free: bool = False
+    loop_free: bool = False
     head: str = HEAD_ON_COORDINATOR
     load: Load | None = None
     hints: str = ""
@@ -169,6 +171,7 @@ class Setup:
             "link": None if self.link is None else structs.asdict(self.link),
             "row_price": self.row_price,
             "d0_free": self.d0_free,
+            "loop_free": self.loop_free,
             "dtype": self.dtype,
             "max_new_tokens": self.max_new_tokens,
             **asdict(self.sampling),
@@ -287,7 +290,8 @@ def played_in(asking: Asking) -> Played:
     """What has come of it so far."""
     world, load = asking.world, asking.setup.load
     courses = () if load is None else asking.courses
-    return Played(tuple(asking.answers), world.now, tuple(world.busy_seconds), load, courses)
+    busy, loop = tuple(world.busy_seconds), world.loop_seconds
+    return Played(tuple(asking.answers), world.now, busy, load, courses, loop)
 
 
 # --- the ring -----------------------------------------------------------------------------------
@@ -438,7 +442,7 @@ def ring_world(
         ),
         device,
         make_stages,
-        CostDurations(setup.costs(), setup.d0_free),
+        CostDurations(setup.costs(), setup.d0_free, setup.loop_free),
         setup.network(),
         faults,
         seed=setup.sampling.seed,

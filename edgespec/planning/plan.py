@@ -12,7 +12,7 @@ from edgespec.planning.cost_model import NO_DRAFT
 from edgespec.planning.costs import RingCosts, ring_costs
 from edgespec.planning.layout import Layout, fastest
 from edgespec.planning.memory import Device, Need, gib
-from edgespec.planning.problem import Problem, head_seconds
+from edgespec.planning.problem import Problem, head_seconds, trip_loop_seconds
 from edgespec.planning.refusal import refusal
 
 LEAST_GAIN = 1.01
@@ -81,7 +81,9 @@ class Plan:
             for link, size in zip(costs.links, nbytes, strict=True)
         )
         stages = sum(stage.block_seconds(1, seen) for stage in costs.stages)
-        return stages + links + head_seconds(costs.stages[-1] if last else costs.coordinator, 1, 1)
+        head = head_seconds(costs.stages[-1] if last else costs.coordinator, 1, 1)
+        loop = trip_loop_seconds(costs.coordinator.profile, len(costs.stages), last)
+        return stages + links + head + loop
 
 
 def plan(problem: Problem, heads: Sequence[str] = (HEAD_ON_COORDINATOR,)) -> Plan:
@@ -175,7 +177,8 @@ def _layout(problem: Problem, must: int = -1) -> Layout | None:
 def _seconds(problem: Problem, layout: Layout) -> float:
     """Seconds a token: what the layout decides, and what D0 adds whatever it is."""
     weights = problem.weights
-    decided = weights.step * layout.slowest + weights.trip * layout.trip + layout.price
+    loop = trip_loop_seconds(problem.coordinator.profile, len(layout.order), problem.head_last)
+    decided = weights.step * layout.slowest + weights.trip * (layout.trip + loop) + layout.price
     return decided + problem.fixed_seconds()
 
 

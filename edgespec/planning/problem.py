@@ -12,6 +12,7 @@ from edgespec.errors import ConfigError
 from edgespec.planning.costs import LOCAL_LINK, NodeCosts, RingCosts, link_between
 from edgespec.planning.layout import Candidate, End, LinkTimes, fits
 from edgespec.planning.memory import Device, Needs, PlannedModel
+from edgespec.planning.profile import Profile
 
 MOST_DEVICES = 17
 """A coordinator and 16 others."""
@@ -190,6 +191,13 @@ def coordinator_step(node: NodeCosts, seen: int, head_last: bool = False) -> flo
     draft pass and its ranking."""
     draft = node.draft_seconds(DRAFT_ROWS, seen) + node.rank_seconds(DRAFT_ROWS, "greedy")
     return draft if head_last else head_seconds(node, *_HEAD_ROWS) + draft
+
+
+def trip_loop_seconds(profile: Profile, stages: int, head_last: bool) -> float:
+    """What the coordinator's loop adds to a trip: a row comes home, with its credit from a single
+    stage, and the next one leaves; behind a head, if that is not on the last stage."""
+    loop = profile.loop_seconds
+    return ((2 - head_last + (stages == 1)) * loop.event + 2 * loop.row) if loop else 0.0
 
 
 def head_seconds(node: NodeCosts, rows: int, chosen: int) -> float:

@@ -108,6 +108,18 @@ class LogitTimes(FileStruct, frozen=True):
         return {"greedy": self.greedy, "sampled": self.sampled, "filtered": self.filtered}[way]
 
 
+class LoopSeconds(FileStruct, frozen=True):
+    """Seconds that the coordinator's own loop takes: for an event, and for each row that comes or
+    goes with it (see backends.loop_time)."""
+
+    event: NotNegative
+    row: NotNegative
+    origin: Text
+
+    def seconds(self, rows: int) -> float:
+        return self.event + self.row * rows
+
+
 class Profile(FileStruct, frozen=True, kw_only=True):
     """One device (profiles/README.md has the file format). Bytes, seconds, bytes a second.
 
@@ -124,8 +136,9 @@ class Profile(FileStruct, frozen=True, kw_only=True):
     token after one row of logits, on the host; `ranking`: the best guesses of some rows at once,
     where the draft's logits are; both without making noise. `noise`: making that of one position,
     for 10^6 tokens. `copy_bandwidth`: at which attention reads cache rows and a gather moves them.
-    `link_latency`: one way, from application to application. `cost_model`: the model that the
-    figures were fitted with, used when the user names none; "" if they fit any.
+    `link_latency`: one way, from application to application. `loop_seconds`: of the coordinator's
+    own Python; None: free, as in profiles measured before there was such a figure. `cost_model`:
+    the model that the figures were fitted with, used when the user names none; "" if they fit any.
 
     Known only from measurements on a device; empty or None in other profiles:
     `quantisations`: a table for each quantisation that runs here, by name, for 10^9 bytes as
@@ -153,6 +166,7 @@ class Profile(FileStruct, frozen=True, kw_only=True):
     link_latency: Figure
     four_bit: RowTable
     sixteen_bit: RowTable
+    loop_seconds: LoopSeconds | None = None
     quantisation: str = ""
     kernels: str = ""
     quantisations: dict[str, RowTable] = field(default_factory=dict)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from edgespec.backends.emulated import DeviceTime, Emulated
+from edgespec.backends.loop_time import LoopTime
 from edgespec.backends.timed import EffectDurations
 from edgespec.net.emulated_link import LinkPace, PacedTransport
 from edgespec.runtime.node import RingNode
@@ -17,11 +19,12 @@ from edgespec.wire.messages import Assign
 @dataclass(frozen=True, slots=True)
 class NodePace:
     """The times that a node's compute and its links keep to; `device`: whose time it shares
-    with another node, if it does."""
+    with another node, if it does; `loop`: of a coordinator's own loop, if that is charged."""
 
     durations: EffectDurations
     links: LinkPace
     device: DeviceTime | None = None
+    loop: LoopTime | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +46,8 @@ class Instrumentation:
             self.transport.compute_ends = lambda: held.ends_at
             node.worker.await_turn = held.await_turn
             node.worker.ended_at = lambda: held.free_at
+            if pace.loop is not None:
+                node.charge_loop(pace.loop, lambda: math.isfinite(held.ends_at))
             perform = held.perform
         if self.trace is not None:
             self.trace.node = assign.stage if assign else 0

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 
 from edgespec.backends.compute import COMPUTE
+from edgespec.backends.loop_time import LoopTime, is_charged
 from edgespec.config import Address
 from edgespec.decoding.effects import AbortBlock, Draft, Renew, RunHead, SendRing
 from edgespec.decoding.events import SegmentArrived
@@ -118,6 +119,8 @@ class RingNode(ABC):
         self._renewed = self._no_tick_until = float("-inf")
         self.happened_at = time.monotonic()
         """When what is being handled now happened: emulated times count from there."""
+        self._loop: LoopTime | None = None
+        self._is_computing: Callable[[], bool] = lambda: False
 
     # --- what each kind of node does ----------------------------------------------------------
 
@@ -167,6 +170,11 @@ class RingNode(ABC):
             self._shutdown()
         return self.ended
 
+    def charge_loop(self, loop: LoopTime, is_computing: Callable[[], bool]) -> None:
+        """From now on events are taken up, and what comes of them leaves, when an emulated loop
+        would have; `is_computing`: whether the worker is at a job, as charged."""
+        self._loop, self._is_computing = loop, is_computing
+
     def end(self, reason: str, failed: bool) -> None:
         """Leave the loop after this step; the first reason counts."""
         if self.ended is None:
@@ -195,10 +203,21 @@ class RingNode(ABC):
             for self.happened_at, event, ring_key in events:
                 if ring_key and ring_key != self.transport.ring_key:
                     continue  # what was read with it has begun another ring
-                at = self.happened_at - stood_still
-                self.perform_all(self.guarded(self.route, event, at), at)
+                self._take(event, stood_still)
         self._look_at_ring(read)
         self._look_at_renewal(now)
+
+    def _take(self, event: Event, stood_still: float) -> None:
+        """Hand on an event, and carry out what comes of it."""
+        loop = self._loop if is_charged(event) else None
+        if loop is not None:
+            self.happened_at = loop.starts(self.happened_at)
+        at = self.happened_at - stood_still
+        effects = self.guarded(self.route, event, at)
+        if loop is not None:
+            beside = self._is_computing()
+            self.happened_at = loop.ends(event, effects, self.happened_at, beside=beside)
+        self.perform_all(effects, at)
 
     def _on_signal(self, number: int, frame: object) -> None:
         self.end(f"stopped by {signal.Signals(number).name}", failed=False)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from edgespec.backends.compute import FIRST
+from edgespec.backends.loop_time import LoopTime, loop_of
 from edgespec.backends.timed import CoordinatorDurations, StageDurations, segment_bytes
 from edgespec.machines.effects import Effect, RunBlock
 from edgespec.machines.events import Event
@@ -18,7 +19,10 @@ from edgespec.wire.segment import Segment
 
 
 class Durations(Protocol):
-    """What a run charges; stages are numbered from 1."""
+    """What a run charges; stages are numbered from 1. `loop`: of the coordinator's own loop, of one
+    world; None: it takes no time."""
+
+    loop: LoopTime | None
 
     def coordinator(self, effect: Effect, done: Event | None, work: tuple[DraftWork, ...]) -> float:
         """Seconds of a coordinator's effect; `done`: what came of it; `work`: what the draft did
@@ -39,10 +43,11 @@ class Durations(Protocol):
 class CostDurations:
     """What the devices of `costs` would take, whatever small model stands in for the real one."""
 
-    def __init__(self, costs: RingCosts, d0_free: bool = False) -> None:
-        """`d0_free`: nothing that the coordinator does takes time."""
+    def __init__(self, costs: RingCosts, d0_free: bool = False, loop_free: bool = False) -> None:
+        """`d0_free`: no model on the coordinator takes time; `loop_free`: nor does its loop."""
         self._costs, self._d0_free = costs, d0_free
-        self._coordinator = CoordinatorDurations(costs.coordinator)
+        self.loop = None if loop_free else loop_of(costs.coordinator.profile)
+        self._coordinator = CoordinatorDurations(costs.coordinator, loop=self.loop)
         self._stages = [StageDurations(stage) for stage in costs.stages]
 
     def coordinator(self, effect: Effect, done: Event | None, work: tuple[DraftWork, ...]) -> float:
@@ -90,6 +95,7 @@ class RandomDurations:
         self._draft = draft
         self._stages = stages
         self._layers = layers
+        self.loop: LoopTime | None = None
         self._passes = 0  # of the last draft
 
     def coordinator(self, effect: Effect, done: Event | None, work: tuple[DraftWork, ...]) -> float:

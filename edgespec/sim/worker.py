@@ -141,6 +141,10 @@ class VirtualWorker:
         return self._running is None and self.lane is None
 
     @property
+    def is_at_work(self) -> bool:
+        return self._running is not None
+
+    @property
     def lane(self) -> int | None:
         """Of what waits for its turn first; None if nothing does."""
         if self._interrupted is not None and not self._head_waits:

@@ -7,8 +7,9 @@ equal worlds run alike.
 from __future__ import annotations
 
 import random
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from operator import add
@@ -124,6 +125,9 @@ class World:
         self._tick: Booking | None = None
         self._beats: Booking | None = None
         self._renewed = float("-inf")
+        self._loop = durations.loop
+        self._events: deque[Event] = deque()  # that wait for D0's loop, if that takes time
+        self._takes_events = False
         self._busy = [0.0] * len(network.ring)
         self._turns = [Turns() for _ in network.ring]
         self._turns[with_stage] = self._turns[0]
@@ -186,6 +190,11 @@ class World:
         """How long each node has computed: the coordinator's, then the stages'."""
         present = [worker.busy for worker in self._workers] or [0.0] * (len(self._busy) - 1)
         return [self._head.busy, *map(add, self._busy[1:], present)]
+
+    @property
+    def loop_seconds(self) -> float | None:
+        """How long D0's own loop has worked; None if it takes no time."""
+        return None if self._loop is None else self._loop.busy
 
     # --- what happens -------------------------------------------------------------------------
 
@@ -341,11 +350,49 @@ class World:
     # --- machines -----------------------------------------------------------------------------
 
     def _handle(self, node: int, event: Event) -> None:
+        if node == 0 and self._loop is not None:
+            self._events.append(event)
+            self._wake_loop()
+            return
         machine = self.stages[node - 1].machine if node else self.coordinator
         self._dispatch(node, machine.handle(event, self.now))
         if node == 0:
             self._book_tick()
         self._look(node)
+
+    def _wake_loop(self) -> None:
+        if self._events and not self._takes_events:
+            self._takes_events = True
+            self._clock.book(self.now, self._turn_loop)  # behind all that happens at this time
+
+    def _turn_loop(self) -> None:
+        """D0's loop takes up all that waits. What several events ask of the models may be one job:
+        it begins when all are done."""
+        events, self._events = self._events, deque()
+        gathered = ExitStack()
+        if len(events) > 1:
+            gathered.enter_context(self._turns[0].gathering())
+        self._take_event(events, gathered)
+
+    def _take_event(self, events: deque[Event], gathered: ExitStack) -> None:
+        assert self._loop is not None
+        event = events.popleft()
+        effects = self.coordinator.handle(event, self.now)
+        end = self._loop.ends(event, effects, self.now, beside=self._head.is_at_work)
+        self._clock.book(end, self._event_taken, effects, events, gathered)
+
+    def _event_taken(
+        self, effects: list[Effect], events: deque[Event], gathered: ExitStack
+    ) -> None:
+        self._dispatch(0, effects)
+        self._book_tick()
+        self._look(0)
+        if events:
+            self._take_event(events, gathered)
+            return
+        gathered.close()
+        self._takes_events = False
+        self._wake_loop()
 
     def _look(self, node: int) -> None:
         if self._watch is not None:

@@ -92,9 +92,17 @@ def test_a_row_price_and_a_free_d0_stand_in_for_the_profiles(here: Here) -> None
     assert settings["d0_free"] is True
     assert free["coordinator_busy"] == 0.0 < usual["coordinator_busy"]
     assert free["decode_tokens_per_second"] > usual["decode_tokens_per_second"]
-    both = here(*SMALL, "--policy", "autoregressive", "--row-price", "0.5", "--d0-free").out
+    assert usual["loop_ms_per_token"] == free["loop_ms_per_token"] > 0
+    settings, free = played("--loop-free")
+    assert (settings["loop_free"], free["loop_ms_per_token"]) == (True, None)
+    assert free["decode_tokens_per_second"] > usual["decode_tokens_per_second"]
+    both = here(
+        *SMALL, "--policy", "autoregressive", "--row-price", "0.5", "--d0-free", "--loop-free"
+    ).out
     text = " ".join(both.split())
-    assert "a further row costs 0.5 of a step of one; D0's own work costs nothing" in text
+    assert (
+        "a further row costs 0.5 of a step of one; D0's own work costs nothing; D0's loop" in text
+    )
     assert "no kernel of edgespec was timed" not in text
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from msgspec import structs
 from support.segments import changed, one_part, run_block
 from support.worlds import submit, toy_world
 
@@ -83,6 +84,19 @@ def test_links_are_those_of_the_costs_and_control_takes_the_slowest_latency() ->
     assert network.to_stages == network.from_stages == (LinkSpec(0.5),) * 4
 
 
+def test_a_loop_that_is_free_is_as_if_the_profile_did_not_know_what_it_takes() -> None:
+    unknown = structs.replace(COSTS.coordinator.profile, loop_seconds=None)
+    without = replace(COSTS, coordinator=replace(COSTS.coordinator, profile=unknown))
+    found = []
+    for durations in (CostDurations(COSTS, loop_free=True), CostDurations(without)):
+        world = toy_world(durations, network=network_of(COSTS))
+        world.submit(submit(limit=4))
+        world.run()
+        assert world.loop_seconds is None
+        found.append([(one.at, one.message) for one in world.replies])
+    assert found[0] == found[1]
+
+
 def test_a_whole_answer_costs_the_sum_of_its_parts() -> None:
     world = toy_world(CostDurations(COSTS), network=network_of(COSTS))
     world.submit(submit(prompt="abc", limit=3))
@@ -100,11 +114,19 @@ def test_a_whole_answer_costs_the_sum_of_its_parts() -> None:
         head += COSTS.coordinator.choose_seconds(1, "greedy")
         return blocks + there + between + back + latency + head
 
+    # Its loop: the result and what came of the head, a row that leaves and comes home; nothing
+    # leaves behind the last one.
+    loop = COSTS.coordinator.profile.loop_seconds
+    assert loop is not None
     # The retained set reaches V1 before the segment, which waits for the rest of the gather.
     there = COSTS.links[0].seconds(COSTS.segment_bytes(1, 0))
     wait = COSTS.stages[0].gather_seconds(1) - there
     assert wait > 0
-    trips = [trip(3, 3, 1), trip(1, 4, 1), trip(1, 5, 1) + wait]
+    trips = [
+        trip(3, 3, 1) + 2 * loop.event + loop.row,
+        trip(1, 4, 1) + 2 * loop.event + 2 * loop.row,
+        trip(1, 5, 1) + wait + 2 * loop.event + loop.row,
+    ]
     assert at == pytest.approx(np.cumsum(trips).tolist(), rel=1e-12)
 
 

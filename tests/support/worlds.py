@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from edgespec.backends.compute import FIRST
+from edgespec.backends.loop_time import LoopTime
 from edgespec.decoding.admission import Ring
 from edgespec.decoding.coordinator import CoordinatorMachine
 from edgespec.decoding.stage import StageMachine
@@ -38,6 +39,7 @@ class FixedDurations:
     draft_row: float = 0.0
     layers: int = 1
     segment_bytes: int = 0
+    loop: LoopTime | None = None
     works: list[tuple[DraftWork, ...]] = field(default_factory=list)
 
     def coordinator(self, effect: Effect, done: Event | None, work: tuple[DraftWork, ...]) -> float:

@@ -1,0 +1,143 @@
+"""Loop times: measures what the coordinator's own loop takes here, without its models.
+
+A machine of the product answers on a toy ring in virtual time, plainly and with trees. What each of
+its events takes, and its messages to and from bytes, is timed in seconds of the thread. What a turn
+of the node around it takes on top, with its sockets, is timed with messages over the loopback.
+"""
+
+from __future__ import annotations
+
+import time
+from statistics import median
+
+import numpy as np
+
+from edgespec.backends.loop_time import is_charged, rows_of
+from edgespec.config import Address
+from edgespec.daemon.timing import shown
+from edgespec.decoding.coordinator import CoordinatorMachine
+from edgespec.decoding.effects import SendRing
+from edgespec.decoding.events import SegmentArrived
+from edgespec.machines.effects import Effect, SendPeer, SendStages
+from edgespec.machines.events import Event, MessageArrived
+from edgespec.net.keys import Identity, KeyPair
+from edgespec.net.zmq_transport import ZmqTransport
+from edgespec.planning.profile import LoopSeconds
+from edgespec.sim.campaign import Parts, build
+from edgespec.sim.links import LinkSpec, Network
+from edgespec.sim.scenario import Scenario, ScenarioRequest
+from edgespec.wire.codec import decode, encode
+from edgespec.wire.messages import Credit, Message
+
+POLICIES = ("autoregressive", "flowspec", "adaptive")
+STAGES, ACCURACY = 4, 0.75
+TOKENS = 8, 64
+"""Of each answer: at least, and at most; A_SECOND of the time that is given."""
+A_SECOND = 4
+RUNS = 3
+"""Of each answer; of each event, which is the same in all, the median counts."""
+STEP_S, PASS_S, HEAD_S, LINK_S = 0.04, 0.01, 0.005, 0.0003
+"""Virtual seconds of the toy ring: so the trees are as on a ring of Orin Nanos."""
+TURNS = 200
+LONGEST_S = 1.0
+
+Timed = tuple[float, int]
+"""Seconds of an event, and its rows."""
+
+
+def measure_loop(conditions: str, seconds: float) -> LoopSeconds:
+    """For a profile that `seconds` are given to; `conditions`: the beginning of its origin."""
+    least, most = TOKENS
+    tokens = max(min(round(A_SECOND * seconds), most), least)
+    runs = [
+        [one for policy in POLICIES for one in machine_times(policy, tokens)] for _ in range(RUNS)
+    ]
+    events = list(map(median, zip(*runs, strict=True)))
+    turn = turn_seconds()
+    event, row = fit(events)
+    return LoopSeconds(
+        float(f"{event + turn:.3g}"),
+        float(f"{row:.3g}"),
+        f"{conditions}, times of the thread: a line through the {len(events)} events of a "
+        f"toy ring ({', '.join(POLICIES)}; medians of {RUNS} runs), and {shown(turn)} for a turn "
+        "of the node, its sockets included",
+    )
+
+
+def fit(events: list[Timed]) -> tuple[float, float]:
+    """Seconds of an event and of a row by least squares: they give back what all took together."""
+    seconds, rows = (np.array(column, np.float64) for column in zip(*events, strict=True))
+    off = rows - rows.mean()
+    row = max(float(off @ seconds / (off @ off)), 0.0)
+    return max(float(seconds.mean() - row * rows.mean()), 0.0), row
+
+
+def machine_times(policy: str, tokens: int) -> list[Timed]:
+    """Of the machine's events in one answer of `policy`, messages to and from bytes included."""
+    found: list[Timed] = []
+
+    class TimedMachine(CoordinatorMachine):
+        def handle(self, event: Event, now: float) -> list[Effect]:
+            message: Message | None = None
+            if isinstance(event, SegmentArrived):
+                message = event.segment
+            elif isinstance(event, MessageArrived):
+                message = event.message
+            frame = None if message is None else encode(message)
+            began = time.thread_time()
+            if frame is not None:
+                decode(frame)
+            effects = super().handle(event, now)
+            for effect in effects:
+                match effect:
+                    case SendRing(sent) | SendStages(sent) | SendPeer(_, sent):
+                        encode(sent)
+            took = time.thread_time() - began
+            if is_charged(event):
+                found.append((took, rows_of(event, effects)))
+            return effects
+
+    world, _ = build(_asked(policy, tokens), parts=Parts(coordinator=TimedMachine))
+    world.run()
+    return found
+
+
+def _asked(policy: str, tokens: int) -> Scenario:
+    return Scenario(
+        seed=1,
+        accuracy=ACCURACY,
+        eos_ids=(),
+        prefill_chunk=64,
+        context_length=4096,
+        head_pace=HEAD_S,
+        draft_pace=PASS_S,
+        stage_paces=(STEP_S,) * STAGES,
+        layers=(8,) * STAGES,
+        network=Network.even(STAGES, LinkSpec(LINK_S)),
+        faults=(),
+        asks=(ScenarioRequest(0, 0.0, None, "a question " * 8, tokens, 1, (), policy),),
+    )
+
+
+def turn_seconds() -> float:
+    """Of the thread that reads a message from a coordinator's sockets, and answers it."""
+    own = KeyPair.new()
+    home = ZmqTransport.coordinator(
+        Address("127.0.0.1", 0), Identity.of_coordinator(own), lambda key: ""
+    )
+    peer = ZmqTransport.client(
+        Address("127.0.0.1", home.control_port), Identity(KeyPair.new(), own.public)
+    )
+    found = []
+    try:
+        for number in range(TURNS):
+            peer.send_control(b"", Credit(number))
+            began = time.thread_time()
+            for one in home.poll(LONGEST_S):
+                home.send_control(one.peer, one.message)
+            found.append(time.thread_time() - began)
+            peer.poll(LONGEST_S)
+    finally:
+        peer.close()
+        home.close()
+    return median(found)
