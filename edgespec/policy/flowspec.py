@@ -10,6 +10,7 @@ drafted tree is grown deeper and its best unused guesses are sent (score-aware).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import islice
 
 from edgespec.policy.base import Decision, Deepen, Grow, Policy, RequestView, Send
 from edgespec.tree.segments import near_equal
@@ -62,7 +63,7 @@ class FlowSpec(Policy):
         credits = self.window(view.stages) - view.in_flight
         if credits <= 0:
             return []
-        ids = view.tree.unsent(credits * self.longest)
+        ids = tuple(islice(view.tree.unsent(), credits * self.longest))
         if view.tree[view.tree.root].sent:
             # Continuous step: full segments of the best rows, one for every free credit.
             cuts = range(0, len(ids), self.longest)

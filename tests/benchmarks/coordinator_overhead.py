@@ -6,7 +6,7 @@
 The bundled pair answers on a ring of virtual time, as `edgespec simulate` has it; timed is all that
 the coordinator's machine does with each event: look up live rows, record and walk, prune, make the
 retained set and the client's tokens, merge guesses, choose what leaves and what is guessed. The
-models, messages as bytes, and sockets are not in it. Counted are the guesses that trees take up and
+models, messages as bytes, and sockets are not in it. Counted are the nodes that trees take up and
 the rows that leave. Ends with status 1 if a policy's loop takes more than --limit-ms a token.
 """
 
@@ -16,7 +16,7 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -30,7 +30,7 @@ from edgespec.daemon.profiles import profile_named
 from edgespec.daemon.settings import chosen_draft
 from edgespec.decoding.coordinator import CoordinatorMachine
 from edgespec.planning.cost_model import cost_model_named
-from edgespec.tree.draft_tree import DraftTree
+from edgespec.tree.node import TreeNode
 from edgespec.verify.sampling import Sampling
 
 
@@ -54,18 +54,15 @@ class Meter:
             self.events += 1
             return effects
 
-        def counted(adds: Callable[..., int]) -> Callable[..., int]:
-            def count(*arguments: Any, **named: Any) -> int:
-                added = adds(*arguments, **named)
-                self.nodes += added
-                return added
+        create = TreeNode.__init__
 
-            return count
+        def counted(node: TreeNode, *columns: Any, **named: Any) -> None:
+            create(node, *columns, **named)
+            self.nodes += 1
 
         with (
             patch.object(CoordinatorMachine, "handle", timed),
-            patch.object(DraftTree, "attach", counted(DraftTree.attach)),
-            patch.object(DraftTree, "merge", counted(DraftTree.merge)),
+            patch.object(TreeNode, "__init__", counted),
         ):
             yield
 
