@@ -164,9 +164,8 @@ class CoordinatorMachine:
 
     def _ends(self, effects: list[Effect], now: float) -> list[Effect]:
         """These effects, and the ends of the requests whose answers ended with them."""
-        for request in self._scheduler.live:
-            if request.answer.finish_reason:
-                effects += self._finish(request, request.answer.finish_reason, now)
+        for request in self._scheduler.take_over():
+            effects += self._finish(request, request.answer.finish_reason, now)
         return effects + self._make_room()
 
     def _make_room(self) -> list[Effect]:

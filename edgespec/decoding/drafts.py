@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from edgespec.decoding.effects import Draft, OpenDraft
 from edgespec.errors import LocalProtocolError
 from edgespec.policy.base import Deepen, Expand, Grow, Plan
@@ -52,9 +54,9 @@ def ask(request: Request, plan: Plan, now: float) -> Draft:
     reads = features.rows
     if isinstance(plan, Expand):
         assert request.tree is not None, "a policy decides once there is a tree"
+        request.tree.expand(plan.ids)
         paths = tuple(request.tree.path(i) for i in plan.ids)
         node_scores = tuple(request.tree.score(i) for i in plan.ids)
-        request.tree.expand(plan.ids)
     elif request.hidden is None:
         reads = len(context) - request.prefix.reused_rows
     root = request.tree.root if request.tree else -1
@@ -92,12 +94,10 @@ def merge(request: Request, guesses: DraftedTree | Children, now: float) -> None
     if isinstance(plan, Expand):
         assert isinstance(guesses, Children)
         assert tree is not None
-        scores = guesses.scores.tolist()
+        scores = guesses.scores
         if request.policy.calibrates:
             calibration = request.estimates.calibration(request.sampling.without_seed)
-            certain = guesses.certain.tolist()
-            pairs = zip(scores, certain, strict=True)
-            scores = [0.0 if sure else calibration.score(score) for score, sure in pairs]
+            scores = np.where(guesses.certain, 0.0, calibration.scores(scores))
         if not request.policy.takes_chains:
             guesses = replace(guesses, chains=())
         tree.attach(plan.ids, guesses, plan.keep, last, scores)

@@ -17,7 +17,8 @@ import numpy.typing as npt
 from edgespec.machines.effects import Effect, SendStages
 from edgespec.policy.estimates import LONGEST_S
 from edgespec.policy.hint_mix import HintMix
-from edgespec.tree.draft_tree import Advance, DraftTree, TreeNode
+from edgespec.tree.draft_tree import DraftTree
+from edgespec.tree.node import Advance, TreeNode
 from edgespec.types.record import IntArray
 from edgespec.types.tensor import NO_LAYERS, Layers
 from edgespec.verify.noise import gumbel
@@ -124,6 +125,7 @@ class RequestHints:
         told, tree = self._told.get(node_id), request.tree
         if told is None or tree is None or node_id not in tree:
             return
+        tree.make_all()
         both = _Both(request, tree, tree[node_id], told)
         own = self._mix(request, told.stage).log_probs(both.hinted, both.drafted)[:-1]
         tree.rescore(node_id, dict(zip(both.tokens, own.tolist(), strict=True)), _ADD)
@@ -160,7 +162,9 @@ class _Both:
         sampling = request.sampling
         calibration = request.estimates.calibration(sampling.without_seed)
         children = {token: nodes[child].drafted for token, child in node.children.items()}
-        guessed = {t: calibration.score(own) for t, own in children.items() if own is not None}
+        told_own = {token: own for token, own in children.items() if own is not None}
+        scores = calibration.scores(np.array([*told_own.values()])).tolist()
+        guessed = dict(zip(told_own, scores, strict=True))
         named = dict(zip(told.tokens.tolist(), told.scores.tolist(), strict=True))
         self.tokens = list(dict.fromkeys((*named, *children)))
         self.hinted = _with_rest(self.tokens, named)

@@ -15,8 +15,9 @@ import numpy as np
 
 from edgespec.decoding.ppd_chains import ChainValues
 from edgespec.policy.estimates import StepTimes
-from edgespec.tree.draft_tree import Advance, DraftTree
+from edgespec.tree.draft_tree import DraftTree
 from edgespec.tree.ledger import IntArray, Rows
+from edgespec.tree.node import Advance
 from edgespec.types.features import PPDTable
 from edgespec.types.tensor import Tensor
 

@@ -37,8 +37,9 @@ from edgespec.machines.events import Event
 from edgespec.planning.memory import SPECULATIVE_ROWS
 from edgespec.policy.base import Decision, Policy, RequestView
 from edgespec.policy.estimates import RingEstimates
-from edgespec.tree.draft_tree import Advance, DraftTree
+from edgespec.tree.draft_tree import DraftTree
 from edgespec.tree.ledger import Rows
+from edgespec.tree.node import Advance
 from edgespec.types.features import NO_NEEDS, DraftNeeds
 from edgespec.verify.rules import NO_RULES, RulesAt
 from edgespec.verify.sampling import Choice, Sampling

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 
-from edgespec.tree.draft_tree import Advance
+from edgespec.tree.node import Advance
 from edgespec.wire.client_messages import SourceFigures
 
 MOST_FRUITLESS = 10

@@ -51,6 +51,13 @@ class Scheduler:
         self._d0 = d0
         self._rows = rows
         self._live: dict[int, Request] = {}
+        # Those that go on: of which nothing has left, in order of their starts, and the others,
+        # those first of which nothing has left for longest.
+        self._new: dict[int, Request] = {}
+        self._sent: dict[int, Request] = {}
+        self._held = 0
+        self._rows_of: dict[int, int] = {}  # cache rows of each with a further token
+        self._over: dict[int, Request] = {}
         self.at: Request | None = None
         """Whose turn it is: a failure then is its own."""
 
@@ -72,7 +79,7 @@ class Scheduler:
     @property
     def rows(self) -> int:
         """Cache rows that they may take up on every stage until each has a further token."""
-        return sum(request.rows_after(1) for request in self._live.values())
+        return self._held
 
     def rows_with(self, request: Request) -> int:
         """Cache rows that they and this one may take up, if it starts, until each has
@@ -85,11 +92,16 @@ class Scheduler:
         self._flights.clock.change(stages)
         prefix = request.prefix
         prefix.chunk = request.estimates.chunk(len(prefix) - prefix.sent, most, stages)
-        self._live[request.number] = request
+        self._live[request.number] = self._new[request.number] = request
+        self._count(request)
+        self._tell_alone()
 
     def end(self, request: Request) -> None:
         """It is live no more; what of it waits to leave is forgotten."""
         del self._live[request.number]
+        self._held -= self._rows_of.pop(request.number)
+        self._over.pop(request.number, None)
+        self._goes_on_no_more(request)
         self._d0.forget(request.number)
         for other in self._live.values():  # one that is alone now was not asked before
             other.asks = other.asks or other.policy.pools
@@ -98,6 +110,27 @@ class Scheduler:
         """No request is live."""
         for request in self.live:
             self.end(request)
+
+    def take_over(self) -> list[Request]:
+        """The live requests whose answers have become whole since this was asked last."""
+        over, self._over = self._over, {}
+        return list(over.values())
+
+    def _goes_on_no_more(self, request: Request) -> None:
+        self._new.pop(request.number, None)
+        self._sent.pop(request.number, None)
+        self._tell_alone()
+
+    def _tell_alone(self) -> None:
+        going_on = self._in_turn()
+        for request in going_on:
+            request.alone = len(going_on) == 1
+
+    def _count(self, request: Request) -> None:
+        """Its answer may have grown."""
+        before, rows = self._rows_of.get(request.number, 0), request.rows_after(1)
+        self._rows_of[request.number] = rows
+        self._held += rows - before
 
     # --- what happens to them -----------------------------------------------------------------
 
@@ -117,13 +150,22 @@ class Scheduler:
         told = [(self._live[number], event) for number, event in events if number in self._live]
         for self.at, event in told:
             effects += self.at.handle(event, now)
+            self._note(self.at)
         effects += self.work(now)
         for request, _ in told:
             while request.has_result:
                 self.at = request
                 effects += request.take_result(now)
+                self._note(request)
                 effects += self.work(now)
         return effects
+
+    def _note(self, request: Request) -> None:
+        """Its answer may have grown, and be whole."""
+        self._count(request)
+        if request.answer.finish_reason:
+            self._goes_on_no_more(request)
+            self._over[request.number] = request
 
     def handed_on(self, seq: int, now: float) -> list[Effect]:
         """The first stage has handed on a segment: policies that wait for that are asked."""
@@ -138,10 +180,10 @@ class Scheduler:
     def work(self, now: float) -> list[Effect]:
         """Carry out what the policies decide; whatever may leave leaves."""
         self.at = None
-        going_on = self._in_turn()
-        for request in going_on:
-            request.alone = len(going_on) == 1
-        return self._alone(going_on[0], now) if len(going_on) == 1 else self._together(now)
+        if len(self._new) + len(self._sent) != 1:
+            return self._together(now)
+        (request,) = self._in_turn()
+        return self._alone(request, now)
 
     def _alone(self, request: Request, now: float) -> list[Effect]:
         effects = self._decided(now)
@@ -157,10 +199,13 @@ class Scheduler:
         effects: list[Effect] = []
         going_on = self._in_turn()
         for request in going_on:
+            if not request.asks:
+                continue
             self.at = request
             if len(going_on) > 1 and request.policy.pools:
                 request.asks = False
-            for decision in request.decide() if request.asks else ():
+                continue
+            for decision in request.decide():
                 if isinstance(decision, Send):
                     request.send(decision.ids)
                 else:
@@ -187,18 +232,19 @@ class Scheduler:
         that spares the stage the way of its credit.
         """
         is_free = not self._flights.queued
+        going_on = self._in_turn()
+        starting = [request for request in going_on if not request.is_read]
         # PPD rows below a prompt's last row leave before the policy may be asked.
-        read = [request for request in self._in_turn() if request.is_read]
-        answering = [request for request in read if request.decodes or request.leaving]
-        starting = [request for request in self._in_turn() if not request.is_read]
+        answering = [r for r in going_on if (r.decodes or r.leaving) and r.is_read]
         first = [request for request in starting if request.policy.prompts_first]
         if first and (parts := self._take_chunk(first[0], 0, others=False)):
             return parts
-        parts = [request for request in answering if request.leaving][: self._share]
+        share = self._share(answering)
+        parts = [request for request in answering if request.leaving][:share]
         if is_free or any(not _root_sent(request) for request in answering):
-            roots = min(len(answering), self._share)
+            roots = min(len(answering), share)
             coming = self._chunk(starting[0], roots, others=bool(answering)) if starting else 0
-            parts += self._take_rows(self._share - len(parts), coming)
+            parts += self._take_rows(answering, share - len(parts), coming)
         if starting and (parts or is_free or not answering):
             beside = sum(len(request.leaving[0].rows) for request in parts)
             parts += self._take_chunk(starting[0], beside, others=bool(answering))
@@ -231,21 +277,15 @@ class Scheduler:
 
     # --- the pool -----------------------------------------------------------------------------
 
-    def _pool(self) -> list[Request]:
-        """The requests whose rows and guesses compete, those of which nothing has left for longest
-        first."""
-        return [r for r in self._in_turn() if r.policy.pools and r.decodes]
-
     def _expand(self, now: float) -> list[Effect]:
         """If no pass of the pool is at work, have its best nodes expanded. A prompt that is read
         keeps nobody but its own request waiting: it may take long, and goes in parts."""
-        requests = self._pool()
+        going_on = self._in_turn()
+        drafting = [r.draft for r in going_on if r.draft is not None and r.policy.pools]
+        if any(isinstance(draft.plan, Expand) for draft in drafting):
+            return []
+        requests = [r for r in going_on if r.draft is None and r.policy.pools and r.decodes]
         if not requests or not requests[0].estimates.step.known:
-            return []
-        if any(r.draft is not None and isinstance(r.draft.plan, Expand) for r in requests):
-            return []
-        requests = [request for request in requests if request.draft is None]
-        if not requests:
             return []
         chosen = requests[0].policy.best_nodes([request.view() for request in requests])
         return [
@@ -254,10 +294,10 @@ class Scheduler:
             if nodes
         ]
 
-    def _take_rows(self, roots: int, beside: int) -> list[Request]:
-        """Have the best rows of the pool leave, with so many new roots at most, beside so many rows
-        of a prompt."""
-        requests = [request for request in self._pool() if not request.leaving]
+    def _take_rows(self, answering: list[Request], roots: int, beside: int) -> list[Request]:
+        """Have the best rows of those that pool leave, with so many new roots at most, beside so
+        many rows of a prompt."""
+        requests = [r for r in answering if r.policy.pools and r.decodes and not r.leaving]
         if not requests:
             return []
         views = [request.view() for request in requests]
@@ -271,22 +311,20 @@ class Scheduler:
 
     def _in_turn(self) -> list[Request]:
         """The live requests that go on, those first of which nothing has left for longest."""
-        going_on = (r for r in self._live.values() if not r.answer.finish_reason)
-        return sorted(going_on, key=lambda request: request.turn)
+        return [*self._new.values(), *self._sent.values()]
 
     @property
     def _places(self) -> int:
         """Segments that should be in flight: one on every stage, and one on its way."""
         return self._flights.clock.stages + 1
 
-    @property
-    def _share(self) -> int:
+    def _share(self, answering: list[Request]) -> int:
         """Requests that may share a segment: as many as fill all places with what their policies
         want in flight; of the pool that is each one's root."""
         places = self._places
         wanted = sum(
             1 if r.policy.pools else min(r.policy.window(places - 1), places)
-            for r in self._live.values()
+            for r in answering
             if r.decodes
         )
         return min(max(math.ceil(wanted / places), 1), MOST_PARTS)
@@ -304,6 +342,10 @@ class Scheduler:
         if not parts:
             return []
         seq, flight = self._flights.launch(parts, [request.choosing for request in owners])
+        for number in sorted(request.number for request in owners):
+            self._new.pop(number, None)
+            self._sent.pop(number, None)
+            self._sent[number] = self._live[number]
         layers, hints, vectors = NO_LAYERS, NO_LAYERS, None
         tokens = np.concatenate([part.tokens for part in parts])
         for request in owners:

@@ -11,7 +11,7 @@ from edgespec.decoding.flights import Flights
 from edgespec.decoding.hints import HintingStages
 from edgespec.decoding.ppd_chains import ChainValues
 from edgespec.policy.estimates import RingEstimates
-from edgespec.tree.draft_tree import Advance
+from edgespec.tree.node import Advance
 from edgespec.types.features import PPDTable
 
 if TYPE_CHECKING:

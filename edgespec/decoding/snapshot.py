@@ -19,7 +19,8 @@ from edgespec.decoding.answer import TextCodec
 from edgespec.decoding.flights import Flights
 from edgespec.decoding.request import Request
 from edgespec.machines.effects import Effect, SendCoordinator, SendPeer, SendStages
-from edgespec.tree.draft_tree import Advance, DraftTree, TreeNode
+from edgespec.tree.draft_tree import DraftTree
+from edgespec.tree.node import Advance, TreeNode
 from edgespec.wire.client_messages import LiveRequest
 from edgespec.wire.snapshots import (
     MOST_NODES,

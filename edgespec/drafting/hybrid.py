@@ -17,7 +17,7 @@ from edgespec.drafting.base import Guesser, TokenPath
 from edgespec.drafting.feedback import Feedback
 from edgespec.drafting.rivals import Rivals
 from edgespec.drafting.steps import Call, Steps, alone
-from edgespec.policy.estimates import Calibration
+from edgespec.policy.calibration import Calibration
 from edgespec.tree.drafted import Children
 from edgespec.types.draft_pass import DraftPass, DraftWork
 from edgespec.types.features import NO_NEEDS, Features, joined
@@ -314,7 +314,7 @@ class HybridGuesser(Guesser):
         for number, guesses in guessed.members.items():
             for guess, score in guesses.items():
                 calibration = self._calibration(guessed, guess, number, sampling)
-                calibration.learn(score, guess == token)
+                calibration.learn([(score, guess == token)])
         right = [number for number, guesses in guessed.members.items() if token in guesses]
         worth = {number: _worth(guesses, token) for number, guesses in guessed.members.items()}
         times = [member.seconds if member.runs_model else 0.0 for member in self._members]

@@ -7,16 +7,16 @@ profile: the ring that runs is the one that is measured.
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from edgespec.policy.calibration import Calibration
 from edgespec.policy.hint_mix import HintMix
 from edgespec.policy.pace import Pace
-from edgespec.tree.draft_tree import Advance
+from edgespec.tree.node import Advance
 
 FADE = 0.1
 """Weight of a new time against the mean of the old ones, once there are some: contexts grow, and
@@ -192,58 +192,6 @@ class StepTimes:
         return self._line
 
 
-PRIOR_WEIGHT = 8.0
-"""How many observations a draft source's own word counts for in a class of scores."""
-
-RAREST = 1e-4
-"""Shares below this, and those as near to 1, are not told apart."""
-
-
-class Calibration:
-    """How often guesses of a committed score turned out right, given that their parent was.
-
-    Scores fall into classes of one unit of log-odds. In each, the share that was right, against
-    what the draft had expected, says how far the log-odds of its guesses are off; the draft's own
-    word counts for PRIOR_WEIGHT observations. So guesses of one class still differ as they did.
-    """
-
-    def __init__(self) -> None:
-        self._seen: dict[int, tuple[int, int, float]] = {}  # class: guesses, right, expected to be
-
-    def learn(self, score: float, was_right: bool) -> None:
-        """A guess with that own natural-log score was, or was not, the model's token."""
-        expected = _share(score)
-        guesses, right, total = self._seen.get(_class_of(expected), (0, 0, 0.0))
-        self._seen[_class_of(expected)] = (guesses + 1, right + was_right, total + expected)
-
-    def score(self, score: float) -> float:
-        """The natural log of the calibrated probability; never above 0."""
-        odds = self.odds(score)
-        return math.log(odds / (1.0 + odds))
-
-    def odds(self, score: float) -> float:
-        """Of the calibrated probability."""
-        expected = _share(score)
-        guesses, right, total = self._seen.get(_class_of(expected), (0, 0, 0.0))
-        weight = guesses + PRIOR_WEIGHT
-        found = (right + PRIOR_WEIGHT * expected) / weight
-        usual = (total + PRIOR_WEIGHT * expected) / weight
-        return _odds(expected) * _odds(found) / _odds(usual)
-
-
-def _share(score: float) -> float:
-    """The probability that a natural-log score stands for."""
-    return min(max(math.exp(score), RAREST), 1.0 - RAREST)
-
-
-def _odds(share: float) -> float:
-    return share / (1.0 - share)
-
-
-def _class_of(share: float) -> int:
-    return round(math.log(_odds(share)))
-
-
 MOST_CALIBRATIONS = 64
 """Ways of sampling that are told apart: clients may choose any temperature."""
 
@@ -332,9 +280,7 @@ class RingEstimates:
 
     def verified(self, sampling: object, step: Advance) -> None:
         """Guesses that were asked for with that way of sampling turned out right or wrong."""
-        calibration = self.calibration(sampling)
-        for score, was_right in step.outcomes:
-            calibration.learn(score, was_right)
+        self.calibration(sampling).learn(step.outcomes)
         self.ranks.update(step.ranks)
 
     def hint_mix(self, sampling: object, stage: int) -> HintMix:

@@ -10,6 +10,7 @@ drafted tree is grown deeper and its best unused guesses are sent (score-aware).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import islice
 
 from edgespec.policy.base import Decision, Deepen, Grow, Policy, RequestView, Send
 from edgespec.tree.segments import near_equal
@@ -63,11 +64,12 @@ class FlowSpec(Policy):
         credits = places - view.in_flight
         if credits <= 0:
             return []
+        unsent = view.tree.unsent()
         if not view.tree[view.tree.root].sent:
-            ids = view.tree.unsent(credits * self.longest)
+            ids = tuple(islice(unsent, credits * self.longest))
             return [Send(s) for s in near_equal(ids, credits, self.longest)]
-        # The whole tree left when the round began, so that what is unsent is an expansion: one
-        # segment. On rings too short for that, what was left over goes on in segments.
-        most = len(view.tree) if places * self.longest >= self.nodes else self.longest
-        ids = view.tree.unsent(credits * most)
-        return [Send(ids[at : at + most]) for at in range(0, len(ids), most)]
+        if places * self.longest >= self.nodes:
+            # The whole tree left when the round began: what is unsent is an expansion, one segment.
+            return [Send(ids)] if (ids := tuple(unsent)) else []
+        ids = tuple(islice(unsent, credits * self.longest))
+        return [Send(ids[at : at + self.longest]) for at in range(0, len(ids), self.longest)]

@@ -7,6 +7,7 @@ segments that follow each other round the ring; no pruning on the way, no early 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import islice
 
 from edgespec.policy.base import Decision, Grow, Policy, RequestView, Send
 from edgespec.tree.segments import near_equal
@@ -33,5 +34,5 @@ class NaiveTree(Policy):
         depth = min(self.depth, view.depth_left)
         if depth and view.drafted_root != view.tree.root:
             return [Grow(depth, self.width, self.nodes - 1)]
-        ids = view.tree.unsent(self.nodes)
+        ids = tuple(islice(view.tree.unsent(), self.nodes))
         return [Send(s) for s in near_equal(ids, view.stages + 1, len(ids) or 1)]

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from edgespec.policy.base import RequestView
 from edgespec.policy.estimates import RingEstimates
@@ -20,6 +20,11 @@ LEAST_SHARE = 1 / 32
 """Nothing is started, neither a segment nor a forward pass of the draft, for guesses that are
 less likely than this to be on the model's path (of a segment, all its rows together; of a forward
 pass, the best node)."""
+
+LEAST_NODE = 1 / 160
+PART_OF_ROW = 1 / 4
+"""No node is expanded, beside the first, that is less likely than the one, or than this part of
+what a row must be to pay in a segment of two: its guesses would hardly ever leave."""
 
 Chosen = list[tuple[int, ...]]
 """Nodes of each request, the best first."""
@@ -44,22 +49,15 @@ def rows_that_pay(
     """
     estimates = views[0].estimates
     step, own = estimates.step, estimates.own
-    queues = [view.tree.unsent(most) for view in views]
+    queues = [view.tree.unsent() for view in views]
     taken: Chosen = [() for _ in views]
-    heap: list[tuple[float, int]] = []
-
-    def offer(index: int) -> None:
-        """Its next row competes."""
-        queue, at = queues[index], len(taken[index])
-        if at < len(queue):
-            heapq.heappush(heap, (-views[index].tree.score(queue[at]), index))
-
-    for index in range(len(views)):
-        offer(index)
+    heap: list[tuple[float, int, int]] = []
     count, total, roots = beside, float(beside), 0
+    for index in range(len(views)):
+        _offer(heap, views, queues, index)
     while heap and count < beside + most:
-        score, index = heapq.heappop(heap)
-        node, chance = queues[index][len(taken[index])], math.exp(-score)
+        score, index, node = heapq.heappop(heap)
+        chance = math.exp(-score)
         if node == views[index].tree.root:
             if roots == share:
                 continue  # nor may any row of its tree go before it
@@ -74,7 +72,7 @@ def rows_that_pay(
         taken[index] += (node,)
         count += 1
         total += chance
-        offer(index)
+        _offer(heap, views, queues, index)
     return taken if total - beside >= LEAST_SHARE else [() for _ in views]
 
 
@@ -88,28 +86,52 @@ def nodes_that_pay(views: Sequence[RequestView], most: int) -> Chosen:
     """
     estimates = views[0].estimates
     draft = estimates.draft
-    queues = [view.tree.frontier(most, view.depth_left) for view in views]
-    heap = [
-        (-views[index].tree.score(node), index, place)
-        for index, queue in enumerate(queues)
-        for place, node in enumerate(queue)
-    ]
-    heap.sort()
+    queues = [view.tree.frontier(view.depth_left) for view in views]
+    heap: list[tuple[float, int, int]] = []
+    for index in range(len(views)):
+        _offer(heap, views, queues, index)
     taken: Chosen = [() for _ in views]
     pace = max(estimates.step.seconds(1), estimates.own)
-    for count, (score, index, place) in enumerate(heap[:most]):
+    shorter, least = draft.seconds(1) if draft.known else 0.0, _least_node(estimates)
+    count = 0
+    while heap and count < most:
+        score, index, node = heapq.heappop(heap)
         chance = math.exp(-score)
         if count == 0:
             worth = chance >= LEAST_SHARE or not draft.known
         elif draft.known:
-            added = draft.seconds(count + 1) - draft.seconds(count)
-            worth = chance * pace >= added
+            longer = draft.seconds(count + 1)
+            worth = chance >= least and chance * pace >= longer - shorter
+            shorter = longer
         else:
             worth = False  # one, to find out what it takes
         if not worth:
             break
-        taken[index] += (queues[index][place],)
+        taken[index] += (node,)
+        count += 1
+        _offer(heap, views, queues, index)
     return taken
+
+
+def _offer(
+    heap: list[tuple[float, int, int]],
+    views: Sequence[RequestView],
+    queues: Sequence[Iterator[int]],
+    index: int,
+) -> None:
+    """The next node of a request competes."""
+    node = next(queues[index], None)
+    if node is not None:
+        heapq.heappush(heap, (-views[index].tree.score(node), index, node))
+
+
+def _least_node(estimates: RingEstimates) -> float:
+    """The least chance with which a node is worth expanding at the price of a row now."""
+    step = estimates.step
+    two = max(step.seconds(2), estimates.own)
+    if not step.sloped or not two:
+        return LEAST_NODE
+    return max(LEAST_NODE, PART_OF_ROW * (step.seconds(2) - step.seconds(1)) / two)
 
 
 def least_that_pays(estimates: RingEstimates, count: int) -> float:

@@ -8,6 +8,7 @@ token is not in the tree, or a leaf is reached. Nothing is drafted on the way.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import islice
 
 from edgespec.policy.base import Decision, Grow, Policy, RequestView, Send
 from edgespec.tree.segments import near_equal
@@ -36,5 +37,5 @@ class Pruned(Policy):
         depth = min(self.depth, view.depth_left)
         if depth and view.drafted_root != tree.root:
             return [Grow(depth, self.width, self.nodes - 1)]
-        ids = tree.unsent(self.nodes)
+        ids = tuple(islice(tree.unsent(), self.nodes))
         return [Send(s) for s in near_equal(ids, view.stages + 1, self.longest)]

@@ -50,7 +50,7 @@ class SpecPipe(Policy):
         tree = view.tree
         if not tree[tree.root].sent:
             return [Send((tree.root,))]
-        fed = max(tree[i].position for i in tree.ids if tree[i].sent)
+        fed = tree.lowest_sent
         nodes = tree.level(fed + 1)
         following = tuple(i for i in nodes if tree[tree[i].parent].sent)[: self._width(view)]
         decisions: list[Decision] = []

@@ -2,65 +2,22 @@
 
 Nodes get ids that only grow. The tree holds only live nodes: the root (newest committed token) and
 its descendants. A node is unsent, then sent round the ring, then verified: its target token is the
-base model's next token after it.
+base model's next token after it. Guesses of an expansion wait as columns until something is done
+with them (tree.waiting): they have ids, and nodes are made of them on the way.
 """
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from bisect import insort
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
 from edgespec.errors import LocalProtocolError
-from edgespec.tree.drafted import FROM_ROOT, Children, DraftedTree, best_below
+from edgespec.tree.drafted import FROM_ROOT, Children, DraftedTree, Floats
 from edgespec.tree.ledger import Rows
-
-
-@dataclass(slots=True)
-class TreeNode:
-    """One guessed (or, at the root, committed) token at an absolute position.
-
-    `drafted`: its own natural-log score as the draft source gave it, if it came of an expansion.
-    `rank`: how many guesses of that expansion were better, 0 for the best. `expanded`: its children
-    have been, or are being, asked of the draft source. `sources`: which of the draft source's
-    members guessed it, as bits (see tree.drafted); none for a token that no source guessed.
-    """
-
-    id: int
-    parent: int
-    token: int
-    position: int
-    score: float
-    drafted: float | None = None
-    rank: int = 0
-    expanded: bool = False
-    sources: int = 0
-    sent: bool = False
-    target_token: int | None = None
-    children: dict[int, int] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class Advance:
-    """What verification committed: new tokens, the nodes passed on the way, hit or miss.
-
-    `passed` are the ids whose target tokens were used, in order; the i-th gave `tokens[i]`.
-    `missed`: the last token was not in the tree, so that nothing else of it is left. `outcomes`:
-    for every guess (of an expansion) below the nodes passed, its own score and whether it was
-    right: what scores can be calibrated by. `ranks`: for every node passed that had been expanded,
-    the rank of the guess that was right, None if none was. `sources`: for every token, who had
-    guessed it (see TreeNode). `before`: the tree's nodes by id before it was pruned, for watchers.
-    """
-
-    tokens: tuple[int, ...]
-    passed: tuple[int, ...]
-    missed: bool
-    outcomes: tuple[tuple[float, bool], ...] = ()
-    ranks: tuple[int | None, ...] = ()
-    sources: tuple[int, ...] = ()
-    before: Mapping[int, TreeNode] = field(default_factory=dict, repr=False, compare=False)
+from edgespec.tree.node import Advance, TreeNode
+from edgespec.tree.waiting import Guesses, Key, Ranked, Waiting
 
 
 class DraftTree:
@@ -71,23 +28,41 @@ class DraftTree:
         self.newest = first_id
         self.root = first_id
         self._nodes = {first_id: TreeNode(first_id, parent, token, position, 0.0)}
+        self._waiting = Guesses()
+        # Kept in order.
+        self._sendable: list[Key] = [(0.0, first_id)]  # unsent below what is sent
+        self._open: list[Key] = [(0.0, first_id)]  # not expanded
 
     def __len__(self) -> int:
-        return len(self._nodes)
+        return len(self._nodes) + len(self._waiting)
 
     def __contains__(self, node_id: int) -> bool:
-        return node_id in self._nodes
+        return node_id in self._nodes or node_id in self._waiting
 
     def __getitem__(self, node_id: int) -> TreeNode:
-        return self._nodes[node_id]
+        node = self._nodes.get(node_id)
+        return self._made(node_id) if node is None else node
+
+    def get(self, node_id: int) -> TreeNode | None:
+        """The node, or None if it is not live."""
+        node = self._nodes.get(node_id)
+        return self._made(node_id) if node is None and node_id in self._waiting else node
 
     @property
     def ids(self) -> tuple[int, ...]:
-        return tuple(self._nodes)
+        return (*self._nodes, *self._waiting)
 
     def score(self, node_id: int) -> float:
         """Cumulative natural-log score of a node, counted from the present root."""
-        return self._nodes[node_id].score - self._nodes[self.root].score
+        return self._place(node_id)[0] - self._nodes[self.root].score
+
+    def _place(self, node_id: int) -> tuple[float, int]:
+        """Score and position."""
+        node = self._nodes.get(node_id)
+        if node is not None:
+            return node.score, node.position
+        run = self._waiting.of(node_id)
+        return run.scores[node_id - run.first], run.positions[node_id - run.first]
 
     # --- growing ------------------------------------------------------------------------------
 
@@ -108,9 +83,10 @@ class DraftTree:
         Guesses behind `last_position` could never be used and are left out. Guesses already here
         take the fresher score.
         """
-        node_of, base = self._graft(drafted, since)
-        if node_of is None:
+        at = drafted.find(since)
+        if at is None:
             return 0
+        node_of, base = {at: self.root}, 0.0 if at == FROM_ROOT else float(drafted.scores[at])
         root_score = self._nodes[self.root].score
         added = seen = 0
         order = np.lexsort((np.arange(len(drafted)), -drafted.scores))
@@ -129,32 +105,54 @@ class DraftTree:
             score = root_score + scores[index] - base
             child = parent.children.get(tokens[index])
             if child is None:
-                child = self._add(parent, tokens[index], score)
+                child = self._add(parent, tokens[index], score).id
                 added += 1
             else:
                 self._nodes[child].score = score
             self._nodes[child].sources |= sources[index]
             node_of[index] = child
+        self._sort()
         return added
 
-    def _graft(
-        self, drafted: DraftedTree, since: Sequence[int]
-    ) -> tuple[dict[int, int] | None, float]:
-        """Where the drafted tree meets our root: {drafted index: node id} and its score there."""
-        at = FROM_ROOT
-        for token in since:
-            match = np.flatnonzero((drafted.parents == at) & (drafted.tokens == token))
-            if not len(match):
-                return None, 0.0
-            at = int(match[0])
-        return {at: self.root}, 0.0 if at == FROM_ROOT else float(drafted.scores[at])
-
-    def _add(self, parent: TreeNode, token: int, score: float) -> int:
+    def _add(self, parent: TreeNode, token: int, score: float) -> TreeNode:
         self.newest += 1
         node = TreeNode(self.newest, parent.id, token, parent.position + 1, score)
+        return self._put(node, parent)
+
+    def _put(self, node: TreeNode, parent: TreeNode) -> TreeNode:
         self._nodes[node.id] = node
-        parent.children[token] = node.id
-        return node.id
+        parent.children[node.token] = node.id
+        key = -node.score, node.id
+        if parent.sent:
+            insort(self._sendable, key)
+        if not node.expanded:
+            insort(self._open, key)
+        return node
+
+    def _made(self, node_id: int) -> TreeNode:
+        """The node of a guess that waits. Raises KeyError for one that does not."""
+        run = self._waiting.take(node_id)
+        parent = self[run.parents[node_id - run.first]]
+        token, own, rank, sources = run.told(node_id)
+        score = run.scores[node_id - run.first]
+        node = TreeNode(node_id, parent.id, token, parent.position + 1, score, sources=sources)
+        if sources:
+            node.drafted, node.rank = own, rank
+        node.expanded = node_id in run.expanded
+        node.waiting = run if node_id in run.above else None
+        return self._put(node, parent)
+
+    def _child(self, node: TreeNode, token: int) -> TreeNode | None:
+        """That child of a node, be it that it waits."""
+        child = node.children.get(token)
+        if child is None and node.waiting is not None:
+            child = node.waiting.find(node.id, token)
+        return self[child] if child is not None and child in self else None
+
+    def _sort(self) -> None:
+        """Scores have changed."""
+        for keys in (self._sendable, self._open):
+            keys[:] = sorted((-self._nodes[node_id].score, node_id) for _, node_id in keys)
 
     def take_ids(self, count: int) -> tuple[int, ...]:
         """Ids for rows that travel with the tree's and are no nodes of it."""
@@ -165,52 +163,54 @@ class DraftTree:
     def reopen(self, last_position: int) -> None:
         """More can be said about the children of nodes up to that position than when they were
         asked about: let them be asked about again."""
+        self._waiting.reopen(last_position)
         for node in self._nodes.values():
-            if node.position <= last_position:
+            if node.position <= last_position and node.expanded:
                 node.expanded = False
+                insort(self._open, (-node.score, node.id))
 
     def path(self, node_id: int) -> tuple[int, ...]:
         """Tokens from below the root down to a node; empty for the root."""
         tokens: list[int] = []
         while node_id != self.root:
-            node = self._nodes[node_id]
+            node = self[node_id]
             tokens.append(node.token)
             node_id = node.parent
         return tuple(reversed(tokens))
 
-    def frontier(self, limit: int, depth: int) -> tuple[int, ...]:
-        """Up to `limit` nodes that were not expanded yet, in descending score.
+    def frontier(self, depth: int) -> Iterator[int]:
+        """The nodes that were not expanded yet, in descending score.
 
         Only nodes less than `depth` levels below the root; ties go to the older node.
         """
         last = self._nodes[self.root].position + depth
-        heap = [(-self._nodes[self.root].score, self.root)]
-        chosen: list[int] = []
-        while heap and len(chosen) < limit:
-            _, node_id = heapq.heappop(heap)
-            node = self._nodes[node_id]
-            if node.position >= last:
-                continue
-            if not node.expanded:
-                chosen.append(node_id)
-            for child in node.children.values():
-                heapq.heappush(heap, (-self._nodes[child].score, child))
-        return tuple(chosen)
+        for node_id in self._waiting.in_order(self._open, lambda _: ()):
+            node = self._nodes.get(node_id)
+            expanded = self._waiting.is_expanded(node_id) if node is None else node.expanded
+            if not expanded and self._place(node_id)[1] < last:
+                yield node_id
 
     @property
     def lowest(self) -> int:
         """The position of the deepest level."""
-        return max(node.position for node in self._nodes.values())
+        return max(self._place(node_id)[1] for node_id in self.ids)
+
+    @property
+    def lowest_sent(self) -> int:
+        """That of the deepest one of which something was sent; the root's is above none."""
+        return max(node.position for node in self._nodes.values() if node.sent)
 
     def level(self, position: int) -> tuple[int, ...]:
         """The nodes at that position, in descending score; ties go to the older node."""
-        level = [(-n.score, n.id) for n in self._nodes.values() if n.position == position]
-        return tuple(node_id for _, node_id in sorted(level))
+        places = [(node_id, *self._place(node_id)) for node_id in self.ids]
+        level = sorted((-score, node_id) for node_id, score, at in places if at == position)
+        return tuple(node_id for _, node_id in level)
 
     def expand(self, ids: Iterable[int]) -> None:
         """Note that the children of these nodes are asked of the draft source."""
         for node_id in ids:
-            self._nodes[node_id].expanded = True
+            self[node_id].expanded = True
+        self._open = [key for key in self._open if not self._nodes[key[1]].expanded]
 
     def attach(
         self,
@@ -218,45 +218,46 @@ class DraftTree:
         children: Children,
         keep: int,
         last_position: int,
-        calibrated: Sequence[float],
+        calibrated: Floats,
     ) -> int:
         """Add the `keep` best of `children`, guessed below nodes `ids`; return how many are new.
 
         `calibrated` are the children's own scores as they count here (see policy.estimates).
-        Parents that are no longer here, and guesses behind `last_position`, are left out. A guess
-        that is already here keeps its place and its score. Guesses that have guesses below them
-        count as expanded.
+        Parents that are no longer here, and guesses behind `last_position`, are left out. A node
+        that is already here keeps its place and its score; what waited below a node that was asked
+        about once more goes. Guesses that have guesses below them count as expanded.
         """
-        node_of: dict[int, int] = {}  # of guesses that are here
-        tokens, drafted = children.tokens.tolist(), children.scores.tolist()
-        above, sources = children.parents.tolist(), children.made_by.tolist()
-        nodes, before = [self._nodes.get(node_id) for node_id in ids], self.newest
+        nodes, before = [self.get(node_id) for node_id in ids], self.newest
         places = [None if node is None else (node.score, node.position) for node in nodes]
-        best = best_below(places, children, last_position, calibrated)
-        for rank, (score, index) in enumerate(best[:keep]):
-            at = above[index] - len(ids)
-            # Of a guess no worse than this one, as no score is above 0.
-            parent = self._nodes[ids[above[index]] if at < 0 else node_of[at]]
-            parent.expanded |= at >= 0
-            if tokens[index] not in parent.children:
-                child = self._nodes[self._add(parent, tokens[index], score)]
-                if sources[index]:
-                    child.drafted, child.rank = drafted[index], rank
-            node_id = node_of[index] = parent.children[tokens[index]]
-            self._nodes[node_id].sources |= sources[index]
+        ranked = Ranked(places, children, calibrated, keep, last_position)
+        known = ranked.known(nodes, children, self._nodes)
+        new = np.delete(np.arange(len(ranked.order)), [*known])
+        every = np.zeros(len(ranked.order), np.int64)
+        every[new] = np.arange(before + 1, before + 1 + len(new))
+        every[[*known]] = [*known.values()]
+        run = Waiting(before + 1, ranked.parents(ids, every)[new], ranked, children, new)
+        self.newest += len(run)
+        self._waiting.add(run)
+        above = [self._nodes[node_id] for node_id in run.above if node_id in self._nodes]
+        asked, asked_again = set(ids), any(node.waiting is not None for node in above)
+        for node in above:
+            node.waiting = run
+            node.expanded |= node.id not in asked
+        if asked_again:
+            self._waiting.clear(self._nodes)
         for at, certain in children.chains:  # nobody need be asked in between
-            node = self._nodes.get(ids[at])
+            end = nodes[at]
             for token in certain:
-                if node is not None and node.position < last_position:
-                    node.expanded = True
-                    known = node.children.get(token) or self._add(node, token, node.score)
-                    node = self._nodes[known]
+                if end is not None and end.position < last_position:
+                    end.expanded = True
+                    end = self._child(end, token) or self._add(end, token, end.score)
         return self.newest - before
 
     def rescore(self, node_id: int, own: Mapping[int, float], add_from: float) -> None:
         """Children of a node get these own natural-log scores, by token; what hangs below them
         moves along. Tokens that are no children yet become some if they score `add_from` at least.
         """
+        self.make_all()
         node = self._nodes[node_id]
         for token, score in own.items():
             child = node.children.get(token)
@@ -264,6 +265,12 @@ class DraftTree:
                 self._move(child, node.score + score - self._nodes[child].score)
             elif score >= add_from:
                 self._add(node, token, node.score + score)
+        self._sort()
+
+    def make_all(self) -> None:
+        """Make nodes of all guesses that wait."""
+        for node_id in tuple(self._waiting):
+            self[node_id]
 
     def _move(self, node_id: int, change: float) -> None:
         """A node and all below it score so much more."""
@@ -275,26 +282,18 @@ class DraftTree:
 
     # --- sending ------------------------------------------------------------------------------
 
-    def unsent(self, limit: int) -> tuple[int, ...]:
-        """Up to `limit` unsent nodes in descending score, never a child before its parent.
+    def unsent(self) -> Iterator[int]:
+        """The unsent nodes in descending score, never a child before its parent.
 
         FlowSpec §3.2, score-based segmentation; ties go to the older node. Scores that were
         refreshed at different times may leave a child above its parent: it then follows it.
         """
-        # A node can be sent once its parent was; all sendable ones wait in the heap.
-        heap = [
-            (-node.score, node.id)
-            for node in self._nodes.values()
-            if not node.sent and (node.id == self.root or self._nodes[node.parent].sent)
-        ]
-        heapq.heapify(heap)
-        chosen: list[int] = []
-        while heap and len(chosen) < limit:
-            _, node_id = heapq.heappop(heap)
-            chosen.append(node_id)
+
+        def below(node_id: int) -> Iterator[Key]:
             for child in self._nodes[node_id].children.values():
-                heapq.heappush(heap, (-self._nodes[child].score, child))
-        return tuple(chosen)
+                yield -self._nodes[child].score, child
+
+        return self._waiting.in_order(self._sendable, below)
 
     def send(self, ids: Sequence[int]) -> Rows:
         """Mark nodes as sent and return their rows, in that order.
@@ -304,7 +303,7 @@ class DraftTree:
         """
         ahead: set[int] = set()
         for node_id in ids:
-            node = self._nodes.get(node_id)
+            node = self.get(node_id)
             if node is None or node.sent or node_id in ahead:
                 raise LocalProtocolError(f"node {node_id} cannot be sent")
             if node_id != self.root and not (self._nodes[node.parent].sent or node.parent in ahead):
@@ -313,6 +312,9 @@ class DraftTree:
         nodes = [self._nodes[i] for i in ids]
         for node in nodes:
             node.sent = True
+        below = [self._nodes[child] for node in nodes for child in node.children.values()]
+        ready = {*self._sendable, *((-node.score, node.id) for node in below)}
+        self._sendable = sorted(key for key in ready if not self._nodes[key[1]].sent)
         return _rows_of(nodes)
 
     # --- verifying ----------------------------------------------------------------------------
@@ -320,8 +322,9 @@ class DraftTree:
     def record(self, ids: Iterable[int], target_tokens: Iterable[int]) -> None:
         """Note the base model's next token after each node; nodes no longer here are ignored."""
         for node_id, target_token in zip(ids, target_tokens, strict=True):
-            if node_id in self._nodes:
-                self._nodes[node_id].target_token = target_token
+            node = self.get(node_id)
+            if node is not None:
+                node.target_token = target_token
 
     def unverified(self, ids: Iterable[int]) -> Rows:
         """The rows of some nodes, parents first: of the one that the walk along known target tokens
@@ -357,27 +360,32 @@ class DraftTree:
         node = self._nodes[self.root]
         missed = False
         while node.target_token is not None:
-            tokens.append(node.target_token)
+            token = node.target_token
+            tokens.append(token)
             passed.append(node.id)
-            outcomes += self._outcomes(node)
-            child = node.children.get(node.target_token)
-            if node.expanded and (child is None or self._nodes[child].drafted is not None):
-                ranks.append(None if child is None else self._nodes[child].rank)
-            sources.append(0 if child is None else self._nodes[child].sources)
+            outcomes += self._outcomes(node, token)
+            child = self._child(node, token)
+            if node.expanded and (child is None or child.drafted is not None):
+                ranks.append(None if child is None else child.rank)
+            sources.append(0 if child is None else child.sources)
             if child is None:
                 missed = True
-                node = self._nodes[self._add(node, node.target_token, node.score)]
+                node = self._add(node, token, node.score)
                 break
-            node = self._nodes[child]
+            node = child
         if passed:
             self.root = node.id
             self._keep_below(node)
+            if missed:
+                self._sendable = [(-node.score, node.id)]
         outcome = tuple(outcomes), tuple(ranks), tuple(sources)
         return Advance(tuple(tokens), tuple(passed), missed, *outcome, before)
 
-    def _outcomes(self, node: TreeNode) -> list[tuple[float, bool]]:
-        guesses = [self._nodes[child] for child in node.children.values()]
-        return [(g.drafted, g.token == node.target_token) for g in guesses if g.drafted is not None]
+    def _outcomes(self, node: TreeNode, token: int) -> list[tuple[float, bool]]:
+        run, children = node.waiting, map(self._nodes.__getitem__, node.children.values())
+        older = [one for one in children if run is None or one.id not in run.ids]
+        told = [(one.drafted, one.token == token) for one in older if one.drafted is not None]
+        return told + run.outcomes(node.id, token) if run else told
 
     def _keep_below(self, root: TreeNode) -> None:
         kept: dict[int, TreeNode] = {}
@@ -387,6 +395,9 @@ class DraftTree:
             kept[node.id] = node
             stack.extend(self._nodes[c] for c in node.children.values())
         self._nodes = kept
+        self._waiting.clear(kept)
+        self._sendable = [key for key in self._sendable if key[1] in kept]
+        self._open = [key for key in self._open if key[1] in kept]
 
 
 def _rows_of(nodes: Sequence[TreeNode]) -> Rows:

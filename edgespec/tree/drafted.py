@@ -59,7 +59,7 @@ class Children(_Guesses):
 
     def further(self, paths: int) -> int:
         """Below how many guesses there are guesses; `paths`: how many paths there were."""
-        return len(np.unique(self.parents[self.parents >= paths]))
+        return len(set(self.parents[self.parents >= paths].tolist()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,22 +93,12 @@ class DraftedTree(_Guesses):
         )
         return DraftedTree(parents, self.tokens[keep], self.scores[keep], self.made_by[keep])
 
-
-def best_below(
-    places: Sequence[tuple[float, int] | None],
-    children: Children,
-    last_position: int,
-    own: Sequence[float],
-) -> list[tuple[float, int]]:
-    """Cumulative scores and indices of guesses, the best first; ties go to the smaller index.
-
-    `places`: cumulative score and position of the end of each path; None: what is below it does not
-    count, nor does what lies behind `last_position`. `own`: the guesses' own scores.
-    """
-    known: dict[int, tuple[float, int]] = {}
-    for index, at in enumerate(children.parents.tolist()):
-        above = places[at] if at < len(places) else known.get(at - len(places))
-        if above is not None and above[1] < last_position:
-            known[index] = above[0] + own[index], above[1] + 1
-    order = sorted(known.items(), key=lambda entry: (-entry[1][0], entry[0]))
-    return [(score, index) for index, (score, _) in order]
+    def find(self, path: Sequence[int]) -> int | None:
+        """The index of the guess at the end of a path of tokens from the root, if there is one."""
+        at = FROM_ROOT
+        for token in path:
+            match = np.flatnonzero((self.parents == at) & (self.tokens == token))
+            if not len(match):
+                return None
+            at = int(match[0])
+        return at

@@ -207,8 +207,9 @@ def test_guesses_teach_what_scores_are_worth() -> None:
     estimates = wire.request.estimates
     assert dict(estimates.ranks) == {1: 1}
     calibration = estimates.calibration(wire.request.sampling.without_seed)
-    assert calibration.score(-0.1) < -0.1
-    assert calibration.score(-3.0) > -3.0
+    named, less_likely = calibration.scores(np.array([-0.1, -3.0]))
+    assert named < -0.1
+    assert less_likely > -3.0
 
 
 def test_an_emptied_result_never_reaches_the_head() -> None:

@@ -51,8 +51,8 @@ class Greedy:
 
     def decide(self, view: RequestView) -> list[Decision]:
         """Everything at once."""
-        rows = view.tree.unsent(100)
-        ids = () if view.drafting else view.tree.frontier(100, view.depth_left)
+        rows = tuple(view.tree.unsent())
+        ids = () if view.drafting else tuple(view.tree.frontier(view.depth_left))
         sends: list[Decision] = [Send(rows)] if rows else []
         return [*sends, Expand(ids, 3, 100)] if ids else sends
 
@@ -248,7 +248,7 @@ def test_a_policy_that_calibrates_counts_guesses_for_what_they_are_worth() -> No
         wire = rooted(policy)
         shape = wire.request.sampling.without_seed
         for _ in range(1_000):
-            wire.request.estimates.calibration(shape).learn(math.log(0.5), False)
+            wire.request.estimates.calibration(shape).learn([(math.log(0.5), False)])
         wire.expanded((0, 11, math.log(0.5)))
         (guess,) = [i for i in wire.tree.ids if i != wire.tree.root]
         share = math.exp(wire.tree.score(guess))

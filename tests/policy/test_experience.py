@@ -8,6 +8,7 @@ from collections.abc import Collection
 from itertools import pairwise
 from statistics import fmean
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,15 +20,8 @@ from support.worlds import submit, toy_world
 from edgespec.daemon.profiles import profile_named
 from edgespec.planning.cost_model import cost_model_named
 from edgespec.planning.costs import RingCosts, ring_costs
-from edgespec.policy.estimates import (
-    FADE,
-    MOST_CALIBRATIONS,
-    PRIOR_WEIGHT,
-    RAREST,
-    Calibration,
-    RingEstimates,
-    RowTimes,
-)
+from edgespec.policy.calibration import PRIOR_WEIGHT, RAREST, Calibration
+from edgespec.policy.estimates import FADE, MOST_CALIBRATIONS, RingEstimates, RowTimes
 from edgespec.policy.registry import POLICIES
 from edgespec.sim.durations import CostDurations, network_of
 from edgespec.sim.oracle import Oracle
@@ -129,20 +123,27 @@ def test_nothing_is_known_of_nothing() -> None:
 SCORES = st.floats(-50.0, 0.0)
 
 
+def worth(calibration: Calibration, score: float) -> float:
+    """The calibrated score of one guess, which has the odds that it says of it."""
+    found = float(calibration.scores(np.array([score]))[0])
+    odds = calibration.odds(score)
+    assert found == pytest.approx(math.log(odds / (1.0 + odds)))
+    return found
+
+
 @given(st.lists(st.tuples(SCORES, st.booleans()), max_size=60), SCORES)
 def test_a_calibrated_score_is_a_probability(
     learnt: list[tuple[float, bool]], score: float
 ) -> None:
     calibration = Calibration()
-    for each, was_right in learnt:
-        calibration.learn(each, was_right)
-    assert -50.0 < calibration.score(score) <= 1e-12
-    assert math.isfinite(calibration.score(score))
+    calibration.learn(learnt)
+    assert -50.0 < worth(calibration, score) <= 1e-12
+    assert math.isfinite(worth(calibration, score))
 
 
 @given(st.floats(math.log(RAREST), math.log(1 - RAREST)))
 def test_the_draft_is_believed_at_the_start(score: float) -> None:
-    assert Calibration().score(score) == pytest.approx(score)
+    assert worth(Calibration(), score) == pytest.approx(score)
 
 
 @pytest.mark.parametrize(("said", "true"), [(0.9, 0.2), (0.1, 0.6), (0.5, 0.5), (0.02, 0.0)])
@@ -151,28 +152,28 @@ def test_calibration_converges_to_the_true_share(said: float, true: float) -> No
     score = math.log(said)
     errors = []
     for count in range(1, 4_001):
-        calibration.learn(score, rng.random() < true)
+        calibration.learn([(score, rng.random() < true)])
         if count in (40, 4_000):
-            errors.append(abs(math.exp(calibration.score(score)) - true))
+            errors.append(abs(math.exp(worth(calibration, score)) - true))
     assert errors[1] < 0.02
     assert errors[1] <= errors[0] + 0.01
     other = math.log(0.999) if said < 0.5 else math.log(0.001)
-    assert calibration.score(other) == pytest.approx(other), "other scores know nothing of it"
+    assert worth(calibration, other) == pytest.approx(other), "other scores know nothing of it"
 
 
 def test_the_prior_counts_for_so_many_observations() -> None:
     calibration = Calibration()
     for _ in range(int(PRIOR_WEIGHT)):
-        calibration.learn(math.log(0.5), False)
-    assert math.exp(calibration.score(math.log(0.5))) == pytest.approx(0.25)
+        calibration.learn([(math.log(0.5), False)])
+    assert math.exp(worth(calibration, math.log(0.5))) == pytest.approx(0.25)
 
 
 def test_guesses_of_one_class_still_differ_as_the_draft_had_it() -> None:
     calibration = Calibration()
     for _ in range(400):
-        calibration.learn(math.log(0.6), False)
-        calibration.learn(math.log(0.6), True)
-    low, high = (math.exp(calibration.score(math.log(share))) for share in (0.55, 0.62))
+        calibration.learn([(math.log(0.6), False)])
+        calibration.learn([(math.log(0.6), True)])
+    low, high = (math.exp(worth(calibration, math.log(share))) for share in (0.55, 0.62))
     assert low < 0.5 < high
     # The odds are in the same proportion as those of 0.55 and 0.62, and 0.6 is at one half.
     assert (high / (1 - high)) / (low / (1 - low)) == pytest.approx((62 / 38) / (55 / 45), rel=0.05)
@@ -376,9 +377,9 @@ def test_hit_share_is_the_share_of_levels_that_held_the_token(ranks: list[int | 
 def test_ways_of_sampling_are_calibrated_apart() -> None:
     estimates = RingEstimates()
     for _ in range(100):
-        estimates.calibration("greedy").learn(math.log(0.5), True)
-    assert estimates.calibration("hot").score(math.log(0.5)) == pytest.approx(math.log(0.5))
-    assert estimates.calibration("greedy").score(math.log(0.5)) > math.log(0.9)
+        estimates.calibration("greedy").learn([(math.log(0.5), True)])
+    assert worth(estimates.calibration("hot"), math.log(0.5)) == pytest.approx(math.log(0.5))
+    assert worth(estimates.calibration("greedy"), math.log(0.5)) > math.log(0.9)
 
 
 def test_of_many_ways_of_sampling_those_used_last_are_remembered() -> None:

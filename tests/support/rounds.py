@@ -12,7 +12,8 @@ from typing import NamedTuple
 import numpy as np
 
 from edgespec.policy.base import Decision, Deepen, Expand, Grow, Policy, RequestView, Send
-from edgespec.policy.estimates import Calibration, RingEstimates
+from edgespec.policy.calibration import Calibration
+from edgespec.policy.estimates import RingEstimates
 from edgespec.sim.oracle import Oracle
 from edgespec.sim.toy import VOCABULARY
 from edgespec.tree.draft_tree import DraftTree
@@ -20,6 +21,8 @@ from edgespec.tree.drafted import Children, DraftedTree
 from edgespec.verify.sampling import Sampling
 
 NOBODYS_TOKEN = 99
+
+FAR = 10**6
 
 
 def learnt(
@@ -77,7 +80,7 @@ def chain_and_fan(nodes: int) -> DraftedTree:
 def full_tree(nodes: int) -> DraftTree:
     """A tree of `nodes` with its root, nothing sent."""
     tree = DraftTree(0, -1, 1000, 0)
-    tree.merge(chain_and_fan(nodes - 1), (), nodes, 10**6)
+    tree.merge(chain_and_fan(nodes - 1), (), nodes, FAR)
     assert len(tree) == nodes
     return tree
 
@@ -90,7 +93,7 @@ def grown(tree: DraftTree, parents: Sequence[int], shares: Sequence[Sequence[flo
     tokens = np.arange(tree.newest + 1, tree.newest + 1 + len(pairs))
     children = Children(np.array([at for at, _ in pairs], np.int64), tokens, scores)
     before = tree.newest
-    tree.attach(parents, children, len(pairs), 10**6, scores.tolist())
+    tree.attach(parents, children, len(pairs), FAR, scores)
     return list(range(before + 1, tree.newest + 1))
 
 
@@ -286,8 +289,7 @@ class Round:
         if not self.policy.verifies_each_result and (self.flying or self.verifying):
             return
         step = self.tree.advance()
-        for score, was_right in step.outcomes:
-            self.calibration.learn(score, was_right)
+        self.calibration.learn(step.outcomes)
         self.estimates.ranks.update(step.ranks)
         if step.missed:
             self.ahead = 0
@@ -319,16 +321,25 @@ class Round:
     ) -> None:
         self.estimates.draft.record(len(paths), self.cost(len(paths)) / 2)
         children = self.oracle.expand(1, context, paths, wanted.width)
-        scores = children.scores.tolist()
+        scores = children.scores
         if self.policy.calibrates:
-            scores = [self.calibration.score(score) for score in scores]
+            scores = self.calibration.scores(scores)
         self.tree.attach(wanted.ids, children, wanted.keep, self.last_position, scores)
 
 
 def everything(seen: RequestView) -> object:
     """All that a view shows, as something that compares."""
     tree, learnt_so_far = seen.tree, seen.estimates
-    nodes = {i: tree[i] for i in tree.ids}
+    nodes = {i: tree.score(i) for i in tree.ids}  # without making nodes of what waits
+    to_do = tuple(tree.unsent()), tuple(tree.frontier(FAR))
     stages = [stage.classes for stage in learnt_so_far.step._stages]
     times = (stages, learnt_so_far.draft.classes)
-    return tree.root, tree.newest, nodes, times, learnt_so_far.ranks, learnt_so_far.calibrations
+    return (
+        tree.root,
+        tree.newest,
+        nodes,
+        to_do,
+        times,
+        learnt_so_far.ranks,
+        learnt_so_far.calibrations,
+    )

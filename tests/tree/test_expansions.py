@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
 import numpy as np
 import pytest
@@ -102,7 +103,7 @@ def test_growing_and_walking_against_brute_force(data: st.DataObject) -> None:
     tree, model = DraftTree(3, 2, 9, 100), Model()
     for _ in range(data.draw(st.integers(1, 5))):
         limit, depth = data.draw(st.integers(0, 6)), data.draw(st.integers(0, 5))
-        ids = tree.frontier(limit, depth)
+        ids = tuple(islice(tree.frontier(depth), limit))
         by_path = {tree.path(i): i for i in tree.ids}
         open_ones = [p for p, g in model.nodes.items() if not g.expanded and len(p) < depth]
         open_ones.sort(key=lambda p: (-tree[by_path[p]].score, by_path[p]))
@@ -121,7 +122,7 @@ def test_growing_and_walking_against_brute_force(data: st.DataObject) -> None:
         found = data.draw(guesses(len(ids)))
         own = [score + data.draw(SHARES) for score in found.scores.tolist()]
         keep, levels = data.draw(st.integers(0, 10)), data.draw(st.integers(0, 5))
-        added = tree.attach(ids, found, keep, tree[tree.root].position + levels, own)
+        added = tree.attach(ids, found, keep, tree[tree.root].position + levels, np.array(own))
         assert added == model.attach(paths, found, keep, levels, own)
         agrees(tree, model)
         assert tree.lowest == tree[tree.root].position + max(map(len, model.nodes))
@@ -131,10 +132,10 @@ def test_growing_and_walking_against_brute_force(data: st.DataObject) -> None:
 def test_a_level_is_all_of_it_in_score_order(data: st.DataObject) -> None:
     tree = DraftTree(0, -1, 9, 10)
     for _ in range(3):
-        ids = tree.frontier(4, FAR)
+        ids = tuple(islice(tree.frontier(FAR), 4))
         tree.expand(ids)
         found = data.draw(guesses(len(ids)))
-        tree.attach(ids, found, 99, FAR, found.scores.tolist())
+        tree.attach(ids, found, 99, FAR, found.scores)
     seen: list[int] = []
     for position in range(10, tree.lowest + 1):
         level = tree.level(position)
@@ -149,9 +150,9 @@ def test_a_level_is_all_of_it_in_score_order(data: st.DataObject) -> None:
 def test_the_best_children_of_all_are_kept() -> None:
     """PipeDec §3.3: of a layer's candidates those of highest cumulative probability."""
     tree = DraftTree(0, -1, 9, 0)
-    tree.attach((0,), children((0, 1, -0.5), (0, 2, -1.0)), 9, FAR, (-0.5, -1.0))
+    tree.attach((0,), children((0, 1, -0.5), (0, 2, -1.0)), 9, FAR, np.array((-0.5, -1.0)))
     below = children((0, 3, -0.1), (0, 4, -2.0), (1, 5, -0.2), (1, 6, -0.9))
-    assert tree.attach((1, 2), below, 3, FAR, below.scores.tolist()) == 3
+    assert tree.attach((1, 2), below, 3, FAR, below.scores) == 3
     assert {tree.path(i) for i in tree.level(2)} == {(1, 3), (2, 5), (2, 6)}
     assert [tree[i].rank for i in tree.level(2)] == [0, 1, 2]
 
@@ -162,13 +163,13 @@ def test_guesses_below_guesses_come_with_them() -> None:
     tree.expand((0,))
     deep = children((0, 1, -0.5), (0, 2, -1.0), (1, 3, -0.2), (3, 4, -0.1), (2, 5, -0.3))
     assert deep.further(1) == 3
-    assert tree.attach((0,), deep, 9, FAR, deep.scores.tolist()) == 5
+    assert tree.attach((0,), deep, 9, FAR, deep.scores) == 5
     paths = {tree.path(i): tree[i] for i in tree.ids}
     assert set(paths) == {(), (1,), (2,), (1, 3), (1, 3, 4), (2, 5)}
     assert [tree.score(paths[p].id) for p in ((1, 3, 4), (2, 5))] == pytest.approx([-0.8, -1.3])
     assert [path for path, node in paths.items() if node.expanded] == [(), (1,), (1, 3), (2,)]
     assert [paths[p].rank for p in ((1,), (1, 3), (1, 3, 4), (2,), (2, 5))] == [0, 1, 2, 3, 4]
-    assert set(tree.frontier(9, 9)) == {paths[p].id for p in ((1, 3, 4), (2, 5))}
+    assert set(tree.frontier(9)) == {paths[p].id for p in ((1, 3, 4), (2, 5))}
 
 
 @pytest.mark.parametrize(
@@ -182,33 +183,53 @@ def test_guesses_below_guesses_come_with_them() -> None:
 def test_the_best_of_all_levels_are_kept(keep: int, last: int, left: set[Path]) -> None:
     tree = DraftTree(0, -1, 9, 0)
     deep = children((0, 1, -0.5), (0, 2, -1.0), (1, 3, -0.2), (3, 4, -0.1), (2, 5, -0.3))
-    assert tree.attach((0,), deep, keep, last, deep.scores.tolist()) == len(left)
+    assert tree.attach((0,), deep, keep, last, deep.scores) == len(left)
     assert {tree.path(i) for i in tree.ids} == left | {()}
     gone = DraftTree(0, -1, 9, 0)
-    assert gone.attach((7,), deep, keep, last, deep.scores.tolist()) == 0
+    assert gone.attach((7,), deep, keep, last, deep.scores) == 0
 
 
 def test_what_lies_below_a_guess_that_is_here_counts_from_what_is_said_now() -> None:
     tree = DraftTree(0, -1, 9, 0)
-    tree.attach((0,), children((0, 1, -0.5)), 9, FAR, (-0.5,))
+    tree.attach((0,), children((0, 1, -0.5)), 9, FAR, np.array((-0.5,)))
+    assert tree[1].token == 1
     deep = children((0, 1, -0.1), (1, 3, -0.2))
-    assert tree.attach((0,), deep, 9, FAR, deep.scores.tolist()) == 1
+    assert tree.attach((0,), deep, 9, FAR, deep.scores) == 1
     assert (tree.score(1), tree.score(2)) == pytest.approx((-0.5, -0.3))
 
 
 def test_a_guess_that_is_here_keeps_its_place_and_counts_among_the_kept() -> None:
     tree = DraftTree(0, -1, 9, 0)
-    tree.attach((0,), children((0, 1, -0.5)), 9, FAR, (-0.5,))
+    tree.attach((0,), children((0, 1, -0.5)), 9, FAR, np.array((-0.5,)))
+    assert tree[1].token == 1
     again = children((0, 1, -0.1), (0, 2, -0.2), (0, 3, -0.3))
-    assert tree.attach((0,), again, 2, FAR, again.scores.tolist()) == 1
+    assert tree.attach((0,), again, 2, FAR, again.scores) == 1
     assert (tree.score(1), tree[1].drafted, tree[1].rank) == (-0.5, -0.5, 0)
     assert (tree[2].token, tree[2].rank) == (2, 1)
 
 
+def test_what_waits_below_a_node_that_is_asked_about_again_goes() -> None:
+    tree = DraftTree(0, -1, 9, 0)
+    deep = children((0, 1, -0.5), (0, 2, -1.0), (1, 3, -0.2), (3, 4, -0.1))
+    tree.attach((0,), deep, 9, FAR, deep.scores)
+    assert tree[2].token == 3, "a node is made of it, and of the one above it"
+    again = children((0, 1, -0.1), (0, 2, -0.2), (0, 5, -0.4))
+    assert tree.attach((0,), again, 9, FAR, again.scores) == 2
+    scores = {tree.path(node): tree.score(node) for node in tree.ids}
+    assert scores == {
+        (): 0.0,
+        (1,): -0.5,
+        (1, 3): -0.7,
+        (1, 3, 4): pytest.approx(-0.8),
+        (2,): -0.2,
+        (5,): -0.4,
+    }
+
+
 def test_the_paths_of_a_root_and_below_it() -> None:
     tree = DraftTree(0, -1, 9, 0)
-    tree.attach((0,), children((0, 1, -0.5)), 9, FAR, (-0.5,))
-    tree.attach((1,), children((0, 2, -0.5)), 9, FAR, (-0.5,))
+    tree.attach((0,), children((0, 1, -0.5)), 9, FAR, np.array((-0.5,)))
+    tree.attach((1,), children((0, 2, -0.5)), 9, FAR, np.array((-0.5,)))
     assert [tree.path(i) for i in (0, 1, 2)] == [(), (1,), (1, 2)]
     tree.record([0], [1])
     tree.advance()
@@ -243,9 +264,9 @@ def test_a_node_that_was_not_expanded_tells_no_rank() -> None:
 def test_a_walk_of_several_nodes_tells_of_each_of_them() -> None:
     tree = DraftTree(0, -1, 9, 0)
     tree.expand((0,))
-    tree.attach((0,), children((0, 1, -0.5)), 9, FAR, (-0.5,))
+    tree.attach((0,), children((0, 1, -0.5)), 9, FAR, np.array((-0.5,)))
     tree.expand((1,))
-    tree.attach((1,), children((0, 2, -0.7), (0, 3, -0.9)), 9, FAR, (-0.7, -0.9))
+    tree.attach((1,), children((0, 2, -0.7), (0, 3, -0.9)), 9, FAR, np.array((-0.7, -0.9)))
     tree.record([0, 1], [1, 3])
     step = tree.advance()
     assert step.outcomes == ((-0.5, True), (-0.7, False), (-0.9, True))
