@@ -49,6 +49,7 @@ from edgespec.planning.cost_model import (
 )
 from edgespec.planning.profile import Profile
 from edgespec.sim.campaign import replay as play_again
+from edgespec.sim.durations import Jitter
 from edgespec.sim.links import LinkSpec
 
 DEFAULT_PROFILE = "jetson-orin-nano-8gb"
@@ -104,6 +105,12 @@ def simulate(
         False,
         "--d0-free",
         help="Head, choosing, ranking and drafts take D0 no time: what the ring alone could do.",
+    ),
+    jitter: str = typer.Option(
+        "",
+        metavar="KIND",
+        help="Noise, by --seed: 1%x100ms: of each hundred jobs of the stages and of D0 one takes "
+        "100 ms more; exp5ms: each takes an exponential time of that mean more.",
     ),
     model: str = options.MODEL,
     draft: str = options.DRAFT,
@@ -176,6 +183,7 @@ def simulate(
         sampling=sampling.sampling,
         row_price=row_price,
         d0_free=d0_free,
+        jitter=Jitter.parse(jitter) if jitter else None,
         with_stage=stages if with_stage == LAST_STAGE else with_stage or 0,
         head=head,
         load=Load(live or DEFAULT_LIVE) if recording is not None else load,
@@ -328,6 +336,9 @@ def _instead(setup: Setup) -> str:
     told = ""
     if setup.row_price is not None:
         told += f"; a further row costs {setup.row_price:g} of a step of one"
+    if (jitter := setup.jitter) is not None:
+        mean = f"{jitter.share:.3g} of" if jitter.share else "exponential,"
+        told += f"; {mean} jobs take {jitter.seconds * 1e3:g} ms more"
     return told + ("; D0's own work costs nothing" if setup.d0_free else "")
 
 

@@ -88,6 +88,9 @@ def test_a_row_price_and_a_free_d0_stand_in_for_the_profiles(here: Here) -> None
     assert settings["d0_free"] is True
     assert free["coordinator_busy"] == 0.0 < usual["coordinator_busy"]
     assert free["decode_tokens_per_second"] > usual["decode_tokens_per_second"]
+    settings, late = played("--jitter", "5%x100ms", "--seed", "1")
+    assert settings["jitter"] == {"share": 0.05, "seconds": 0.1}
+    assert late["decode_tokens_per_second"] < usual["decode_tokens_per_second"]
     both = here(*SMALL, "--policy", "autoregressive", "--row-price", "0.5", "--d0-free").out
     text = " ".join(both.split())
     assert "a further row costs 0.5 of a step of one; D0's own work costs nothing" in text

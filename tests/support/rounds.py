@@ -329,6 +329,6 @@ def everything(seen: RequestView) -> object:
     """All that a view shows, as something that compares."""
     tree, learnt_so_far = seen.tree, seen.estimates
     nodes = {i: tree[i] for i in tree.ids}
-    stages = [stage.classes for stage in learnt_so_far.step._stages]
-    times = (stages, learnt_so_far.draft.classes)
+    known = [each for each in (learnt_so_far.step, learnt_so_far.draft) if each.known]
+    times = [each.seconds(rows) for each in known for rows in (1, 2, 4, 8, 16, 32, 64)]
     return tree.root, tree.newest, nodes, times, learnt_so_far.ranks, learnt_so_far.calibrations
