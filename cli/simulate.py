@@ -49,6 +49,7 @@ from edgespec.planning.cost_model import (
 )
 from edgespec.planning.profile import DATA_SHEET, Profile, RowPrice
 from edgespec.sim.campaign import replay as play_again
+from edgespec.sim.durations import Jitter
 from edgespec.sim.links import LinkSpec
 
 DEFAULT_PROFILE = "jetson-orin-nano-8gb"
@@ -111,6 +112,12 @@ def simulate(
         False,
         "--loop-free",
         help="The coordinator's own loop, which is Python, takes no time.",
+    ),
+    jitter: str = typer.Option(
+        "",
+        metavar="KIND",
+        help="Noise, by --seed: 1%x100ms: of each hundred jobs of the stages and of D0 one takes "
+        "100 ms more; exp5ms: each takes an exponential time of that mean more.",
     ),
     model: str = options.MODEL,
     draft: str = options.DRAFT,
@@ -186,6 +193,7 @@ def simulate(
         row_price=_price(row_price),
         d0_free=d0_free,
         loop_free=loop_free,
+        jitter=Jitter.parse(jitter) if jitter else None,
         with_stage=stages if with_stage == LAST_STAGE else with_stage or 0,
         head=head,
         load=Load(live or DEFAULT_LIVE) if recording is not None else load,
@@ -351,6 +359,9 @@ def _instead(setup: Setup) -> str:
         price = setup.row_price
         of = "what the data sheet allows" if price == DATA_SHEET else f"{price:g} of a step of one"
         told += f"; a further row costs {of}"
+    if (jitter := setup.jitter) is not None:
+        mean = f"{jitter.share:.3g} of" if jitter.share else "exponential,"
+        told += f"; {mean} jobs take {jitter.seconds * 1e3:g} ms more"
     told += "; D0's own work costs nothing" if setup.d0_free else ""
     return told + ("; D0's loop costs nothing" if setup.loop_free else "")
 

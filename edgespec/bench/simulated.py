@@ -36,7 +36,7 @@ from edgespec.planning.costs import RingCosts, local_links, ring_costs
 from edgespec.planning.partition import split_layers
 from edgespec.planning.profile import Profile, RowPrice
 from edgespec.policy.registry import POLICIES, policy_named
-from edgespec.sim.durations import CostDurations, network_of
+from edgespec.sim.durations import CostDurations, Durations, Jitter, JitteredDurations, network_of
 from edgespec.sim.faults import Fault
 from edgespec.sim.links import LinkSpec, Network
 from edgespec.sim.world import CoordinatorParts, StageParts, World
@@ -72,10 +72,11 @@ class Setup:
     profiles' own, but for those on D0's device. `split`: layers of the cost model that each stage
     is charged for; none given: evenly. `with_stage`: the stage on D0's device, 0: none.
     `row_price`: see planning.costs.NodeCosts. `d0_free`: head, choosing, ranking and drafts take no
-    time; `loop_free`: nor does the coordinator's own loop. `head`: where the output head is, one of
-    config.HEADS. `load`: how many requests come at once; None: one after the other, each on an idle
-    ring. `hints`: the folder of what the stages read rows with, to give hints; "": they give none.
-    Raises ConfigError for what cannot run.
+    time; `loop_free`: nor does the coordinator's own loop. `jitter`: noise in the times of jobs, by
+    the sampling's seed. `head`: where the output head is, one of config.HEADS. `load`: how many
+    requests come at once; None: one after the other, each on an idle ring. `hints`: the folder of
+    what the stages read rows with, to give hints; "": they give none. Raises ConfigError for what
+    cannot run.
     """
 
     model: str
@@ -92,6 +93,7 @@ class Setup:
     row_price: RowPrice | None = None
     d0_free: bool = False
     loop_free: bool = False
+    jitter: Jitter | None = None
     head: str = HEAD_ON_COORDINATOR
     load: Load | None = None
     hints: str = ""
@@ -172,6 +174,7 @@ class Setup:
             "row_price": self.row_price,
             "d0_free": self.d0_free,
             "loop_free": self.loop_free,
+            "jitter": asdict(self.jitter) if self.jitter else None,
             "dtype": self.dtype,
             "max_new_tokens": self.max_new_tokens,
             **asdict(self.sampling),
@@ -442,12 +445,19 @@ def ring_world(
         ),
         device,
         make_stages,
-        CostDurations(setup.costs(), setup.d0_free, setup.loop_free),
+        _durations(setup),
         setup.network(),
         faults,
         seed=setup.sampling.seed,
         with_stage=setup.with_stage,
     )
+
+
+def _durations(setup: Setup) -> Durations:
+    charged = CostDurations(setup.costs(), setup.d0_free, setup.loop_free)
+    if setup.jitter is None:
+        return charged
+    return JitteredDurations(charged, setup.jitter, setup.sampling.seed)
 
 
 @contextmanager

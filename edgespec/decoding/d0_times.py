@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from edgespec.policy.estimates import RingEstimates, RowTimes
+from edgespec.policy.estimates import RingEstimates
+from edgespec.policy.row_times import RowTimes
 
 Owner = tuple[int, int]
 """The numbers of a request and of one of its jobs."""

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from edgespec.policy.estimates import StepTimes
+from edgespec.policy.row_times import StepTimes
 
 MOST_ROWS = 48
 """Prompt rows of one segment, so that a wrong first idea of the costs stays cheap."""

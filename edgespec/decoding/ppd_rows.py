@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from edgespec.decoding.ppd_chains import ChainValues
-from edgespec.policy.estimates import StepTimes
+from edgespec.policy.row_times import StepTimes
 from edgespec.tree.draft_tree import DraftTree
 from edgespec.tree.ledger import IntArray, Rows
 from edgespec.tree.node import Advance

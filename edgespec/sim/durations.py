@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from edgespec.backends.compute import FIRST
 from edgespec.backends.loop_time import LoopTime, loop_of
 from edgespec.backends.timed import CoordinatorDurations, StageDurations, segment_bytes
+from edgespec.errors import ConfigError
 from edgespec.machines.effects import Effect, RunBlock
-from edgespec.machines.events import Event
+from edgespec.machines.events import NO_JOB, Event
 from edgespec.planning.costs import RingCosts
 from edgespec.sim.links import LinkSpec, Network
 from edgespec.types.draft_pass import DraftWork
@@ -64,6 +67,71 @@ class CostDurations:
     def message_bytes(self, message: Message, encoded: int) -> int:
         """A segment as the charged model's rows would make it; all else as it is."""
         return segment_bytes(self._costs, message) if isinstance(message, Segment) else encoded
+
+
+_JITTER = re.compile(r"(?:(?P<percent>[0-9.]+)%x|exp)(?P<ms>[0-9.]+)ms")
+
+
+@dataclass(frozen=True, slots=True)
+class Jitter:
+    """Noise of what nodes compute: a job takes more than it is charged.
+
+    `share`: the probability of that, and it is `seconds` more; 0: each job takes more, by an
+    exponential time of that mean.
+    """
+
+    share: float
+    seconds: float
+
+    @staticmethod
+    def parse(text: str) -> Jitter:
+        """`1%x100ms`: of each hundred jobs one takes 100 ms more; `exp5ms`: each takes an
+        exponential time of that mean more. Raises ConfigError for other texts."""
+        found = _JITTER.fullmatch(text)
+        try:
+            figures = [float(figure or 0) for figure in found.groups()] if found else []
+        except ValueError:
+            figures = []
+        if not figures or (found and found["percent"] and not 0 < figures[0] <= 100):
+            raise ConfigError(f"{text!r} is no jitter; give one such as 1%x100ms or exp5ms")
+        return Jitter(figures[0] / 100, figures[1] / 1e3)
+
+    def drawn(self, rng: random.Random) -> float:
+        """Seconds more of one job."""
+        if not self.share:
+            return rng.expovariate(1.0) * self.seconds
+        return self.seconds if rng.random() < self.share else 0.0
+
+
+class JitteredDurations:
+    """What `charged` charges, and noise for each job that takes time: a block, a head, a draft."""
+
+    def __init__(self, charged: Durations, jitter: Jitter, seed: int) -> None:
+        self._charged, self._jitter = charged, jitter
+        self.loop = charged.loop
+        self._rng = random.Random(f"{seed} jitter")
+        self._blocks: dict[int, tuple[int, float]] = {}  # of each stage, the last: job and noise
+
+    def coordinator(self, effect: Effect, done: Event | None, work: tuple[DraftWork, ...]) -> float:
+        seconds = self._charged.coordinator(effect, done, work)
+        return seconds and seconds + self._jitter.drawn(self._rng)
+
+    def stage(self, number: int, effect: Effect, done: Event | None) -> float:
+        """A block that loses rows while it runs is asked about again: its noise stays."""
+        seconds = self._charged.stage(number, effect, done)
+        if not seconds:
+            return 0.0
+        if not isinstance(effect, RunBlock):
+            return seconds + self._jitter.drawn(self._rng)
+        if self._blocks.get(number, (NO_JOB, 0.0))[0] != effect.job:
+            self._blocks[number] = effect.job, self._jitter.drawn(self._rng)
+        return seconds + self._blocks[number][1]
+
+    def parts(self, number: int, effect: Effect) -> Sequence[float]:
+        return self._charged.parts(number, effect)
+
+    def message_bytes(self, message: Message, encoded: int) -> int:
+        return self._charged.message_bytes(message, encoded)
 
 
 def network_of(costs: RingCosts) -> Network:

@@ -96,6 +96,9 @@ def test_a_row_price_and_a_free_d0_stand_in_for_the_profiles(here: Here) -> None
     settings, free = played("--loop-free")
     assert (settings["loop_free"], free["loop_ms_per_token"]) == (True, None)
     assert free["decode_tokens_per_second"] > usual["decode_tokens_per_second"]
+    settings, late = played("--jitter", "5%x100ms", "--seed", "1")
+    assert settings["jitter"] == {"share": 0.05, "seconds": 0.1}
+    assert late["decode_tokens_per_second"] < usual["decode_tokens_per_second"]
     both = here(
         *SMALL, "--policy", "autoregressive", "--row-price", "0.5", "--d0-free", "--loop-free"
     ).out

@@ -6,6 +6,7 @@ import pytest
 from support.rounds import grown, learnt, view
 
 from edgespec.policy.pool import Chosen, nodes_that_pay, rows_that_pay
+from edgespec.policy.row_times import RowTimes
 from edgespec.tree.draft_tree import DraftTree
 
 MOST = 64
@@ -99,7 +100,7 @@ def test_nodes_of_all_are_expanded_in_one_pass_as_far_as_they_pay() -> None:
         tree.expand([0])
 
     def nodes(price: float) -> list[int]:
-        estimates = learnt({1: 1.0, 64: 1.0}, {1: 0.5, 101: 0.5 + 100 * price})
+        estimates = learnt({1: 1.0, 64: 1.0}, {1: 1.0, 101: 1.0 + 100 * price})
         views = [view(tree, estimates=estimates) for tree in trees]
         return [len(ids) for ids in nodes_that_pay(views, MOST)]
 
@@ -110,7 +111,7 @@ def test_nodes_of_all_are_expanded_in_one_pass_as_far_as_they_pay() -> None:
 
 def test_before_it_is_known_what_a_draft_takes_one_node_finds_out() -> None:
     estimates = learnt()
-    estimates.draft.classes.clear()
+    estimates.draft = RowTimes()
     trees = [chain((0.9,)), chain((0.5,))]
     chosen = nodes_that_pay([view(tree, estimates=estimates) for tree in trees], MOST)
     assert [len(ids) for ids in chosen] == [1, 0]

@@ -14,11 +14,18 @@ from support.worlds import submit, toy_world
 from edgespec.daemon.profiles import profile_named
 from edgespec.decoding.effects import Draft, OpenCache, RunHead
 from edgespec.decoding.events import HeadDone
+from edgespec.errors import ConfigError
 from edgespec.machines.effects import Effect
 from edgespec.planning.cost_model import cost_model_named
 from edgespec.planning.costs import LinkCosts, ring_costs
 from edgespec.policy.base import Deepen, Grow
-from edgespec.sim.durations import CostDurations, RandomDurations, network_of
+from edgespec.sim.durations import (
+    CostDurations,
+    Jitter,
+    JitteredDurations,
+    RandomDurations,
+    network_of,
+)
 from edgespec.sim.links import LinkSpec
 from edgespec.tree.ledger import Rows
 from edgespec.types.draft_pass import DraftPass
@@ -59,6 +66,39 @@ def test_every_node_is_charged_its_own_costs() -> None:
     free = CostDurations(COSTS, d0_free=True)
     assert free.coordinator(HEAD, HeadDone(1, 1, choice), (DraftPass(3, "independent"),)) == 0.0
     assert free.stage(1, BLOCK, None) == durations.stage(1, BLOCK, None)
+
+
+@pytest.mark.parametrize(
+    ("kind", "share", "most", "mean"), [("5%x100ms", 0.05, 0.1, 0.005), ("exp5ms", 1.0, 0.1, 0.005)]
+)
+def test_jobs_are_late_by_jitter(kind: str, share: float, most: float, mean: float) -> None:
+    durations = JitteredDurations(CostDurations(COSTS), Jitter.parse(kind), 3)
+    usual = COSTS.stages[0].block_seconds(3, 8)
+    more = [durations.stage(1, replace(BLOCK, job=job), None) - usual for job in range(1, 2001)]
+    assert sum(late > 1e-9 for late in more) / 2000 == pytest.approx(share, abs=0.02)
+    assert max(more) <= most + 1e-9
+    assert sum(more) / 2000 == pytest.approx(mean, rel=0.2)
+    again = JitteredDurations(CostDurations(COSTS), Jitter.parse(kind), 3)
+    assert again.stage(1, BLOCK, None) - usual == more[0], "the same seed draws the same"
+
+
+def test_a_block_that_loses_rows_stays_as_late() -> None:
+    durations = JitteredDurations(CostDurations(COSTS), Jitter.parse("exp5ms"), 0)
+    late = durations.stage(1, BLOCK, None) - COSTS.stages[0].block_seconds(3, 8)
+    assert durations.stage(2, BLOCK, None) - COSTS.stages[1].block_seconds(3, 8) != late
+    assert durations.stage(1, BLOCK, None) - COSTS.stages[0].block_seconds(3, 8) == late
+
+
+def test_what_takes_no_time_is_never_late() -> None:
+    durations = JitteredDurations(CostDurations(COSTS, d0_free=True), Jitter.parse("exp5ms"), 0)
+    assert durations.stage(1, OpenCache(1, 5), None) == 0.0
+    assert durations.coordinator(HEAD, HeadDone(1, 1, Choice(IDS, IDS, np.zeros(3))), ()) == 0.0
+
+
+@pytest.mark.parametrize("text", ["", "5%", "0%x5ms", "101%x5ms", "exp", "exp5", "1.2.3%x4ms"])
+def test_other_texts_are_no_jitter(text: str) -> None:
+    with pytest.raises(ConfigError, match="no jitter"):
+        Jitter.parse(text)
 
 
 def test_segments_are_charged_as_the_charged_model_s() -> None:

@@ -332,8 +332,8 @@ def everything(seen: RequestView) -> object:
     tree, learnt_so_far = seen.tree, seen.estimates
     nodes = {i: tree.score(i) for i in tree.ids}  # without making nodes of what waits
     to_do = tuple(tree.unsent()), tuple(tree.frontier(FAR))
-    stages = [stage.classes for stage in learnt_so_far.step._stages]
-    times = (stages, learnt_so_far.draft.classes)
+    known = [each for each in (learnt_so_far.step, learnt_so_far.draft) if each.known]
+    times = [each.seconds(rows) for each in known for rows in (1, 2, 4, 8, 16, 32, 64)]
     return (
         tree.root,
         tree.newest,

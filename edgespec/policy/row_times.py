@@ -1,0 +1,254 @@
+"""Row times: how long rows take, learnt from what they took, whatever else the devices were at.
+
+Noise only ever adds to a time: a device that is busy, throttled or swapping is late, never early.
+So what counts is the quicker half of the newest times. A mean took one late job in a hundred for
+the price of rows; then fewer rows were sent, and the many never timed again.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Sequence
+
+RECENT = 15
+"""Newest times that count, of each class of rows: contexts grow, and devices heat up."""
+
+PROBE = 64
+"""Every so many times, those classes are left out that none of the last PROBE times was of, if more
+rows look cheaper without them: they are timed again."""
+
+ENOUGH = 8
+"""Times of a class from which on it is well known."""
+
+OFF = 0.1
+"""A stage that is further from the shape of all stages has one of its own: another kind of device.
+"""
+
+MOST_TIMES = 1000.0
+"""No stage is believed to be further than this from what is usual, whatever it says."""
+
+LONGEST_S = 3600.0
+"""No stage is believed to take longer than this for a segment, whatever it says."""
+
+Points = list[tuple[float, float]]
+"""Seconds by rows, both ascending; straight lines lie between them."""
+
+
+class Newest:
+    """The newest times of one thing, each with the rows that it was of."""
+
+    def __init__(self, most: int = RECENT) -> None:
+        self._times: deque[tuple[float, float]] = deque(maxlen=most)
+        self._low: tuple[float, float] | None = None
+        self.at = 0
+        """When the last one came, by the count of whoever keeps this."""
+
+    def __len__(self) -> int:
+        return len(self._times)
+
+    def add(self, seconds: float, rows: int, at: int) -> None:
+        """One more."""
+        self._times.append((seconds, rows))
+        self._low, self.at = None, at
+
+    @property
+    def low(self) -> tuple[float, float]:
+        """The mean rows and seconds of the quicker half; 0 as long as there is none."""
+        if self._low is None:
+            half = sorted(self._times)[: (len(self._times) + 1) // 2]
+            rows, seconds = sum(one[1] for one in half), sum(one[0] for one in half)
+            self._low = rows / max(len(half), 1), seconds / max(len(half), 1)
+        return self._low
+
+
+class RowTimes:
+    """Learnt seconds of something that is done to rows, by their number.
+
+    Times fall into classes of 1, 2, 3-4, 5-8, 9-16, … rows, joined by straight lines. They never
+    fall with more rows: fewer that took longer were late. And no row adds more than the fewest
+    rows take: it could go by itself.
+    """
+
+    def __init__(self, most: int = RECENT) -> None:
+        """`most`: newest times of a class that count."""
+        self._most = most
+        self._classes: dict[int, Newest] = {}
+        self._count = 0
+        self._line: Points = []
+
+    def record(self, rows: int, seconds: float) -> None:
+        """`rows` rows took so long; rows >= 1."""
+        self._count += 1
+        key = (rows - 1).bit_length()
+        self._classes.setdefault(key, Newest(self._most)).add(seconds, rows, self._count)
+        self._line = []
+
+    @property
+    def known(self) -> bool:
+        return bool(self._classes)
+
+    def knows(self, rows: int) -> bool:
+        """Whether as many rows, or nearly, were timed."""
+        return (rows - 1).bit_length() in self._classes
+
+    @property
+    def sloped(self) -> bool:
+        """Whether more than one class is known, so that what a row adds is more than a guess."""
+        return len(self._classes) > 1
+
+    @property
+    def one_row(self) -> float:
+        """Seconds of a single row; 0 as long as none was timed."""
+        return self._classes[0].low[1] if 0 in self._classes else 0.0
+
+    def seconds(self, rows: float) -> float:
+        """Expected seconds; raises ValueError while nothing is known.
+
+        Below the smallest known number of rows the time is that of the smallest, but with one
+        class alone known it is taken as proportional: what a row cost there is all there is to go
+        by. Beyond the largest the last slope goes on.
+        """
+        return _at(self.line, rows)
+
+    @property
+    def line(self) -> Points:
+        """What is learnt: of each class the rows and the seconds."""
+        if not self._line:
+            self._line = self._learnt()
+        return self._line
+
+    def is_off(self, line: Points, factor: float) -> bool:
+        """Whether a class that is well known takes another time than `factor` times that line."""
+        for one in self._classes.values():
+            rows, seconds = one.low
+            usual = factor * _at(line, rows)
+            if len(one) >= ENOUGH and abs(seconds - usual) > OFF * usual:
+                return True
+        return False
+
+    def _learnt(self) -> Points:
+        line = _rising([one.low for one in self._classes.values()])
+        if self._count % PROBE:
+            return line
+        since = self._count - PROBE
+        fresh = _rising([one.low for one in self._classes.values() if one.at > since])
+        if len(fresh) < 2:
+            return line
+        return [(rows, min(seconds, _at(fresh, rows))) for rows, seconds in line]
+
+
+def _rising(lows: Sequence[tuple[float, float]]) -> Points:
+    """See RowTimes."""
+    line: Points = []
+    for rows, seconds in sorted(lows, reverse=True):
+        line.append((rows, min(seconds, line[-1][1]) if line else seconds))
+    line.reverse()
+    for at in range(1, len(line)):
+        (before, least), (rows, seconds) = line[at - 1], line[at]
+        line[at] = rows, min(seconds, least + line[0][1] * (rows - before))
+    return line
+
+
+def _at(line: Points, rows: float) -> float:
+    if not line:
+        raise ValueError("no times are known")
+    if len(line) == 1:
+        return line[0][1] * rows / line[0][0]
+    if rows <= line[0][0]:
+        return line[0][1]
+    right = min(bisect_left(line, (rows,)), len(line) - 1)
+    (r0, t0), (r1, t1) = line[right - 1], line[right]
+    return t0 + (t1 - t0) * (rows - r0) / (r1 - r0)
+
+
+def _median(values: Sequence[float]) -> float:
+    """Of an even number of values, the lower one of the two in the middle."""
+    return sorted(values)[(len(values) - 1) // 2]
+
+
+class StepTimes:
+    """Learnt seconds of a ring's slowest stage, by the rows of a segment.
+
+    All stages share one shape: what rows take, in times of each other. Each has a factor of its
+    own. So a late job at one stage is one of many, and late stages, which hardly ever compute many
+    rows, as guesses are dropped on their way, are known by the early ones. A stage that clearly has
+    another shape is known by what it took itself.
+    """
+
+    def __init__(self) -> None:
+        self._shape = RowTimes()
+        # Of each stage, its newest seconds over the shape's. Their median counts: they are too low
+        # where the shape knows late jobs alone.
+        self._ratios: list[deque[float]] = []
+        self._factors: list[float] = []  # of the stages that have computed something: the first
+        self._own: list[RowTimes] = []
+        self._line: Points = []
+
+    def record(self, ran: Sequence[tuple[int, float]], stages: int) -> None:
+        """Rows and seconds of a segment at each stage that computed it, of `stages` in all; those
+        of a ring of another length are forgotten."""
+        if not ran:
+            return
+        if len(self._ratios) != stages:
+            self._shape = RowTimes(RECENT * stages)
+            self._ratios, self._factors = [deque(maxlen=RECENT) for _ in range(stages)], []
+            self._own = [RowTimes() for _ in range(stages)]
+        factors = self._factors + [1.0] * (len(ran) - len(self._factors))
+        told = list(zip(self._ratios, factors, ran, strict=False))
+        for stage, factor, (rows, seconds) in told:
+            if not self._shape.knows(rows):
+                self._shape.record(rows, min(seconds / factor, LONGEST_S))
+            elif known := self._shape.seconds(rows):
+                stage.append(min(max(seconds / known, 1 / MOST_TIMES), MOST_TIMES))
+        usual = [_median(stage or (1.0,)) for stage in self._ratios[: len(factors)]]
+        middle = _median(usual)
+        self._factors = [ratio / middle for ratio in usual]
+        for own, (rows, seconds), factor in zip(self._own, ran, self._factors, strict=False):
+            own.record(rows, seconds)
+            self._shape.record(rows, min(seconds / factor, LONGEST_S))
+        self._line = []
+
+    @property
+    def known(self) -> bool:
+        return self._shape.known
+
+    @property
+    def sloped(self) -> bool:
+        """Whether more than one class of rows is known."""
+        return self._shape.sloped
+
+    def seconds(self, rows: float) -> float:
+        """Expected seconds of the slowest stage; see RowTimes.seconds."""
+        if not self._line:
+            self._line = self._learnt()
+        return _at(self._line, rows)
+
+    def _learnt(self) -> Points:
+        shape, alike, lines = self._shape.line, 0.0, list[Points]()
+        for own, factor in zip(self._own, self._factors, strict=False):
+            if own.is_off(shape, factor):
+                lines.append(own.line)
+            else:
+                alike = max(alike, factor)
+        return [(r, max([t * alike, *(_at(line, r) for line in lines)])) for r, t in shape]
+
+    @property
+    def spread(self) -> float:
+        """Seconds of one row on all stages together, in times of the slowest: from 1 to the number
+        of stages; 0 if nothing is known, or takes no time. Stages of which nothing is known count
+        as the mean of the others."""
+        known = len(self._factors)
+        return max(self.reach(known) * len(self._ratios) / known, 1.0) if known else 0.0
+
+    def reach(self, stages: int) -> float:
+        """Seconds of a row on the first stages, in times of the slowest of them; 0 if nothing is
+        known of them."""
+        factors = self._factors[:stages]
+        return sum(factors) / max(factors) if factors else 0.0
+
+    @property
+    def one_row(self) -> float:
+        """Seconds of one row on all stages together; 0 if that is not known."""
+        everywhere = len(self._factors) == len(self._ratios)
+        return self._shape.one_row * sum(self._factors) if everywhere else 0.0
