@@ -225,7 +225,7 @@ def _compared(found: list[Way]) -> Iterator[str]:
             f"guessed right; the bundled pair has {ring.right:.0%}"
         )
     elif ring.plain < alone.plain:
-        yield f"the ring is slower than {name} alone, however many tokens are guessed right"
+        yield f"by these figures {name} alone is faster however many tokens are guessed right"
 
 
 def _each_its_own(found: list[Way]) -> Iterator[str]:
