@@ -365,7 +365,12 @@ def test_what_is_learnt_of_drafts_is_their_own_time(monkeypatch: pytest.MonkeyPa
     costs, draft = ring_named(next(iter(RINGS))), Oracle(random.Random("draft"), 0.7)
     ask = submit(prompt="h" * 20, limit=80, policy="adaptive")
     draft.tell(plain_answer(ToyCodec(), ask, 4, 2000).whole)
-    world = toy_world(CostDurations(costs), network=network_of(costs), draft=draft, keep_spans=True)
+    world = toy_world(
+        CostDurations(costs, loop_free=True),
+        network=network_of(costs),
+        draft=draft,
+        keep_spans=True,
+    )
     learnt: list[float] = []
     times = world.coordinator.estimates_of("adaptive").draft
     monkeypatch.setattr(times, "record", lambda rows, seconds: learnt.append(seconds))
