@@ -190,18 +190,23 @@ class Ranked:
     ) -> None:
         """`places`: cumulative score and position of the end of each path. `own`: the guesses' own
         scores."""
-        count = len(places)
-        ends = [place or (-math.inf, 0) for place in places]  # of the paths, then of the guesses
-        for above, score in zip(children.parents.tolist(), own.tolist(), strict=True):
-            total, position = ends[above]
-            ends.append((total + score, position + 1))
-        every = np.array(ends[count:], np.float64).reshape(-1, 2)
-        totals, positions = every[:, 0], every[:, 1]
-        able = np.flatnonzero((totals >= max(floor, -_MOST)) & (positions <= last_position))
-        best = np.argsort(-totals[able], kind="stable")[:keep]
-        self.order: IntArray = able[best]
-        self.scores: Floats = totals[self.order]
-        self.positions: IntArray = positions[self.order].astype(np.int64)
+        # Of the paths, then of the guesses.
+        totals = [-math.inf if place is None else place[0] for place in places]
+        positions = [0 if place is None else place[1] for place in places]
+        above = children.parents.tolist()
+        for at, score in zip(above, own.tolist(), strict=True):
+            totals.append(totals[at] + score)
+        for at in above:
+            positions.append(positions[at] + 1)
+        every = np.array(totals[len(places) :])
+        able = every >= max(floor, -_MOST)
+        if max(positions, default=0) > last_position:
+            able &= np.array(positions[len(places) :]) <= last_position
+        left = np.flatnonzero(able)
+        best = np.argsort(-every[left], kind="stable")[:keep]
+        self.order: IntArray = left[best]
+        self.scores: Floats = every[self.order]
+        self.positions: IntArray = np.array(positions, np.int64)[self.order + len(places)]
         self._parents = children.parents
 
     def waiting(
