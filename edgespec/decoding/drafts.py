@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from edgespec.decoding.effects import Draft, OpenDraft
 from edgespec.errors import LocalProtocolError
 from edgespec.policy.base import Deepen, Expand, Grow, Plan
@@ -97,10 +95,12 @@ def merge(request: Request, guesses: DraftedTree | Children, now: float) -> None
         scores = guesses.scores
         if request.policy.calibrates:
             calibration = request.estimates.calibration(request.sampling.without_seed)
-            scores = np.where(guesses.certain, 0.0, calibration.scores(scores))
+            scores = calibration.scores(scores)
+            if guesses.sources is not None:
+                scores[guesses.certain] = 0.0
         if not request.policy.takes_chains:
             guesses = replace(guesses, chains=())
-        tree.attach(plan.ids, guesses, plan.keep, last, scores)
+        tree.attach(plan.ids, guesses, plan.keep, last, scores, plan.floor)
         for node in plan.ids:
             request.hints.score(request, node)
         return

@@ -206,13 +206,12 @@ class Request:
         step = self.tree.advance()
         self._on_walk(self, step)
         self._learn(step, self.tree)
+        self.asks = True
         if not step.tokens:
-            self.asks = True
             return []
         told = SendPeer(self.peer, self._emit(step, now))
         if self.answer.finish_reason:
             return [told]
-        self.asks = True
         awaited = () if self.ppd_rows is None else self.ppd_rows.awaited(self.tree)
         live = (*self.tree.ids, *awaited)
         return [told, SendStages(self.retains.next(self.tree.newest, step.passed, live))]

@@ -46,7 +46,7 @@ class Calibration:
 
     def scores(self, scores: Floats) -> Floats:
         """The natural logs of the calibrated probabilities; never above 0."""
-        expected = np.clip(np.exp(scores), RAREST, 1.0 - RAREST)
+        expected = np.minimum(np.maximum(np.exp(scores), RAREST), 1.0 - RAREST)
         classes = np.rint(np.log(_odds(expected))).astype(np.int64) + _LAST
         odds = _corrected(expected, *self._seen[classes].T)
         found: Floats = np.log(odds / (1.0 + odds))

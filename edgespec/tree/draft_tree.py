@@ -8,6 +8,7 @@ with them (tree.waiting): they have ids, and nodes are made of them on the way.
 
 from __future__ import annotations
 
+import math
 from bisect import insort
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
@@ -16,8 +17,8 @@ import numpy as np
 from edgespec.errors import LocalProtocolError
 from edgespec.tree.drafted import FROM_ROOT, Children, DraftedTree, Floats
 from edgespec.tree.ledger import Rows
-from edgespec.tree.node import Advance, TreeNode
-from edgespec.tree.waiting import Guesses, Key, Ranked, Waiting
+from edgespec.tree.node import Advance, TreeNode, rows_of
+from edgespec.tree.waiting import Guesses, Key, Ranked
 
 
 class DraftTree:
@@ -29,9 +30,9 @@ class DraftTree:
         self.root = first_id
         self._nodes = {first_id: TreeNode(first_id, parent, token, position, 0.0)}
         self._waiting = Guesses()
-        # Kept in order.
-        self._sendable: list[Key] = [(0.0, first_id)]  # unsent below what is sent
-        self._open: list[Key] = [(0.0, first_id)]  # not expanded
+        # Kept in order: what is unsent below what is sent, and what is not expanded.
+        self._sendable: list[Key] = [(0.0, first_id)]
+        self._open = list(self._sendable)
 
     def __len__(self) -> int:
         return len(self._nodes) + len(self._waiting)
@@ -54,15 +55,9 @@ class DraftTree:
 
     def score(self, node_id: int) -> float:
         """Cumulative natural-log score of a node, counted from the present root."""
-        return self._place(node_id)[0] - self._nodes[self.root].score
-
-    def _place(self, node_id: int) -> tuple[float, int]:
-        """Score and position."""
         node = self._nodes.get(node_id)
-        if node is not None:
-            return node.score, node.position
-        run = self._waiting.of(node_id)
-        return run.scores[node_id - run.first], run.positions[node_id - run.first]
+        score = self._waiting.of(node_id).score(node_id) if node is None else node.score
+        return score - self._nodes[self.root].score
 
     # --- growing ------------------------------------------------------------------------------
 
@@ -134,8 +129,8 @@ class DraftTree:
         run = self._waiting.take(node_id)
         parent = self[run.parents[node_id - run.first]]
         token, own, rank, sources = run.told(node_id)
-        score = run.scores[node_id - run.first]
-        node = TreeNode(node_id, parent.id, token, parent.position + 1, score, sources=sources)
+        score, position = run.score(node_id), parent.position + 1
+        node = TreeNode(node_id, parent.id, token, position, score, sources=sources)
         if sources:
             node.drafted, node.rank = own, rank
         node.expanded = node_id in run.expanded
@@ -165,9 +160,9 @@ class DraftTree:
         asked about: let them be asked about again."""
         self._waiting.reopen(last_position)
         for node in self._nodes.values():
-            if node.position <= last_position and node.expanded:
-                node.expanded = False
-                insort(self._open, (-node.score, node.id))
+            node.expanded &= node.position > last_position
+        open_ones = (node for node in self._nodes.values() if not node.expanded)
+        self._open = sorted((-node.score, node.id) for node in open_ones)
 
     def path(self, node_id: int) -> tuple[int, ...]:
         """Tokens from below the root down to a node; empty for the root."""
@@ -186,14 +181,14 @@ class DraftTree:
         last = self._nodes[self.root].position + depth
         for node_id in self._waiting.in_order(self._open, lambda _: ()):
             node = self._nodes.get(node_id)
-            expanded = self._waiting.is_expanded(node_id) if node is None else node.expanded
-            if not expanded and self._place(node_id)[1] < last:
+            waits = node is None and self._waiting.of(node_id).is_open(node_id, last)
+            if waits or (node is not None and not node.expanded and node.position < last):
                 yield node_id
 
     @property
     def lowest(self) -> int:
         """The position of the deepest level."""
-        return max(self._place(node_id)[1] for node_id in self.ids)
+        return max(position for position, _, _ in self._places())
 
     @property
     def lowest_sent(self) -> int:
@@ -202,9 +197,16 @@ class DraftTree:
 
     def level(self, position: int) -> tuple[int, ...]:
         """The nodes at that position, in descending score; ties go to the older node."""
-        places = [(node_id, *self._place(node_id)) for node_id in self.ids]
-        level = sorted((-score, node_id) for node_id, score, at in places if at == position)
-        return tuple(node_id for _, node_id in level)
+        level = sorted(key for at, *key in self._places() if at == position)
+        return tuple(int(node_id) for _, node_id in level)
+
+    def _places(self) -> Iterator[tuple[int, float, int]]:
+        """The position of every node, and what it comes first by."""
+        for node in self._nodes.values():
+            yield node.position, -node.score, node.id
+        for node_id in self._waiting:
+            run = self._waiting.of(node_id)
+            yield run.positions[node_id - run.first], *run.key(node_id - run.first)
 
     def expand(self, ids: Iterable[int]) -> None:
         """Note that the children of these nodes are asked of the draft source."""
@@ -219,30 +221,27 @@ class DraftTree:
         keep: int,
         last_position: int,
         calibrated: Floats,
+        floor: float = -math.inf,
     ) -> int:
         """Add the `keep` best of `children`, guessed below nodes `ids`; return how many are new.
 
         `calibrated` are the children's own scores as they count here (see policy.estimates).
-        Parents that are no longer here, and guesses behind `last_position`, are left out. A node
+        Parents that are no longer here, guesses behind `last_position`, and those whose cumulative
+        score from the root on is below `floor`, are left out. A node
         that is already here keeps its place and its score; what waited below a node that was asked
         about once more goes. Guesses that have guesses below them count as expanded.
         """
         nodes, before = [self.get(node_id) for node_id in ids], self.newest
         places = [None if node is None else (node.score, node.position) for node in nodes]
-        ranked = Ranked(places, children, calibrated, keep, last_position)
-        known = ranked.known(nodes, children, self._nodes)
-        new = np.delete(np.arange(len(ranked.order)), [*known])
-        every = np.zeros(len(ranked.order), np.int64)
-        every[new] = np.arange(before + 1, before + 1 + len(new))
-        every[[*known]] = [*known.values()]
-        run = Waiting(before + 1, ranked.parents(ids, every)[new], ranked, children, new)
+        floor += self._nodes[self.root].score
+        ranked = Ranked(places, children, calibrated, keep, last_position, floor)
+        run = ranked.waiting(before + 1, ids, ranked.known(nodes, children, self._nodes), children)
         self.newest += len(run)
         self._waiting.add(run)
-        above = [self._nodes[node_id] for node_id in run.above if node_id in self._nodes]
-        asked, asked_again = set(ids), any(node.waiting is not None for node in above)
-        for node in above:
-            node.waiting = run
-            node.expanded |= node.id not in asked
+        asked, asked_again = set(ids), False
+        for node in (self._nodes[one] for one in run.above if one in self._nodes):
+            asked_again |= node.waiting is not None
+            node.waiting, node.expanded = run, node.expanded or node.id not in asked
         if asked_again:
             self._waiting.clear(self._nodes)
         for at, certain in children.chains:  # nobody need be asked in between
@@ -315,7 +314,7 @@ class DraftTree:
         below = [self._nodes[child] for node in nodes for child in node.children.values()]
         ready = {*self._sendable, *((-node.score, node.id) for node in below)}
         self._sendable = sorted(key for key in ready if not self._nodes[key[1]].sent)
-        return _rows_of(nodes)
+        return rows_of(nodes)
 
     # --- verifying ----------------------------------------------------------------------------
 
@@ -341,7 +340,7 @@ class DraftTree:
             one = self._nodes.get(node_id)
             if one is not None and (one is node or one.parent in found):
                 found[node_id] = one
-        return _rows_of(list(found.values()))
+        return rows_of(list(found.values()))
 
     def advance(self) -> Advance:
         """Walk from the root along target tokens as far as they are known, and prune what is left
@@ -398,12 +397,3 @@ class DraftTree:
         self._waiting.clear(kept)
         self._sendable = [key for key in self._sendable if key[1] in kept]
         self._open = [key for key in self._open if key[1] in kept]
-
-
-def _rows_of(nodes: Sequence[TreeNode]) -> Rows:
-    return Rows(
-        np.array([n.id for n in nodes], np.int64),
-        np.array([n.parent for n in nodes], np.int64),
-        np.array([n.token for n in nodes], np.int64),
-        np.array([n.position for n in nodes], np.int64),
-    )

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from edgespec.tree.waiting import Waiting
+import numpy as np
+
+from edgespec.tree.ledger import Rows
+from edgespec.tree.waiting import Expansion
 
 
 @dataclass(slots=True)
@@ -31,7 +34,7 @@ class TreeNode:
     sent: bool = False
     target_token: int | None = None
     children: dict[int, int] = field(default_factory=dict)
-    waiting: Waiting | None = field(default=None, repr=False, compare=False)
+    waiting: Expansion | None = field(default=None, repr=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,3 +56,13 @@ class Advance:
     ranks: tuple[int | None, ...] = ()
     sources: tuple[int, ...] = ()
     before: Mapping[int, TreeNode] = field(default_factory=dict, repr=False, compare=False)
+
+
+def rows_of(nodes: Sequence[TreeNode]) -> Rows:
+    """The rows that nodes travel as."""
+    return Rows(
+        np.array([n.id for n in nodes], np.int64),
+        np.array([n.parent for n in nodes], np.int64),
+        np.array([n.token for n in nodes], np.int64),
+        np.array([n.position for n in nodes], np.int64),
+    )

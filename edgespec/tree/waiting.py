@@ -7,6 +7,7 @@ in the tree as its nodes have, but stay columns until the tree needs a node of o
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -21,8 +22,11 @@ if TYPE_CHECKING:
 Key = tuple[float, int]
 """What the best comes first by: the negative score, and the id, as ties go to the older."""
 
+_MOST = 1e300
+"""No path of guesses is less likely than this, as a natural log."""
 
-class Waiting:
+
+class Expansion:
     """The guesses of one expansion that are new to the tree, in descending cumulative score; ties
     go to the one that was named first. The n-th has the id `first` + n.
 
@@ -58,12 +62,19 @@ class Waiting:
         """What that one comes first by."""
         return -self.scores[at], self.first + at
 
+    def score(self, node_id: int) -> float:
+        """The cumulative score of one of these."""
+        return self.scores[node_id - self.first]
+
+    def is_open(self, node_id: int, last_position: int) -> bool:
+        """Whether it is not expanded, and lies before that position."""
+        return node_id not in self.expanded and self.positions[node_id - self.first] < last_position
+
     def told(self, node_id: int) -> tuple[int, float, int, int]:
         """Of one of these: token, own score, rank among all that the expansion brought, sources."""
         at = node_id - self.first
-        columns = self._tokens, self._drafted, self._ranks, self._sources
-        token, drafted, rank, sources = (column[at].item() for column in columns)
-        return token, drafted, rank, sources
+        token, rank = self._tokens.item(at), self._ranks.item(at)
+        return token, self._drafted.item(at), rank, self._sources.item(at)
 
     def outcomes(self, parent: int, token: int) -> list[tuple[float, bool]]:
         """For every guess below that one which a source made: its own score, and whether it is
@@ -82,8 +93,8 @@ class Guesses:
     """All guesses of one tree that wait, in order of their age."""
 
     def __init__(self) -> None:
-        self._of: dict[int, Waiting] = {}
-        self._runs: list[Waiting] = []
+        self._of: dict[int, Expansion] = {}
+        self._runs: list[Expansion] = []
 
     def __len__(self) -> int:
         return len(self._of)
@@ -94,20 +105,16 @@ class Guesses:
     def __iter__(self) -> Iterator[int]:
         return iter(self._of)
 
-    def of(self, node_id: int) -> Waiting:
+    def of(self, node_id: int) -> Expansion:
         """The expansion that brought it. Raises KeyError for what does not wait."""
         return self._of[node_id]
 
-    def is_expanded(self, node_id: int) -> bool:
-        """Whether it has guesses below it."""
-        return node_id in self._of[node_id].expanded
-
-    def add(self, run: Waiting) -> None:
+    def add(self, run: Expansion) -> None:
         """All of an expansion wait."""
         self._of.update(dict.fromkeys(run.ids, run))
         self._runs.append(run)
 
-    def take(self, node_id: int) -> Waiting:
+    def take(self, node_id: int) -> Expansion:
         """A guess becomes a node. Raises KeyError for one that does not wait."""
         return self._of.pop(node_id)
 
@@ -121,11 +128,17 @@ class Guesses:
     def clear(self, nodes: Mapping[int, TreeNode]) -> None:
         """These nodes are left: forget what hangs from none of them, or is not of the newest
         expansion of one."""
-        kept: dict[int, Waiting] = {}
-        for node_id, run in self._of.items() if nodes else ():
-            above = run.parents[node_id - run.first]
-            if above in kept or (above in nodes and nodes[above].waiting is run):
-                kept[node_id] = run
+        kept: dict[int, Expansion] = {}
+        for run in self._runs:
+            alive = {one for one in run.above if one in nodes and nodes[one].waiting is run}
+            if alive:
+                for one in sorted(run.above.intersection(run.ids)):  # those above come first
+                    if run.parents[one - run.first] in alive and one in self._of:
+                        alive.add(one)
+                below = [
+                    one for one, above in zip(run.ids, run.parents, strict=True) if above in alive
+                ]
+                kept.update((one, run) for one in below if one in self._of)
         self._of = kept
         known = set(map(id, kept.values()))
         self._runs = [run for run in self._runs if id(run) in known]
@@ -151,7 +164,7 @@ class Guesses:
                     heapq.heappush(heap, key)
             yield node_id
 
-    def _next(self, run: Waiting, at: int) -> int:
+    def _next(self, run: Expansion, at: int) -> int:
         """The place of the first one from `at` on that waits, or how many there are."""
         count, first, waiting = len(run.scores), run.first, self._of
         while at < count and first + at not in waiting:
@@ -163,7 +176,7 @@ class Ranked:
     """The `keep` best of guesses, the best first; ties go to the smaller index.
 
     `order`: their indices; `scores`: cumulative. What lies behind `last_position` does not count,
-    nor what is below a path that has no place.
+    nor what scores below `floor`, nor what is below a path that has no place.
     """
 
     def __init__(
@@ -173,36 +186,43 @@ class Ranked:
         own: Floats,
         keep: int,
         last_position: int,
+        floor: float,
     ) -> None:
         """`places`: cumulative score and position of the end of each path. `own`: the guesses' own
         scores."""
-        parents, count = children.parents, len(places)
-        known = np.array([place or (-np.inf, 0) for place in places], np.float64).reshape(-1, 2)
-        above = np.zeros((len(parents), 2))
-        direct = parents < count
-        above[direct] = known[parents[direct]]
-        totals, left = above[:, 0] + own, np.flatnonzero(~direct)
-        done = direct.copy()
-        while len(left):  # level by level: what is above stands before
-            ready = done[parents[left] - count]
-            now, left = left[ready], left[~ready]
-            up = parents[now] - count
-            above[now, 0], above[now, 1] = totals[up], above[up, 1] + 1
-            totals[now] = totals[up] + own[now]
-            done[now] = True
-        able = np.flatnonzero(np.isfinite(totals) & (above[:, 1] < last_position))
-        best = np.argsort(-totals[able], kind="stable")[:keep]
-        self.order: IntArray = able[best]
-        self.scores: Floats = totals[self.order]
-        self.positions: IntArray = above[self.order, 1].astype(np.int64) + 1
-        self._parents, self._paths = parents, count
+        # Of the paths, then of the guesses.
+        totals = [-math.inf if place is None else place[0] for place in places]
+        positions = [0 if place is None else place[1] for place in places]
+        above = children.parents.tolist()
+        for at, score in zip(above, own.tolist(), strict=True):
+            totals.append(totals[at] + score)
+        for at in above:
+            positions.append(positions[at] + 1)
+        every = np.array(totals[len(places) :])
+        able = every >= max(floor, -_MOST)
+        if max(positions, default=0) > last_position:
+            able &= np.array(positions[len(places) :]) <= last_position
+        left = np.flatnonzero(able)
+        best = np.argsort(-every[left], kind="stable")[:keep]
+        self.order: IntArray = left[best]
+        self.scores: Floats = every[self.order]
+        self.positions: IntArray = np.array(positions, np.int64)[self.order + len(places)]
+        self._parents = children.parents
 
-    def parents(self, paths: Sequence[int], ids: IntArray) -> IntArray:
-        """The ids of what is above each, if those are the paths' and theirs."""
+    def waiting(
+        self, first: int, paths: Sequence[int], known: Mapping[int, int], children: Children
+    ) -> Expansion:
+        """Those that are not `known`, with ids from `first` on, below paths with these ids."""
+        new = np.arange(len(self.order))
+        ids = first + new
+        if known:
+            new = np.delete(new, [*known])
+            ids[new] = np.arange(first, first + len(new))
+            ids[[*known]] = [*known.values()]
         at = np.zeros(len(self._parents), np.int64)
         at[self.order] = ids
-        every: IntArray = np.concatenate([np.array(paths, np.int64), at])
-        return every[self._parents[self.order]]
+        every = np.concatenate([np.array(paths, np.int64), at])
+        return Expansion(first, every[self._parents[self.order[new]]], self, children, new)
 
     def known(
         self,
