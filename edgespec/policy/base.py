@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from edgespec.policy.estimates import RingEstimates
+from edgespec.policy.pace import Way
 from edgespec.tree.draft_tree import DraftTree
 
 
@@ -21,7 +22,7 @@ class RequestView:
     draft deeper gave nothing new. `depth_left`: levels below the root whose target tokens could
     still be used. `queued`: segments that the first stage has not handed on yet. `ahead`: rows of
     the segment sent last, 0 after a miss and while the root is unsent. `estimates`: what was learnt
-    of the ring and the draft source.
+    of the ring and the draft source. `way`: what is worth guessing for this request (policy.pace).
     """
 
     tree: DraftTree
@@ -35,6 +36,7 @@ class RequestView:
     queued: int
     ahead: int
     estimates: RingEstimates
+    way: Way = Way.ALL
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +63,7 @@ class Expand:
 
     A source to which further levels cost no pass expands the best of its guesses too, by the
     score of their whole path: until `most` nodes are expanded, and none below the score `least`.
+    `free`: only what takes no pass of a model is guessed.
     """
 
     ids: tuple[int, ...]
@@ -68,6 +71,7 @@ class Expand:
     keep: int
     most: int = 0
     least: float = 0.0
+    free: bool = False
 
 
 @dataclass(frozen=True, slots=True)
