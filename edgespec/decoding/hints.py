@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from edgespec.machines.effects import Effect, SendStages
-from edgespec.policy.estimates import LONGEST_S
 from edgespec.policy.hint_mix import HintMix
+from edgespec.policy.row_times import LONGEST_S
 from edgespec.tree.draft_tree import Advance, DraftTree, TreeNode
 from edgespec.types.record import IntArray
 from edgespec.types.tensor import NO_LAYERS, Layers
