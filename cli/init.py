@@ -15,11 +15,12 @@ from edgespec.cli import options
 from edgespec.cli.notes import Notes
 from edgespec.cli.plan import commands_of, plan_as_json, played_ways
 from edgespec.cli.token import with_cluster
-from edgespec.config import DEFAULT_PORT, HEADS, Address, Quantisation
+from edgespec.config import DEFAULT_PORT, HEAD_ON_COORDINATOR, HEADS, Address, Quantisation
 from edgespec.daemon.access_list import clean_name
 from edgespec.daemon.access_store import AccessStore
 from edgespec.daemon.bundled_models import bundled
 from edgespec.daemon.cluster import ClusterFolder, ClusterSettings, folder_of
+from edgespec.daemon.model_names import resolved
 from edgespec.daemon.planning import (
     Quants,
     chosen_context,
@@ -35,6 +36,7 @@ from edgespec.daemon.settings import (
     coordinator_config,
     look_at_models,
     look_into_models,
+    usual_draft,
 )
 from edgespec.daemon.ways import Way
 from edgespec.drafting.choice import NONE, DraftChoice
@@ -91,6 +93,8 @@ def init(
     notes = Notes()
     folder = folder_of(cluster)
     kept = _is_cluster(folder)
+    if not draft and not devices and head in ("", AUTO, HEAD_ON_COORDINATOR):
+        draft = usual_draft(resolved(model))
     model, draft = _absolute(model), _absolute_draft(draft, model)
     plan = None
     if devices:

@@ -110,7 +110,8 @@ DRAFT = typer.Option(
     help="Who guesses: none; ngram; independent, easyspec, pard, eagle, eagle3, dspark or ppd, "
     "each with :MODEL, its weights by name, hub id or folder (MODEL alone: an independent draft "
     "model); or several, as in hybrid:ngram+eagle3:MODEL. Without :MODEL those that `edgespec "
-    "models` has for the base. Default: none; for the bundled base model independent.",
+    "models` has for the base. Default: none; for the bundled base model independent, and "
+    "`init` serves smollm2-135m with hybrid:ngram+dspark.",
 )
 HINTS = typer.Option(
     "",

@@ -172,6 +172,13 @@ def chosen_draft(draft: str, model: str) -> DraftChoice:
     return DraftChoice(tuple(members))
 
 
+def usual_draft(model: str) -> str:
+    """The `--draft` with which a base is served if none is named: n-grams and the head that is
+    bundled for it, which was shown to gain even on one machine; else ""."""
+    head = bundled_weights(f"{known_name(model)}-dspark") if model else ""
+    return f"{HYBRID}:ngram+dspark" if head else ""
+
+
 def _no_draft(problem: ModelError) -> ModelError:
     names = ", ".join((NONE, *SOURCES, HYBRID))
     return ModelError(f"{problem}; or name a draft source: {names}")

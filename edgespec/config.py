@@ -17,6 +17,9 @@ DTYPES = ("float32", "bfloat16", "float64", "float16")
 MOST_STAGES = 256
 HEADS = (HEAD_ON_COORDINATOR, HEAD_ON_LAST_STAGE) = ("coordinator", "last-stage")
 """Where the output head can be."""
+FREE_SOURCES = ("ngram",)
+"""Draft sources that run no model: their guesses take next to no time."""
+
 MAX_TEMPERATURE = 2.0
 """Of sampling, wherever it is asked for; as OpenAI's API has it."""
 

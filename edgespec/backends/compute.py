@@ -143,8 +143,8 @@ def _steps(source: DraftSource, draft: Draft) -> Steps[DraftedTree | Children]:
             return source.refreshing(request, context, depth, width, features)
         case Deepen(levels, width):
             return source.deepening(request, levels, width)
-        case Expand(width=width, most=most, least=least):
-            further = Further(draft.scores, most, least)
+        case Expand(width=width, most=most, least=least, free=free):
+            further = Further(draft.scores, most, least, free)
             return source.expanding(request, context, draft.paths, width, features, further)
 
 

@@ -253,6 +253,7 @@ def take_prompt(ring: Ring, request: Request, event: PromptEncoded) -> tuple[str
     except EdgespecError as problem:
         return str(problem), kind_of(problem)
     request.rules = replace(request.rules, grammar=event.grammar)
+    request.pace.free = True  # what alone may follow is known without a model
     request.encoded(event.tokens, fits)
     return "", ""
 

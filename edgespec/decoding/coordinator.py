@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from edgespec.config import FREE_SOURCES
 from edgespec.decoding import drafts
 from edgespec.decoding.admission import Ring, admit, encode, kind_of, most_tokens, take_prompt
 from edgespec.decoding.answer import TextCodec
@@ -89,7 +90,8 @@ class CoordinatorMachine:
         self._hinting = HintingStages(ring.lenses)
         walked = self._snapshot.walked
         self._watch = FlightWatch()
-        self._shared = Shared(self._flights, d0, walked, ppd, self.learnt, self._hinting)
+        free = 0 < sum(name in FREE_SOURCES for name in ring.sources) < len(ring.sources)
+        self._shared = Shared(self._flights, d0, walked, ppd, self.learnt, self._hinting, free)
         self._before: dict[Request, int] = {}  # while an event is handled: tokens of each before it
 
     def handle(self, event: Event, now: float) -> list[Effect]:

@@ -46,7 +46,9 @@ def ask(request: Request, plan: Plan, now: float) -> Draft:
     """
     if isinstance(plan, Deepen):
         return _deepen(request, plan, now)
-    context, features = request.context, _features(request)
+    free = isinstance(plan, Expand) and plan.free
+    # A source whose model is not run now is given what it lacks when that runs again.
+    context, features = request.context, NO_FEATURES if free else _features(request)
     paths: tuple[tuple[int, ...], ...] = ()
     node_scores: tuple[float, ...] = ()
     reads = features.rows
@@ -60,7 +62,8 @@ def ask(request: Request, plan: Plan, now: float) -> Draft:
     root = request.tree.root if request.tree else -1
     job = request.draft = DraftJob(request.next_job(), plan, root, len(context))
     # What a tree takes that is grown level by level tells nothing of one pass.
-    rows = 0 if isinstance(plan, Grow) and plan.keep else reads + len(paths)
+    says_nothing = free or (isinstance(plan, Grow) and plan.keep)
+    rows = 0 if says_nothing else reads + len(paths)
     request.d0.draft_asked((request.number, job.job), rows, request.estimates, now)
     return Draft(job.job, request.number, plan, context, paths, features, node_scores)
 

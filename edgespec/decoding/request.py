@@ -37,6 +37,7 @@ from edgespec.machines.events import Event
 from edgespec.planning.memory import SPECULATIVE_ROWS
 from edgespec.policy.base import Decision, Policy, RequestView
 from edgespec.policy.estimates import RingEstimates
+from edgespec.policy.pace import Pace
 from edgespec.tree.draft_tree import DraftTree
 from edgespec.tree.ledger import Rows
 from edgespec.tree.node import Advance
@@ -71,9 +72,7 @@ class Request:
         tokens; None if the head is here."""
         self.asked: Submit | None = submit  # until its prompt is encoded
         self.peer = peer
-        self.tag = submit.tag
-        self.asker = submit.scope
-        self.top = submit.top
+        self.tag, self.asker, self.top = submit.tag, submit.scope, submit.top
         self.sampling = sampling
         self.rules = NO_RULES  # until admission says more
         self.choosing = choosing
@@ -82,6 +81,7 @@ class Request:
         self.answer = answer
         self.stats = RequestStats()
         self.estimates = shared.estimates.setdefault(policy.name, RingEstimates())
+        self.pace = Pace(self.estimates.plain_time, free=shared.free_sources)
         self.last_position = self.capacity = self.recoveries = 0
         self.waiting_since = 0.0  # for a ring that was lost
         self.told = ""  # what its client was told last that it waits for
@@ -259,6 +259,7 @@ class Request:
             queued=self.flights.queued,
             ahead=self.rows_before if root.sent else 0,
             estimates=self.estimates,
+            way=self.pace.way,
         )
 
     # --- what a step leaves -------------------------------------------------------------------
@@ -304,7 +305,7 @@ class Request:
         stats.smallest_margin = min(stats.smallest_margin, self._head_log.take(ids))
         took = stats.committed(step.sources[:used], len(guessed), now, self.flights.clock.now)
         if self.alone and not self.opening:
-            self.estimates.came(used, took)
+            self.estimates.came(self.pace, used, took)
         self.opening = False
         return Tokens(self.tag, step.tokens[:used], "".join(text), logprobs)
 

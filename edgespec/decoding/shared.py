@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 class Shared:
     """What the requests of one coordinator share. `on_walk` is told of every walk of a tree. `ppd`:
     for a draft source that needs PPD rows. `estimates`: what requests of each policy taught.
-    `hinting`: the stages that can say what they expect behind rows."""
+    `hinting`: the stages that can say what they expect behind rows. `free_sources`: some members of
+    the draft source, not all, run no model."""
 
     flights: Flights
     d0: D0Times
@@ -30,3 +31,4 @@ class Shared:
     ppd: tuple[PPDTable, ChainValues] | None
     estimates: dict[str, RingEstimates]
     hinting: HintingStages
+    free_sources: bool

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 
+from edgespec.config import FREE_SOURCES
 from edgespec.drafting.steps import Steps, alone
 from edgespec.tree.drafted import Children
 from edgespec.tree.ledger import IntArray
@@ -44,6 +45,14 @@ class Guesser(ABC):
         """Whether further levels of a tree cost it no pass now, only the ranking of their guesses:
         what is asked to guess below one path then guesses below its best guesses too."""
         return False
+
+    @property
+    def is_free(self) -> bool:
+        """Whether it, or one of its members, runs no model."""
+        return any(name in FREE_SOURCES for name in self.sources)
+
+    def spare(self, request: int, free: bool) -> None:  # noqa: B027
+        """Ask only members that run no model for the request from now on, or all again."""
 
     @abstractmethod
     def open(self, request: int, sampling: Sampling) -> None:

@@ -74,11 +74,12 @@ class _Tree:
 class Further(NamedTuple):
     """What else an expansion may expand: the best guesses by the score of their whole path, until
     `most` paths are expanded in all, none whose score is below `least`. `scores`: of the paths that
-    are asked for."""
+    are asked for. `free`: no model is run for any; what it would be given comes later."""
 
     scores: Sequence[float] = ()
     most: int = 0
     least: float = 0.0
+    free: bool = False
 
 
 NOTHING_FURTHER = Further()
@@ -179,7 +180,9 @@ class DraftSource:
         `refresh` would guess nothing. Raises as `refresh` does.
         """
         state = self._state(request)
-        able = yield from self._reading(request, state, context, features)
+        self._guesser.spare(request, further.free)
+        able = not further.free or self._guesser.is_free
+        able = able and (yield from self._reading(request, state, context, features))
         if width < 1 or not paths:
             return Children.none()
         found = yield from self._guessing(request, state, context, paths, width if able else 0)

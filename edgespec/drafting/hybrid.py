@@ -81,12 +81,14 @@ class _Member:
 class _HybridRequest:
     """One request: how it samples, what each member guessed, and which can guess now.
 
-    `unread`: features of the base that paused members have still to read.
+    `unread`: features of the base that paused members have still to read. `free`: only members that
+    run no model are asked, and nothing is learnt of any.
     """
 
     sampling: Sampling
     context: tuple[int, ...] = ()
     able: tuple[int, ...] = ()
+    free: bool = False
     unread: defaultdict[int, list[Features]] = field(default_factory=lambda: defaultdict(list))
     feedback: Feedback[_PathGuesses] = field(default_factory=Feedback)
 
@@ -161,6 +163,9 @@ class HybridGuesser(Guesser):
         for member in self._members:
             member.guesser.open(request, sampling)
 
+    def spare(self, request: int, free: bool) -> None:
+        self._requests[request].free = free
+
     def allow(self, request: int, masks: Mapping[TokenPath, Mask]) -> None:
         for member in self._members:
             member.guesser.allow(request, masks)
@@ -188,7 +193,7 @@ class HybridGuesser(Guesser):
         for number, member in enumerate(self._members):
             if member.guesser.needs != NO_NEEDS:
                 state.unread[number].append(features)
-            if not self._is_asked(number):
+            if not (member.guesser.is_free if state.free else self._is_asked(number)):
                 continue
             if (yield from self._reading(request, state, number, counts=not is_prompt)):
                 able.append(number)
@@ -213,7 +218,8 @@ class HybridGuesser(Guesser):
             for path, token, score in zip(*columns, strict=True):
                 named[path][number][token] = score
         guessed = [_joined(one) for one in named]
-        state.feedback.guessed(paths, guessed)
+        if not state.free:
+            state.feedback.guessed(paths, guessed)
         found = [
             (index, *guess)
             for index, one in enumerate(guessed)

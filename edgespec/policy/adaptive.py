@@ -14,9 +14,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from edgespec.policy.base import Decision, Expand, Policy, RequestView, Send
+from edgespec.policy.pace import Way
 from edgespec.policy.pool import LEAST_GUESS, least_that_pays, nodes_that_pay, rows_that_pay
 
 LEAST_WAY = 1.5
@@ -57,9 +58,11 @@ class Adaptive(Policy):
         """Send if the first stage is free, expand if the draft source is."""
         root_waits = not view.tree[view.tree.root].sent
         # The very first prompt: no idea yet what rows cost.
-        if not (view.estimates.step.known and view.estimates.pace.guesses):
+        if not view.estimates.step.known or view.way is Way.PLAIN:
             return [Send((view.tree.root,))] if root_waits else []
         expand = None if view.drafting else self.best_nodes([view])[0]
+        if expand and view.way is Way.FREE:
+            expand = replace(expand, free=True)
         if view.own_stage and (root_waits or self._is_tight(view)):
             return self._on_shared_device(view, root_waits, expand)
         decisions: list[Decision] = []

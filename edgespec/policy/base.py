@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from edgespec.policy.estimates import RingEstimates
+from edgespec.policy.pace import Way
 from edgespec.tree.draft_tree import DraftTree
 
 
@@ -23,7 +24,7 @@ class RequestView:
     still be used. `queued`: segments that the first stage has not handed on yet. `ahead`: rows of
     the segment sent last, 0 after a miss and while the root is unsent. `estimates`: what was learnt
     of the ring and the draft source. `own_stage`: the stage on the draft source's device, 0: none;
-    its work goes first there.
+    its work goes first there. `way`: what is worth guessing for this request (policy.pace).
     """
 
     tree: DraftTree
@@ -38,6 +39,7 @@ class RequestView:
     ahead: int
     estimates: RingEstimates
     own_stage: int = 0
+    way: Way = Way.ALL
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +66,8 @@ class Expand:
 
     A source to which further levels cost no pass expands the best of its guesses too, by the
     score of their whole path: until `most` nodes are expanded, and none below the score `least`.
-    Guesses whose whole path scores below `floor` are left out.
+    Guesses whose whole path scores below `floor` are left out. `free`: only what takes no pass of a
+    model is guessed.
     """
 
     ids: tuple[int, ...]
@@ -73,6 +76,7 @@ class Expand:
     most: int = 0
     least: float = 0.0
     floor: float = -math.inf
+    free: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from edgespec.policy.calibration import Calibration
 from edgespec.policy.hint_mix import HintMix
-from edgespec.policy.pace import Pace
+from edgespec.policy.pace import Pace, PlainTime
 from edgespec.policy.row_times import LONGEST_S, RowTimes, StepTimes
 from edgespec.tree.node import Advance
 
@@ -41,7 +41,7 @@ class RingEstimates:
     `ranks`: how often the model's token had which rank among the guesses of its level (None: it was
     not there). `calibrations`: one for each way of sampling, as scores are ranked differently for
     each; of MOST_CALIBRATIONS ways, those that were used last. `hint_mixes`: likewise, for each way
-    of sampling and stage. `pace`: whether guesses pay, for one request alone.
+    of sampling and stage. `plain_time`: what a token took without guesses, where that was tried.
     """
 
     step: StepTimes = field(default_factory=StepTimes)
@@ -51,7 +51,7 @@ class RingEstimates:
     ranks: Counter[int | None] = field(default_factory=Counter)
     calibrations: dict[object, Calibration] = field(default_factory=dict)
     hint_mixes: dict[tuple[object, int], HintMix] = field(default_factory=dict)
-    pace: Pace = field(default_factory=Pace)
+    plain_time: PlainTime = field(default_factory=PlainTime)
 
     def segment(self, ran: Sequence[tuple[int, float]], stages: int) -> None:
         """A segment came back; rows and seconds at each of the `stages` that computed it."""
@@ -85,12 +85,13 @@ class RingEstimates:
         head = self.head.seconds(1) if self.head.known else 0.0
         return self.step.one_row and self.step.one_row + head
 
-    def came(self, tokens: int, seconds: float) -> None:
-        """So many tokens of a request that is alone came `seconds` after the one before them."""
+    def came(self, pace: Pace, tokens: int, seconds: float) -> None:
+        """So many tokens of a request that is alone, with that pace, came `seconds` after the one
+        before them."""
         if self.step.known:
             # `plain` needs single rows, which a ring that guesses well hardly ever sends.
             head = self.head.seconds(1) if self.head.known else 0.0
-            self.pace.learn(tokens, seconds, self.step.seconds(1) * self.step.spread + head)
+            pace.learn(tokens, seconds, self.step.seconds(1) * self.step.spread + head)
 
     @property
     def levels(self) -> int:

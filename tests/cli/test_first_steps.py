@@ -28,6 +28,7 @@ from edgespec.daemon.access_store import LOOK_EVERY_S, AccessStore
 from edgespec.daemon.bundled_models import bundled
 from edgespec.daemon.cluster import ClusterFolder, ClusterSettings, own_key
 from edgespec.daemon.process import EXIT_USAGE
+from edgespec.daemon.settings import usual_draft
 from edgespec.errors import AccessRefused
 from edgespec.net.keys import KeyPair, Token, short
 from edgespec.net.zmq_transport import ZmqTransport
@@ -145,6 +146,12 @@ def test_a_model_that_is_no_folder_is_told_where_it_comes_from(here: Here) -> No
     assert "models/llama is not here: the coordinator takes it from the hub" in done.err
     assert "models/llama was not downloaded yet, and the hub cannot be reached now" in done.err
     assert "or for `edgespec pull`" in done.err
+
+
+def test_a_model_with_a_bundled_head_is_served_with_it() -> None:
+    assert usual_draft("HuggingFaceTB/SmolLM2-135M-Instruct") == "hybrid:ngram+dspark"
+    assert usual_draft("Qwen/Qwen3-8B") == ""
+    assert usual_draft("") == "", "the bundled base has a draft of its own"
 
 
 @pytest.mark.parametrize("what", ["model", "draft"])

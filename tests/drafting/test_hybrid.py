@@ -391,3 +391,19 @@ def test_who_costs_much_less_is_no_rival() -> None:
         for _ in range(rivals.LEAST):
             found.learn({0: 1.0, 1: 0.0, 3: 0.2}, seconds)
         assert [found.asks(number) for number in range(len(seconds))] == asked
+
+
+def test_a_request_can_be_guessed_for_without_its_models() -> None:
+    """The model reads what it missed once it is asked again, and what is learnt of it stays."""
+    grams, model = Scripted("ngram", always((1, -0.1))), Scripted("neural", always((2, -0.1)), 4)
+    hybrid = HybridGuesser([grams, model], charged)
+    hybrid.open(1, Sampling())
+    hybrid.spare(1, free=True)
+    for count in range(1, 3 * LEAST):
+        assert hybrid.read(1, [9] * count, NO_FEATURES)
+        assert hybrid.guess(1, [()], 4).tokens.tolist() == [1]
+    assert (model.asked, model.context) == (0, ())
+    hybrid.spare(1, free=False)
+    hybrid.read(1, [9] * (3 * LEAST), NO_FEATURES)
+    assert sorted(hybrid.guess(1, [()], 4).tokens.tolist()) == [1, 2]
+    assert len(model.context) == 3 * LEAST
