@@ -160,6 +160,18 @@ def test_expansions_take_the_best_nodes_as_long_as_they_pay() -> None:
     assert Adaptive().decide(view(none, estimates=dear)) == []
 
 
+@pytest.mark.parametrize(("row", "nodes"), [(0.0, 3), (0.1, 2), (0.4, 1)])
+def test_a_node_whose_guesses_would_hardly_ever_leave_is_not_expanded(
+    row: float, nodes: int
+) -> None:
+    """However little that takes the draft; a row more takes 0, 0.1 or 0.4 s of a step of 1 s: a
+    quarter of that must be covered, and 1 in 144 at least."""
+    estimates = learnt({1: 1.0, 101: 1.0 + 100 * row}, {1: 0.1, 64: 0.1})
+    decided = Adaptive().decide(view(fan((0.5, 0.03, 0.01, 0.006)), estimates=estimates))
+    (asked,) = (d for d in decided if isinstance(d, Expand))
+    assert len(asked.ids) == nodes
+
+
 @pytest.mark.parametrize(("head", "nodes"), [(0.0, 3), (0.4, 3), (1.1, 4), (3.0, 5)])
 def test_expansions_take_more_nodes_where_the_next_pass_comes_late(head: float, nodes: int) -> None:
     """A row more takes the draft 0.19 s; a pass and a head take 0.5 s + `head`, a step 1 s."""
