@@ -66,8 +66,8 @@ class RowTimes:
     """Learnt seconds of something that is done to rows, by their number.
 
     Times fall into classes of 1, 2, 3-4, 5-8, 9-16, … rows, joined by straight lines. They never
-    fall with more rows: fewer that took longer were late. And no row adds more than the fewest
-    rows take: it could go by itself.
+    fall with more rows: fewer that took longer were late, or more of them were not timed lately.
+    And no row adds more than the fewest rows take: it could go by itself.
     """
 
     def __init__(self, most: int = RECENT) -> None:
@@ -89,8 +89,9 @@ class RowTimes:
         return bool(self._classes)
 
     def knows(self, rows: int) -> bool:
-        """Whether as many rows, or nearly, were timed."""
-        return (rows - 1).bit_length() in self._classes
+        """Whether rows of that class were timed, and neither fewer nor more than any were."""
+        between = self.known and self.line[0][0] <= rows <= self.line[-1][0]
+        return between and (rows - 1).bit_length() in self._classes
 
     @property
     def sloped(self) -> bool:
@@ -128,20 +129,23 @@ class RowTimes:
         return False
 
     def _learnt(self) -> Points:
-        line = _rising([one.low for one in self._classes.values()])
+        line = _rising(list(self._classes.values()))
         if self._count % PROBE:
             return line
         since = self._count - PROBE
-        fresh = _rising([one.low for one in self._classes.values() if one.at > since])
+        fresh = _rising([one for one in self._classes.values() if one.at > since])
         if len(fresh) < 2:
             return line
         return [(rows, min(seconds, _at(fresh, rows))) for rows, seconds in line]
 
 
-def _rising(lows: Sequence[tuple[float, float]]) -> Points:
-    """See RowTimes."""
+def _rising(classes: Sequence[Newest]) -> Points:
+    """See RowTimes. Where more rows were quicker long ago, the device has become slower."""
     line: Points = []
-    for rows, seconds in sorted(lows, reverse=True):
+    for one in sorted(classes, key=lambda each: each.low, reverse=True):
+        rows, seconds = one.low
+        newer = [each.low[1] for each in classes if each.low < one.low and each.at > one.at + PROBE]
+        seconds = max([seconds, *newer])
         line.append((rows, min(seconds, line[-1][1]) if line else seconds))
     line.reverse()
     for at in range(1, len(line)):

@@ -149,6 +149,11 @@ def test_a_device_that_changes_is_followed() -> None:
     assert times.seconds(8) == pytest.approx(2.0, abs=0.01)
 
 
+def test_a_device_that_became_slower_is_not_held_to_what_it_once_took() -> None:
+    times = times_of((8, 0.01), *[(1, 0.01)] * 5, *[(1, 1.0)] * 2 * PROBE)
+    assert times.seconds(1) == times.seconds(8) == 1.0
+
+
 def test_nothing_is_known_of_nothing() -> None:
     times = RowTimes()
     assert not times.known
