@@ -38,7 +38,7 @@ from edgespec.daemon.settings import (
     look_into_models,
     usual_draft,
 )
-from edgespec.daemon.ways import Way
+from edgespec.daemon.ways import PlayedPlan
 from edgespec.drafting.choice import NONE, DraftChoice
 from edgespec.errors import AccessRefused, ConfigError
 from edgespec.net.discovery_interfaces import EVERY_ADDRESS
@@ -164,7 +164,7 @@ def _settings(ring: RingOptions, address: Address) -> tuple[ClusterSettings, lis
 
 def _planned(
     model: str, draft: str, quants: Quants, context: int, devices: str, head: str, notes: Notes
-) -> list[Way]:
+) -> list[PlayedPlan]:
     """The ways to run it with the coordinator here, the fastest first."""
     chosen = chosen_draft(draft, model)
     asked = model_to_plan(model or bundled("base"), quants, str(chosen) or NONE)

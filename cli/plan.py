@@ -25,7 +25,7 @@ from edgespec.daemon.planning import (
 )
 from edgespec.daemon.precision import AUTO
 from edgespec.daemon.profiles import unproven
-from edgespec.daemon.ways import SHORT_CONTEXT, Way, ways_to_run
+from edgespec.daemon.ways import SHORT_CONTEXT, PlayedPlan, ways_to_run
 from edgespec.drafting.choice import NONE
 from edgespec.planning.catalogue import MODELS
 from edgespec.planning.memory import GIB
@@ -98,7 +98,7 @@ def plan(
     show_table(_COLUMNS, _rows(made), *remarks, "", *commands, left=_LEFT)
 
 
-def played_ways(problem: Problem, heads: tuple[str, ...], needs_draft: bool) -> list[Way]:
+def played_ways(problem: Problem, heads: tuple[str, ...], needs_draft: bool) -> list[PlayedPlan]:
     """The ways to run it, the fastest first (see daemon.ways), with a line of progress."""
     with Notes().waiting("playing the plans in virtual time") as waiting:
         return ways_to_run(
@@ -139,7 +139,7 @@ def _seconds(made: Plan, node: PlannedNode, rows: int) -> float:
     return head + costs.block_seconds(rows, made.problem.context // 2)
 
 
-def _remarks(found: list[Way], model: str) -> Iterator[str]:
+def _remarks(found: list[PlayedPlan], model: str) -> Iterator[str]:
     made = found[0].plan
     problem = made.problem
     of, draft = problem.model, problem.model.draft
@@ -188,7 +188,7 @@ def _drafts_of(model: str) -> str:
     return f"; known for this model: {', '.join(names)}, --draft ngram"
 
 
-def _guessing(way: Way) -> str:
+def _guessing(way: PlayedPlan) -> str:
     if way.guessing is None:
         return "not played"
     return f"{way.guessing:.1f} tokens/s in virtual time, {way.right:.0%} of the tokens guessed"
@@ -203,7 +203,7 @@ def _called(made: Plan) -> str:
     return f"{len(made.split)} stages of {_joined(made.split)} layers{own}"
 
 
-def _compared(found: list[Way]) -> Iterator[str]:
+def _compared(found: list[PlayedPlan]) -> Iterator[str]:
     """The other ways to run it, and from when on the ring is faster than a board alone."""
     best, *others = found
     for way in others:
@@ -228,7 +228,7 @@ def _compared(found: list[Way]) -> Iterator[str]:
         yield f"by these figures {name} alone is faster however many tokens are guessed right"
 
 
-def _each_its_own(found: list[Way]) -> Iterator[str]:
+def _each_its_own(found: list[PlayedPlan]) -> Iterator[str]:
     """What the boards would do for several users, with a whole model each."""
     problem = max((way.plan.problem for way in found), key=lambda one: len(one.others))
     alone = {way.plan.nodes[0].device.profile: way.speed for way in found if way.plan.is_alone}
@@ -283,7 +283,7 @@ def _joined(split: tuple[int, ...]) -> str:
     return ",".join(map(str, split))
 
 
-def plan_as_json(found: list[Way], commands: list[str]) -> dict[str, object]:
+def plan_as_json(found: list[PlayedPlan], commands: list[str]) -> dict[str, object]:
     """The plan that is the fastest, and what the others would do."""
     made = found[0].plan
     problem = made.problem

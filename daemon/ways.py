@@ -41,7 +41,7 @@ QUESTIONS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class PlayedPlan:
     """A plan, and tokens a second: `plain`, by the cost model; `guessing`: of `adaptive` in virtual
     time with the bundled pair, which guessed `right` of its tokens (a share); None where it was not
     played."""
@@ -56,7 +56,7 @@ class Way:
         """Of the two, what the plan is for."""
         return self.plain if self.guessing is None else self.guessing
 
-    def break_even(self, other: Way) -> float | None:
+    def break_even(self, other: PlayedPlan) -> float | None:
         """The share of its tokens that must be guessed right for this to be faster than the other
         way; None if there is none between 0 and 1.
 
@@ -74,7 +74,7 @@ def ways_to_run(
     heads: Sequence[str],
     needs_draft: bool = True,
     news: Callable[[int], None] = lambda done: None,
-) -> list[Way]:
+) -> list[PlayedPlan]:
     """Plans that may be the fastest (planning.plan.ways), the fastest first: by virtual time with a
     draft, by plain decoding without; what is simpler before what is not CLEARLY faster: a board
     alone, the ring that the formula has chosen, any other. `news(done)`: how many answers were
@@ -88,7 +88,7 @@ def ways_to_run(
     wanted = [setup for setup in setups if setup is not None]
     played = iter(_play(wanted, news)) if wanted else iter(())
     found = [
-        Way(plan, 1 / plan.trip_seconds(SHORT_CONTEXT), *(next(played) if setup else ()))
+        PlayedPlan(plan, 1 / plan.trip_seconds(SHORT_CONTEXT), *(next(played) if setup else ()))
         for plan, setup in zip(plans, setups, strict=True)
     ]
     unplayed = any(way.plan.problem.model.draft.name and way.guessing is None for way in found)
@@ -96,7 +96,7 @@ def ways_to_run(
         return found
     ring = plans[0]
 
-    def worth(way: Way) -> float:
+    def worth(way: PlayedPlan) -> float:
         simplicity = 1 if way.plan.is_alone else 0 if way.plan is ring else -1
         return way.speed * CLEARLY**simplicity
 

@@ -13,7 +13,7 @@ from edgespec.bench.workloads import Prompt, default_prompts
 from edgespec.daemon import ways
 from edgespec.daemon.bundled_models import bundled
 from edgespec.daemon.planning import Quants, devices_of, head_places, model_to_plan
-from edgespec.daemon.ways import CLEARLY, QUESTIONS, Way, ways_to_run
+from edgespec.daemon.ways import CLEARLY, QUESTIONS, PlayedPlan, ways_to_run
 from edgespec.planning.cost_model import NO_DRAFT
 from edgespec.planning.plan import Plan, plan
 from edgespec.planning.problem import Problem
@@ -73,14 +73,14 @@ def test_speculation_is_played_on_the_plan(monkeypatch: pytest.MonkeyPatch) -> N
 def test_the_break_even_is_where_two_lines_cross() -> None:
     """Seconds a token fall evenly with what is guessed right."""
     made = planned(f"3*{NANO}")
-    ring, alone = Way(made, 4.0, 16.0, 0.75), Way(made, 8.0, 10.0, 0.5)
+    ring, alone = PlayedPlan(made, 4.0, 16.0, 0.75), PlayedPlan(made, 8.0, 10.0, 0.5)
     share = ring.break_even(alone)
     assert share is not None
     part = share / ring.right  # of what was right in both
     at = [1 / way.plain - part * (1 / way.plain - 1 / way.speed) for way in (ring, alone)]
     assert at[0] == pytest.approx(at[1])
-    assert Way(made, 4.0, 6.0, 0.9).break_even(alone) is None, "never faster"
-    assert Way(made, 9.0, 12.0, 0.9).break_even(alone) is None, "always faster"
+    assert PlayedPlan(made, 4.0, 6.0, 0.9).break_even(alone) is None, "never faster"
+    assert PlayedPlan(made, 9.0, 12.0, 0.9).break_even(alone) is None, "always faster"
 
 
 def test_no_question_is_one_that_a_report_uses() -> None:
