@@ -103,7 +103,7 @@ def merge(request: Request, guesses: DraftedTree | Children, now: float) -> None
                 scores[guesses.certain] = 0.0
         if not request.policy.takes_chains:
             guesses = replace(guesses, chains=())
-        tree.attach(plan.ids, guesses, plan.keep, last, scores, plan.floor)
+        tree.attach(plan.ids, guesses, plan.keep, last, scores)
         for node in plan.ids:
             request.hints.score(request, node)
         return

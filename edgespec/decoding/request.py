@@ -68,8 +68,7 @@ class Request:
         needs: DraftNeeds = NO_NEEDS,
         choosing: Choosing | None = None,
     ) -> None:
-        """`needs`: what its draft source must be given. `choosing`: how the last stage chooses its
-        tokens; None if the head is here."""
+        """`needs`: of its draft source. `choosing`: how the last stage does; None: the head is here."""
         self.asked: Submit | None = submit  # until its prompt is encoded
         self.peer = peer
         self.tag, self.asker, self.top = submit.tag, submit.scope, submit.top

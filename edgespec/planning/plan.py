@@ -123,7 +123,8 @@ def ways(
     found = [ring]
     if not ring.with_stage and (own := _planned(ring.problem, len(problem.others))) is not None:
         found.append(own)
-    found += [one for one in alone[:2] if not (ring.is_alone and ring.nodes == one.nodes)]
+    here = ring.nodes[0].device
+    found += [one for one in alone[:2] if not (ring.is_alone and one.nodes[0].device == here)]
     return tuple(found)
 
 

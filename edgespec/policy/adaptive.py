@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 
 from edgespec.policy.base import Decision, Expand, Policy, RequestView, Send
 from edgespec.policy.pace import Way
-from edgespec.policy.pool import LEAST_GUESS, least_that_pays, nodes_that_pay, rows_that_pay
+from edgespec.policy.pool import least_that_pays, nodes_that_pay, rows_that_pay
 
 LEAST_WAY = 1.5
 """Steps of the slowest stage that a way round must take for a segment to wait for that stage. It
@@ -133,8 +133,8 @@ class Adaptive(Policy):
     def _expansion(self, ids: tuple[int, ...], most: int, least: float) -> Expand:
         """These nodes, and up to `most` in all if further ones need no pass of the draft."""
         if most <= len(ids):
-            return Expand(ids, self.width, len(ids) * self.width, floor=LEAST_GUESS)
-        return Expand(ids, self.width, most * self.width, most, math.log(least), LEAST_GUESS)
+            return Expand(ids, self.width, len(ids) * self.width)
+        return Expand(ids, self.width, most * self.width, most, math.log(least))
 
     def _waits_for_guesses(self, view: RequestView, expand: Expand | None) -> bool:
         """Whether a new root waits for its first guesses, which then leave in its segment.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -66,8 +65,7 @@ class Expand:
 
     A source to which further levels cost no pass expands the best of its guesses too, by the
     score of their whole path: until `most` nodes are expanded, and none below the score `least`.
-    Guesses whose whole path scores below `floor` are left out. `free`: only what takes no pass of a
-    model is guessed.
+    `free`: only what takes no pass of a model is guessed.
     """
 
     ids: tuple[int, ...]
@@ -75,7 +73,6 @@ class Expand:
     keep: int
     most: int = 0
     least: float = 0.0
-    floor: float = -math.inf
     free: bool = False
 
 

@@ -26,10 +26,6 @@ PART_OF_ROW = 1 / 4
 """No node is expanded, beside the first, that is less likely than the one, or than this part of
 what a row must be to pay in a segment of two: its guesses would hardly ever leave."""
 
-LEAST_GUESS = math.log(1 / 2048)
-"""Natural log of the chance from which on a guess is kept: by the time that another one's place in
-a segment is worth less, it has long been asked about anew, or is gone."""
-
 Chosen = list[tuple[int, ...]]
 """Nodes of each request, the best first."""
 

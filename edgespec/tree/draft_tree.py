@@ -8,7 +8,6 @@ with them (tree.waiting): they have ids, and nodes are made of them on the way.
 
 from __future__ import annotations
 
-import math
 from bisect import insort
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
@@ -221,20 +220,17 @@ class DraftTree:
         keep: int,
         last_position: int,
         calibrated: Floats,
-        floor: float = -math.inf,
     ) -> int:
         """Add the `keep` best of `children`, guessed below nodes `ids`; return how many are new.
 
         `calibrated` are the children's own scores as they count here (see policy.estimates).
-        Parents that are no longer here, guesses behind `last_position`, and those whose cumulative
-        score from the root on is below `floor`, are left out. A node
+        Parents that are no longer here, and guesses behind `last_position`, are left out. A node
         that is already here keeps its place and its score; what waited below a node that was asked
         about once more goes. Guesses that have guesses below them count as expanded.
         """
         nodes, before = [self.get(node_id) for node_id in ids], self.newest
         places = [None if node is None else (node.score, node.position) for node in nodes]
-        floor += self._nodes[self.root].score
-        ranked = Ranked(places, children, calibrated, keep, last_position, floor)
+        ranked = Ranked(places, children, calibrated, keep, last_position)
         run = ranked.waiting(before + 1, ids, ranked.known(nodes, children, self._nodes), children)
         self.newest += len(run)
         self._waiting.add(run)

@@ -22,9 +22,6 @@ if TYPE_CHECKING:
 Key = tuple[float, int]
 """What the best comes first by: the negative score, and the id, as ties go to the older."""
 
-_MOST = 1e300
-"""No path of guesses is less likely than this, as a natural log."""
-
 
 class Expansion:
     """The guesses of one expansion that are new to the tree, in descending cumulative score; ties
@@ -176,7 +173,7 @@ class Ranked:
     """The `keep` best of guesses, the best first; ties go to the smaller index.
 
     `order`: their indices; `scores`: cumulative. What lies behind `last_position` does not count,
-    nor what scores below `floor`, nor what is below a path that has no place.
+    nor what is below a path that has no place.
     """
 
     def __init__(
@@ -186,7 +183,6 @@ class Ranked:
         own: Floats,
         keep: int,
         last_position: int,
-        floor: float,
     ) -> None:
         """`places`: cumulative score and position of the end of each path. `own`: the guesses' own
         scores."""
@@ -199,7 +195,7 @@ class Ranked:
         for at in above:
             positions.append(positions[at] + 1)
         every = np.array(totals[len(places) :])
-        able = every >= max(floor, -_MOST)
+        able = np.isfinite(every)
         if max(positions, default=0) > last_position:
             able &= np.array(positions[len(places) :]) <= last_position
         left = np.flatnonzero(able)

@@ -258,17 +258,6 @@ def test_every_guess_below_a_passed_node_was_right_or_wrong(token: int, rank: in
     assert step.ranks == (rank,)
 
 
-def test_what_scores_too_little_from_the_root_on_is_left_out() -> None:
-    tree = DraftTree(0, -1, 9, 0)
-    deep = children((0, 1, -0.5), (0, 2, -1.5), (1, 3, -0.4), (1, 4, -0.6))
-    assert tree.attach((0,), deep, 9, FAR, deep.scores, floor=-1.0) == 2
-    assert [tree.path(node) for node in tree.ids] == [(), (1,), (1, 3)]
-    tree.record([0], [1])
-    assert not tree.advance().missed
-    below = children((0, 5, -0.9), (0, 6, -1.1))
-    assert tree.attach((1,), below, 9, FAR, below.scores, floor=-1.0) == 1, "from the new root"
-
-
 def test_a_node_that_was_not_expanded_tells_no_rank() -> None:
     tree = DraftTree(0, -1, 9, 0)
     tree.record([0], [1])
