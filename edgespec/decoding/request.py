@@ -68,7 +68,7 @@ class Request:
         needs: DraftNeeds = NO_NEEDS,
         choosing: Choosing | None = None,
     ) -> None:
-        """`needs`: of its draft source. `choosing`: how the last stage does; None: the head is here."""
+        """`needs`: of its draft source. `choosing`: how the last stage does; None: it does not."""
         self.asked: Submit | None = submit  # until its prompt is encoded
         self.peer = peer
         self.tag, self.asker, self.top = submit.tag, submit.scope, submit.top
