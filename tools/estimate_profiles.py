@@ -113,6 +113,20 @@ FLOWSPEC_LINK_BANDWIDTH = 117e6
 FLOWSPEC_LAYERS = 8  # of 32, on each of 4 stages
 FLOWSPEC_MODEL = COST_MODELS["llama-2-7b-eagle"]
 
+# --- SpecPipe's server --------------------------------------------------------------------------
+
+SPECPIPE_ORIGIN = (
+    "SpecPipe, Figure 11: plain pipelining of LLaMA3.1-70B over eight RTX 3090 of one server takes "
+    "302 ms a token (HumanEval-X)"
+)
+SPECPIPE_STEP_SECONDS = 0.302 / 8  # 10 layers of llama-3.1-70b, 1 row, and the way to the next GPU
+SPECPIPE_SIXTY_FOUR = 1.15  # what a step of 64 rows takes, in those of one: nothing was published
+SPECPIPE_LAYER_SECONDS = 0.6e-3  # of a layer, the host's: so that a pass of the draft takes 15 ms
+SPECPIPE_LINK_LATENCY = 0.1e-3
+SPECPIPE_LINK_BANDWIDTH = 10e9
+SPECPIPE_LAYERS = 10
+SPECPIPE_MODEL = COST_MODELS["llama-3.1-70b"]
+
 # --- data sheets --------------------------------------------------------------------------------
 
 
@@ -509,6 +523,48 @@ def flowspec() -> Profile:
     )
 
 
+def specpipe() -> Profile:
+    """The GPUs of SpecPipe's single server, from the constants above."""
+    stage_bytes = SPECPIPE_LAYERS * SPECPIPE_MODEL.layer_bytes
+    fixed = SPECPIPE_LAYERS * SPECPIPE_LAYER_SECONDS + SPECPIPE_LINK_LATENCY
+    one = (SPECPIPE_STEP_SECONDS - fixed) * 1e9 / stage_bytes
+    further = (SPECPIPE_SIXTY_FOUR - 1) * SPECPIPE_STEP_SECONDS * 1e9 / stage_bytes / 63
+    read = 1e9 / (0.75 * 936e9)
+    sheet = "NVIDIA GeForce RTX 3090 data sheet"
+    nothing = "nothing extra: it is a part of the time of a stage"
+    free = LogitTime(0, 0)
+    link = "assumed: GPUs of one server"
+    return Profile(
+        name="paper-specpipe-70b",
+        title="SpecPipe's server: eight RTX 3090, LLaMA3.1-70B in bfloat16",
+        cost_model=SPECPIPE_MODEL.name,
+        memory_bytes=Figure(24 * GIB, sheet),
+        memory_bandwidth=Figure(936e9, sheet),
+        four_bit=table(
+            lambda rows: one + further * (rows - 1),
+            f"{SPECPIPE_ORIGIN}: {SPECPIPE_LAYERS} layers at 1 row, which the paper held in 16 "
+            f"bits, are charged as {stage_bytes / 1e9:.3f} GB in 4 bits; that 64 rows take "
+            f"{SPECPIPE_SIXTY_FOUR} times as long is assumed",
+        ),
+        sixteen_bit=table(
+            lambda rows: read * (1 + (SPECPIPE_SIXTY_FOUR - 1) * (rows - 1) / 63),
+            f"estimated: 0.75 of the {sheet}'s 936 GB/s",
+        ),
+        layer_seconds=Figure(
+            SPECPIPE_LAYER_SECONDS, "assumed: a pass of llama-3.2-1b then takes about 15 ms"
+        ),
+        launch_seconds=Figure(0, nothing),
+        launches_ahead=True,
+        choosing=LogitTimes(free, free, free, nothing),
+        ranking=LogitTimes(free, free, free, nothing),
+        noise=Figure(0, nothing),
+        copy_bandwidth=Figure(0.5 * 936e9, f"estimated: half of the {sheet}'s 936 GB/s"),
+        link_latency=Figure(SPECPIPE_LINK_LATENCY, link),
+        link_bandwidth=Figure(int(SPECPIPE_LINK_BANDWIDTH), link),
+        loop_seconds=LoopSeconds(0, 0, nothing),
+    )
+
+
 def markdown(profiles: list[Profile]) -> str:
     """Times of a block of a quarter of llama-2-13b, without the reading of a cache."""
     model = COST_MODELS["llama-2-13b"]
@@ -531,7 +587,7 @@ def main() -> None:
     if options.loop:
         print(measure_loop("measured here", 60.0))
         return
-    profiles = [*map(estimated, BOARDS), flowspec()]
+    profiles = [*map(estimated, BOARDS), flowspec(), specpipe()]
     if options.table:
         print(markdown(profiles))
         return

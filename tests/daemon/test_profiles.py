@@ -24,6 +24,7 @@ SHIPPED = [
     "jetson-orin-nx-16gb",
     "jetson-thor-t5000-128gb",
     "paper-flowspec-7b",
+    "paper-specpipe-70b",
     "raspberry-pi-5-8gb",
 ]
 
