@@ -92,7 +92,9 @@ def nodes_that_pay(views: Sequence[RequestView], most: int) -> Chosen:
         _offer(heap, views, queues, index)
     taken: Chosen = [() for _ in views]
     pace = max(estimates.step.seconds(1), estimates.own)
-    shorter, least = draft.seconds(1) if draft.known else 0.0, _least_node(estimates)
+    shorter = draft.seconds(1) if draft.known else 0.0
+    # Beside a stage of D0's own what is not guessed before the root leaves may never be.
+    least = 0.0 if views[0].own_stage else _least_node(estimates)
     count = 0
     while heap and count < most:
         score, index, node = heapq.heappop(heap)
