@@ -6,7 +6,7 @@ import json
 import signal
 import sys
 import termios
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Annotated
@@ -22,7 +22,7 @@ from edgespec.runtime.client import Client
 from edgespec.types.record import MOST_CHARS, as_dict
 from edgespec.verify.sampling import Sampling
 from edgespec.verify.stops import StopScanner
-from edgespec.wire.client_messages import Finished, Progress, Submit, Tokens
+from edgespec.wire.client_messages import ChatMessage, Finished, Progress, Submit, Tokens
 from edgespec.wire.codec import encode
 
 TAG = 1
@@ -95,52 +95,43 @@ class RequestSettings(SamplingOptions, _PolicyOption):  # the last base's field 
     def complete(self, prompt: str) -> Submit:
         """The request for a completion of a text. Raises ConfigError if it cannot be sent."""
         _check_prompt(prompt)
-        return self._submit(prompt, "")
+        return self._submit(prompt, ())
 
     def ask(self, prompt: str) -> Submit:
         """The request for an answer by the model's chat template; a model without one completes the
         text. Raises ConfigError if it cannot be sent."""
         _check_prompt(prompt)
-        return self._submit(prompt, _conversation([{"role": "user", "content": prompt}]))
+        return self._submit(prompt, [ChatMessage("user", prompt)])
 
-    def answer(self, messages: list[dict[str, str]]) -> Submit:
-        """The request for the next message of a conversation of {"role", "content"} objects.
+    def answer(self, messages: Sequence[ChatMessage]) -> Submit:
+        """The request for the next message of a conversation. Raises ConfigError if it cannot be
+        sent."""
+        for one in messages:
+            _check_text("prompt" if one.role == "user" else "conversation", one.content)
+        return self._submit("", messages)
 
-        Raises ConfigError if it cannot be sent.
-        """
-        return self._submit("", _conversation(messages))
-
-    def _submit(self, prompt: str, messages: str) -> Submit:
-        submit = Submit(
-            TAG,
-            prompt,
-            self.max_new_tokens,
-            float(self.temperature),
-            self.top_k,
-            float(self.top_p),
-            float(self.min_p),
-            self.seed,
-            tuple(self.stop or ()),
-            self.policy,
-            messages,
-        )
+    def _submit(self, prompt: str, messages: Sequence[ChatMessage]) -> Submit:
         try:
+            submit = Submit(
+                TAG,
+                prompt,
+                self.max_new_tokens,
+                float(self.temperature),
+                self.top_k,
+                float(self.top_p),
+                float(self.min_p),
+                self.seed,
+                tuple(self.stop or ()),
+                self.policy,
+                tuple(messages),
+            )
             encode(submit)  # what no peer would take would be dropped without a word
-        except ProtocolError as problem:
+        except (ProtocolError, ValueError) as problem:
             raise ConfigError(f"the request cannot be sent: {problem}") from None
         return submit
 
 
 USUAL = RequestSettings()
-
-
-def _conversation(messages: list[dict[str, str]]) -> str:
-    """As it travels. Raises ConfigError if it cannot."""
-    for message in messages:
-        _check_text("prompt" if message["role"] == "user" else "conversation", message["content"])
-    text = json.dumps(messages, ensure_ascii=False)
-    _check_text("conversation", text)
-    return text
 
 
 def _check_prompt(prompt: str) -> None:

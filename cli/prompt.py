@@ -18,7 +18,7 @@ from edgespec.errors import ConfigError
 from edgespec.runtime.client import Client
 from edgespec.types.grammar_spec import json_spec
 from edgespec.types.record import MOST_CHARS
-from edgespec.wire.client_messages import Submit
+from edgespec.wire.client_messages import ChatMessage, Submit
 
 _MOST_BYTES = 4 * MOST_CHARS
 """The longest text that can be sent, in UTF-8; a bound for endless input."""
@@ -85,8 +85,8 @@ def _submit(settings: RequestSettings, question: str, system: str | None, raw: b
     submit = settings.complete(question) if raw else settings.ask(question)
     if system is None:
         return submit
-    opening = [{"role": "system", "content": system}] if system else []
-    return settings.answer([*opening, {"role": "user", "content": question}])
+    opening = [ChatMessage("system", system)] if system else []
+    return settings.answer([*opening, ChatMessage("user", question)])
 
 
 def _grammar(name: str) -> str:

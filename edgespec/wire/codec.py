@@ -23,7 +23,7 @@ from edgespec.wire.segment import Segment
 from edgespec.wire.tags import TAGS
 
 MAGIC: Final = "edgespec"
-VERSION: Final = 15
+VERSION: Final = 16
 
 MOST_BYTES = 16 << 20
 """Of a frame: room for 64 rows of 32,768 float64; a stranger can send as much to a data socket
@@ -37,7 +37,7 @@ else:
 
 class _Frame(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     magic: Literal["edgespec"]
-    version: Literal[15]
+    version: Literal[16]
     message: AnyMessage
 
 

@@ -22,8 +22,12 @@ from edgespec.errors import LocalProtocolError, RemoteProtocolError
 from edgespec.tree.ledger import MOST_RETAINED, RetainSet
 from edgespec.types.record import MOST_CHARS, MOST_NUMBERS, IntArray, Record
 from edgespec.types.tensor import ITEM_SIZES, Layers, Tensor
+from edgespec.types.tool_forms import DEEPEST, Tool
 from edgespec.wire.block_messages import LARGEST_CHUNK, MOST_CHUNKS, BlockOffer, Piece, PieceRequest
 from edgespec.wire.client_messages import (
+    MOST_MESSAGES,
+    MOST_TOOLS,
+    ChatMessage,
     LiveRequest,
     NodeStatus,
     Progress,
@@ -31,6 +35,7 @@ from edgespec.wire.client_messages import (
     Status,
     Submit,
     TokenBias,
+    ToolCall,
 )
 from edgespec.wire.codec import MAGIC, MOST_BYTES, VERSION, decode, encode, encode_into, packed
 from edgespec.wire.hints import Hint, Lenses
@@ -92,6 +97,24 @@ VALUES[NodeStatus] = made_of_values(NodeStatus)
 VALUES[tuple[NodeStatus, ...]] = st.lists(VALUES[NodeStatus], max_size=3).map(tuple)
 VALUES[tuple[LiveRequest, ...]] = st.lists(made_of_values(LiveRequest), max_size=3).map(tuple)
 VALUES[tuple[TokenBias, ...]] = st.lists(made_of_values(TokenBias), max_size=3).map(tuple)
+VALUES[tuple[ToolCall, ...]] = st.lists(made_of_values(ToolCall), max_size=3).map(tuple)
+MESSAGES = st.builds(
+    ChatMessage,
+    st.text(min_size=1, max_size=9),
+    VALUES[str],
+    VALUES[tuple[ToolCall, ...]],
+    VALUES[str],
+)
+VALUES[tuple[ChatMessage, ...]] = st.lists(MESSAGES, max_size=3).map(tuple)
+JSON = st.recursive(
+    st.none() | st.booleans() | INT64 | st.floats(allow_nan=False) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner),
+    max_leaves=8,
+)
+SCHEMAS = st.dictionaries(st.text(max_size=9), JSON, max_size=3)
+VALUES[tuple[Tool, ...]] = st.lists(
+    st.builds(Tool, VALUES[str], VALUES[str], SCHEMAS), max_size=3
+).map(tuple)
 VALUES[tuple[SourceFigures, ...]] = st.lists(made_of_values(SourceFigures), max_size=3).map(tuple)
 VALUES[tuple[SnapshotNode, ...]] = st.lists(made_of_values(SnapshotNode), max_size=3).map(tuple)
 VALUES[tuple[SnapshotSegment, ...]] = st.lists(made_of_values(SnapshotSegment), max_size=3).map(
@@ -348,6 +371,20 @@ def retain(accepted: object, retained: object) -> bytes:
     return header(2, 1, [1, 1, accepted, retained])
 
 
+def asked(messages: object, tools: object = (), kind: object = "") -> bytes:
+    """The frame of a Submit with these fields; `kind`: its policy."""
+    plain = (1, "", 9, 0.0, 0, 1.0, 0.0, 0, [], kind, messages, -1, "", "", 0.0, 0.0, [], tools)
+    return header(40, *plain)
+
+
+def nested(depth: int) -> object:
+    """Maps within each other, so many."""
+    inner: object = {}
+    for _ in range(depth - 1):
+        inner = {"a": inner}
+    return inner
+
+
 def range_of(count: int) -> list[int]:
     return list(range(count))
 
@@ -419,6 +456,27 @@ HOSTILE: dict[str, bytes] = {
     "list of an integer beyond 64 bits": retain([2**63], []),
     "too many integers": retain([0] * (MOST_NUMBERS + 1), []),
     "too many retained": retain([], range_of(MOST_RETAINED + 1)),
+    "a conversation is text": asked('[{"role": "user", "content": "x"}]'),
+    "a conversation is a number": asked(3),
+    "a message is text": asked(["x"]),
+    "a message is a map": asked([{"role": "user", "content": "x"}]),
+    "a message without a content": asked([["user"]]),
+    "a message that says nil": asked([["user", None]]),
+    "a message that says a number": asked([["user", 1]]),
+    "a message without a role": asked([["", "x"]]),
+    "a message whose role is a list": asked([[["user"], "x"]]),
+    "a message whose calls are a map": asked([["assistant", "", {}]]),
+    "a call without arguments": asked([["assistant", "", [["f"]]]]),
+    "a call whose arguments are a map": asked([["assistant", "", [["f", {}]]]]),
+    "too many messages": asked([["user", "x"]] * (MOST_MESSAGES + 1)),
+    "too long a conversation": asked([["user", "x" * (MOST_CHARS // 2 + 1)]] * 2),
+    "a tool is a map": asked([], [{"name": "f"}]),
+    "a tool's schema is a list": asked([], [["f", "", []]]),
+    "a tool's schema has a number as a name": asked([], [["f", "", {1: 2}]]),
+    "a tool's schema is too deep": asked([], [["f", "", nested(DEEPEST + 1)]]),
+    "a tool's schema is far too deep": asked([], [["f", "", nested(400)]]),
+    "too many tools": asked([], [["f", "", {}]] * (MOST_TOOLS + 1)),
+    "a map in the place of a text": asked([], [], {"a": 1}),
     "array of half a number": hint(bytes(12)),
     "array is a list": hint([1]),
     "array is text": hint("x" * 8),
@@ -445,6 +503,20 @@ def test_the_hostile_arrays_are_refused_for_what_is_wrong_with_them() -> None:
     assert isinstance(decode(retain([0] * MOST_NUMBERS, range_of(MOST_RETAINED))), Retain)
     assert isinstance(decode(hint(bytes(8))), Hint)
     assert isinstance(decode(piece(["uint8", [8]])), Piece)
+
+
+def test_the_hostile_conversations_are_refused_for_what_is_wrong_with_them() -> None:
+    schema = nested(DEEPEST)
+    for many in (1, MOST_MESSAGES):
+        message = decode(asked([["user", "x"]] * many, [["f", "", schema]] * MOST_TOOLS))
+        assert isinstance(message, Submit)
+        assert message.messages == (ChatMessage("user", "x"),) * many
+        assert message.tools[-1].parameters == schema
+        assert decode(encode(message)) == message
+    assert isinstance(decode(asked([["user", "x" * (MOST_CHARS // 2)]] * 2)), Submit)
+    message = decode(asked([["assistant", "", [["f", "{}", "1"]]]]))
+    assert isinstance(message, Submit)
+    assert message.messages[0].tool_calls == (ToolCall("f", "{}", "1"),)
 
 
 @pytest.mark.parametrize("frame", HOSTILE.values(), ids=HOSTILE.keys())
