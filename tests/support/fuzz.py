@@ -94,6 +94,13 @@ def joined(parts: list[bytes], declared: int | None = None) -> bytes:
     return head + _header_of(len(fields_) if declared is None else declared) + b"".join(fields_)
 
 
+def begun(kind: type[Message]) -> bytes:
+    """A frame of that type up to its first field."""
+    items = 1 + len(kind.__struct_fields__)
+    head = bytes([0x90 | items]) if items < 16 else _header_of(items)
+    return joined([packed(MAGIC), packed(VERSION)])[:-3] + head + packed(kind.__struct_config__.tag)
+
+
 class Fuzzer:
     """Frames without end, the same for a seed."""
 
