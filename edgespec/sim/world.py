@@ -29,7 +29,7 @@ from edgespec.sim.durations import Durations
 from edgespec.sim.faults import Change, Crash, Dice, Fault
 from edgespec.sim.links import Link, Network, RingLinks
 from edgespec.sim.log import EventLog, effect_words, message_words
-from edgespec.sim.worker import Span, Turns, VirtualWorker
+from edgespec.sim.worker import Turns, VirtualWorker
 from edgespec.wire.client_messages import Cancel, Submit
 from edgespec.wire.codec import decode, encode
 from edgespec.wire.messages import Message, Retain
@@ -85,6 +85,8 @@ class World:
     still to do. `lost`: {(stage, request): epoch of the newest retained set that never arrived}.
     """
 
+    worker_kind: type[VirtualWorker] = VirtualWorker
+
     def __init__(
         self,
         coordinator: CoordinatorMachine,
@@ -98,13 +100,11 @@ class World:
         log: EventLog | None = None,
         *,
         with_stage: int = 0,
-        keep_spans: bool = False,
     ) -> None:
         """`with_stage`: the stage that shares the coordinator's device; 0: none."""
         self.coordinator = coordinator
         self.draft = device.draft
         self.replies: list[TimedReply] = []
-        self.spans: list[Span] | None = [] if keep_spans else None
         self.is_up = False
         self.is_faulty = False
         self.segments: dict[int, tuple[int, ...]] = {}
@@ -131,14 +131,13 @@ class World:
         self._busy = [0.0] * len(network.ring)
         self._turns = [Turns() for _ in network.ring]
         self._turns[with_stage] = self._turns[0]
-        self._head = VirtualWorker(
+        self._head = self.worker_kind(
             0,
             self._clock,
             CoordinatorCompute(device.head, device.draft).perform,
             self._head_seconds,
             partial(durations.parts, 0),
             self._computed,
-            self.spans,
             self._turns[0],
             at_start=True,
         )
@@ -328,14 +327,13 @@ class World:
 
     def _worker(self, number: int) -> VirtualWorker:
         stage = self.stages[number - 1]
-        return VirtualWorker(
+        return self.worker_kind(
             number,
             self._clock,
             StageCompute(stage.block, stage.head).perform,
             partial(self._stage_seconds, number),
             partial(self._durations.parts, number),
             self._computed,
-            self.spans,
             self._turns[number],
             at_start=False,
         )
