@@ -17,7 +17,7 @@ from edgespec.bench.recorded import (
     read_recording,
     replay_recording,
 )
-from edgespec.bench.simulated import Setup
+from edgespec.bench.setup import Setup
 from edgespec.cli import options
 from edgespec.cli.answering import USUAL
 from edgespec.cli.notes import Notes

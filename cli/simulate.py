@@ -21,7 +21,8 @@ from edgespec.bench.report import (
     as_json,
     cells,
 )
-from edgespec.bench.simulated import Setup, answerable, chosen_policies
+from edgespec.bench.setup import Setup, answerable
+from edgespec.bench.simulated import chosen_policies
 from edgespec.bench.simulated import simulate as run_policies
 from edgespec.bench.workloads import DEFAULT_WORKLOAD, Prompt, default_prompts, read_prompts
 from edgespec.cli import options
