@@ -119,7 +119,7 @@ def build(
         scenario.network,
         scenario.faults,
         scenario.seed,
-        checks,
+        checks.after,
         log,
     )
     for ask in scenario.asks:

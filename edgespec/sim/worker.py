@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from math import inf
 
@@ -11,6 +12,7 @@ from edgespec.backends.charged_time import ChargedTime
 from edgespec.backends.compute import FIRST, INTERRUPTIBLE, lane_of
 from edgespec.backends.emulated import Perform
 from edgespec.backends.jobs import effects_of, events_of, failure
+from edgespec.backends.loop_time import LoopTime
 from edgespec.backends.waiting import Waiting
 from edgespec.errors import EdgespecError
 from edgespec.machines.effects import Effect, RunBlock
@@ -262,6 +264,66 @@ class VirtualWorker:
             return self._carry_out(effect, lambda request=None: stopped or request in left_out)
         except EdgespecError as problem:
             return failure(effect, problem)
+
+
+class VirtualLoop:
+    """D0's own loop, which takes up one event after the other, in the time that it is charged."""
+
+    def __init__(
+        self,
+        time: LoopTime | None,
+        clock: Clock,
+        turns: Turns,
+        worker: VirtualWorker,
+        handle: Callable[[Event], list[Effect]],
+        taken: Callable[[list[Effect]], None],
+    ) -> None:
+        """`time` None: it takes none. `handle` gives the effects of an event, which leave when
+        `taken` is called with them."""
+        self.time = time
+        self._clock, self._turns, self._worker = clock, turns, worker
+        self._handle, self._taken = handle, taken
+        self._events: deque[Event] = deque()
+        self._is_awake = False
+
+    def add(self, event: Event) -> None:
+        """It happened now."""
+        if self.time is None:
+            self._taken(self._handle(event))
+            return
+        self._events.append(event)
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._events and not self._is_awake:
+            self._is_awake = True
+            self._clock.book(self._clock.now, self._turn)  # behind all that happens at this time
+
+    def _turn(self) -> None:
+        """All that waits is taken up. What several events ask of the models may be one job: it
+        begins when all are done."""
+        events, self._events = self._events, deque()
+        gathered = ExitStack()
+        if len(events) > 1:
+            gathered.enter_context(self._turns.gathering())
+        self._take(events, gathered)
+
+    def _take(self, events: deque[Event], gathered: ExitStack) -> None:
+        assert self.time is not None
+        event = events.popleft()
+        effects = self._handle(event)
+        now, beside = self._clock.now, self._worker.is_at_work
+        end = self.time.ends(event, effects, now, beside=beside)
+        self._clock.book(end, self._end, effects, events, gathered)
+
+    def _end(self, effects: list[Effect], events: deque[Event], gathered: ExitStack) -> None:
+        self._taken(effects)
+        if events:
+            self._take(events, gathered)
+            return
+        gathered.close()
+        self._is_awake = False
+        self._wake()
 
 
 def _is_block(effect: Effect, job: int) -> bool:
