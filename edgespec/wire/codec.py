@@ -83,7 +83,7 @@ def encode(message: Message) -> bytes:
 
 def packed(message: Message) -> bytes:
     """The frame of a message, whether a peer would take it or not."""
-    return packb(_plain(message))
+    return bytes(packb(_plain(message)))
 
 
 class SegmentPacker:
@@ -100,7 +100,7 @@ class SegmentPacker:
             self._packer.pack(_plain(segment))
         except _CANNOT as problem:
             raise _not_sent(segment, problem) from problem
-        return self._packer.getbuffer()
+        return memoryview(self._packer.getbuffer())
 
 
 def _plain(message: Message) -> object:
