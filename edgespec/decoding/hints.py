@@ -116,18 +116,20 @@ class RequestHints:
             if node.position >= last or (before is not None and before.stage >= hint.stage):
                 continue
             self._told[node_id] = _Told(hint.stage, tokens[row], scores[row])
-            self.score(request, node_id)
+            self.score(request, (node_id,))
             used = True
         return used
 
-    def score(self, request: Request, node_id: int) -> None:
-        """Score the guesses below a node by what is known of it; they may be new."""
-        told, tree = self._told.get(node_id), request.tree
-        if told is None or tree is None or node_id not in tree:
-            return
-        both = _Both(request, tree, tree[node_id], told)
-        own = self._mix(request, told.stage).log_probs(both.hinted, both.drafted)[:-1]
-        tree.rescore(node_id, dict(zip(both.tokens, own.tolist(), strict=True)), _ADD)
+    def score(self, request: Request, ids: Sequence[int]) -> None:
+        """Score the guesses below nodes by what is known of these; they may be new."""
+        tree = request.tree
+        assert tree is not None
+        for one in ids if self._told else ():
+            if one in self._told and one in tree:
+                told = self._told[one]
+                both = _Both(request, tree, tree[one], told)
+                own = self._mix(request, told.stage).log_probs(both.hinted, both.drafted)[:-1]
+                tree.rescore(one, dict(zip(both.tokens, own.tolist(), strict=True)), _ADD)
 
     def learn(self, request: Request, step: Advance) -> None:
         """A walk has shown what came behind the nodes that it passed."""

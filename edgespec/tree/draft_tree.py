@@ -22,7 +22,8 @@ from edgespec.tree.ledger import NO_PARENT, IntArray, Rows
 from edgespec.tree.node import Advance, TreeNode
 
 Key = tuple[float, int]
-"""What the best comes first by: the negative score, and the id, as ties go to the older."""
+"""What the best comes first by: the negative score, counted from the root, and the id, as ties go
+to the older."""
 
 MOST_DEAD = 4096
 """Ids that columns may begin with which are no nodes any more."""
@@ -209,7 +210,7 @@ class DraftTree:
         return self._scores[node_id - self._first]
 
     def _key(self, node_id: int) -> Key:
-        return -self._score(node_id), node_id
+        return self._score(self.root) - self._score(node_id), node_id
 
     def _sort(self) -> None:
         """Scores have changed."""
@@ -236,19 +237,23 @@ class DraftTree:
 
         Only nodes less than `depth` levels below the root; ties go to the older node.
         """
+        return (one for _, one in self.frontier_keys(depth))
+
+    def frontier_keys(self, depth: int) -> Iterator[Key]:
+        """The same with their keys."""
         return self._best_first(self._expanded, self.position(self.root) + depth)
 
-    def _best_first(self, but: Set[int], before: float = math.inf) -> Iterator[int]:
+    def _best_first(self, but: Set[int], before: float = math.inf) -> Iterator[Key]:
         """All nodes but these, and but those from that position on."""
         positions, scores, first = self._positions, self._scores, self._first
+        own = self._score(self.root)
 
         def keys(run: Sequence[int]) -> Iterator[Key]:
             for one in run:
                 if one not in but and positions[one - first] < before:
-                    yield -scores[one - first], one
+                    yield own - scores[one - first], one
 
-        runs = map(keys, ((self.root,), *self._runs))
-        return (node_id for _, node_id in heapq.merge(*runs))
+        return heapq.merge(*map(keys, ((self.root,), *self._runs)))
 
     @property
     def lowest(self) -> int:
@@ -295,13 +300,17 @@ class DraftTree:
         index = order[ranks]
         above[paths + index] = np.arange(before + 1, before + 1 + len(index))
         parents = above[children.parents[index]].tolist()
-        own, sources = children.scores[index].tolist(), children.made_by[index].tolist()
+        own: list[float | None] = children.scores[index].tolist()
+        sources = [1] * len(own)
+        if children.sources is not None:
+            sources = children.sources[index].tolist()
+            own = [one if made else None for one, made in zip(own, sources, strict=True)]
         run = self._give_ids(
             parents,
             children.tokens[index].tolist(),
             positions[index].tolist(),
             scores[index].tolist(),
-            [one if made else None for one, made in zip(own, sources, strict=True)],
+            own,
             ranks.tolist(),
             sources,
         )
@@ -325,16 +334,20 @@ class DraftTree:
     ) -> tuple[IntArray, Floats, IntArray]:
         """The places of the `keep` best of `children`, the best first; ties go to the smaller one.
         And the cumulative scores and the positions of all of them."""
-        scores = [self._score(one) if one in self else -math.inf for one in ids]
-        positions = [self.position(one) if one in self else 0 for one in ids]
-        for at, own in zip(children.parents.tolist(), calibrated.tolist(), strict=True):
-            position = positions[at] + 1
-            positions.append(position)
-            scores.append(scores[at] + own if position <= last_position else -math.inf)
-        every = np.array(scores[len(ids) :])
-        able = len(every) - scores[len(ids) :].count(-math.inf)
-        order = np.argsort(-every, kind="stable")[: min(keep, able)]
-        return order, every, np.array(positions[len(ids) :], np.int64)
+        places = [one - self._first if one in self else None for one in ids]
+        scores = np.array([-math.inf if at is None else self._scores[at] for at in places])
+        positions = np.array([0 if at is None else self._positions[at] for at in places])
+        above, paths = children.parents, len(ids)
+        deep = len(above) and above[-1] >= paths
+        flat = np.minimum(above, paths - 1) if deep else above
+        scores, positions = scores[flat] + calibrated, positions[flat] + 1
+        for at in np.flatnonzero(above >= paths).tolist() if deep else ():  # below guesses
+            scores[at] = scores[above[at] - paths] + calibrated[at]
+            positions[at] = positions[above[at] - paths] + 1
+        scores[positions > last_position] = -math.inf
+        able = np.count_nonzero(scores > -math.inf)
+        order = (-scores).argsort(kind="stable")[: min(keep, able)]
+        return order, scores, positions
 
     def _here(self, above: IntArray, paths: int, children: Children, order: IntArray) -> list[int]:
         """Which of the ranked guesses are nodes that stay, below those that were asked about."""
@@ -398,11 +411,13 @@ class DraftTree:
         FlowSpec §3.2, score-based segmentation; ties go to the older node. Scores that were
         refreshed at different times may leave a child above its parent: it then follows it.
         """
-        if not self._refreshed:
-            return self._best_first(self._sent)
-        return self._parents_first()
+        return (one for _, one in self.unsent_keys())
 
-    def _parents_first(self) -> Iterator[int]:
+    def unsent_keys(self) -> Iterator[Key]:
+        """The same with their keys."""
+        return self._parents_first() if self._refreshed else self._best_first(self._sent)
+
+    def _parents_first(self) -> Iterator[Key]:
         heap: list[Key] = []
         below: dict[int, list[Key]] = {}
         for one in self.ids:
@@ -412,10 +427,10 @@ class DraftTree:
                 (heap if ready else below.setdefault(parent, [])).append(self._key(one))
         heapq.heapify(heap)
         while heap:
-            _, one = heapq.heappop(heap)
-            for key in below.get(one, ()):
+            best = heapq.heappop(heap)
+            for key in below.get(best[1], ()):
                 heapq.heappush(heap, key)
-            yield one
+            yield best
 
     def send(self, ids: Sequence[int]) -> Rows:
         """Mark nodes as sent and return their rows, in that order.
