@@ -52,10 +52,9 @@ class Calibration:
         """The natural logs of the calibrated probabilities; never above 0."""
         if self._table is None:
             self._table = np.array(self._seen).T
-        expected = np.exp(scores).clip(RAREST, 1.0 - RAREST)
-        odds = _odds(expected)
-        classes = np.rint(np.log(odds)).astype(np.int64) + _LAST
-        odds = _corrected(expected, *self._table[:, classes])
+        expected = np.minimum(np.maximum(np.exp(scores), RAREST), 1.0 - RAREST)
+        classes = np.rint(np.log(_odds(expected))).astype(np.int64) + _LAST
+        odds = _corrected(expected, *self._table.take(classes, axis=1))
         return np.log(odds / (1.0 + odds))
 
     def odds(self, score: float) -> float:

@@ -7,7 +7,7 @@ the price of rows; then fewer rows were sent, and the many never timed again.
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Sequence
 
@@ -39,7 +39,9 @@ class Newest:
     """The newest times of one thing, each with the rows that it was of."""
 
     def __init__(self, most: int = RECENT) -> None:
-        self._times: deque[tuple[float, float]] = deque(maxlen=most)
+        self._most = most
+        self._times: deque[tuple[float, float]] = deque()
+        self._in_order: list[tuple[float, float]] = []
         self._low: tuple[float, float] | None = None
         self.at = 0
         """When the last one came, by the count of whoever keeps this."""
@@ -49,16 +51,19 @@ class Newest:
 
     def add(self, seconds: float, rows: int, at: int) -> None:
         """One more."""
+        if len(self._times) == self._most:
+            del self._in_order[bisect_left(self._in_order, self._times.popleft())]
         self._times.append((seconds, rows))
+        insort(self._in_order, (seconds, rows))
         self._low, self.at = None, at
 
     @property
     def low(self) -> tuple[float, float]:
-        """The mean rows and seconds of the quicker half; 0 as long as there is none."""
+        """The mean rows and seconds of the quicker half."""
         if self._low is None:
-            half = sorted(self._times)[: (len(self._times) + 1) // 2]
-            seconds, rows = map(sum, zip(*half, strict=True)) if half else (0.0, 0.0)
-            self._low = rows / max(len(half), 1), seconds / max(len(half), 1)
+            half = self._in_order[: (len(self) + 1) // 2]
+            seconds, rows = map(sum, zip(*half, strict=True))
+            self._low = rows / len(half), seconds / len(half)
         return self._low
 
 

@@ -314,8 +314,9 @@ class DraftTree:
             ranks.tolist(),
             sources,
         )
-        self._hang(run, dict.fromkeys(parents))
-        self._expanded.update(set(parents).difference(ids))
+        distinct = dict.fromkeys(parents)
+        self._hang(run, distinct)
+        self._expanded |= distinct.keys() - ids
         for at, certain in children.chains:  # nobody need be asked in between
             end = ids[at]
             for token in certain:

@@ -59,8 +59,7 @@ class Children(_Guesses):
 
     def further(self, paths: int) -> int:
         """Below how many guesses there are guesses; `paths`: how many paths there were."""
-        parents = self.parents.tolist() if self.parents.max(initial=-1) >= paths else ()
-        return len({above for above in parents if above >= paths})
+        return len({above for above in self.parents.tolist() if above >= paths})
 
 
 @dataclass(frozen=True, slots=True)
