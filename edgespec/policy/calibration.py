@@ -55,7 +55,8 @@ class Calibration:
         expected = np.minimum(np.maximum(np.exp(scores), RAREST), 1.0 - RAREST)
         classes = np.rint(np.log(_odds(expected))).astype(np.int64) + _LAST
         odds = _corrected(expected, *self._table.take(classes, axis=1))
-        return np.log(odds / (1.0 + odds))
+        found: Floats = np.log(odds / (1.0 + odds))
+        return found
 
     def odds(self, score: float) -> float:
         """Of the calibrated probability of one guess."""

@@ -16,7 +16,7 @@ from itertools import islice
 
 from edgespec.policy.base import RequestView
 from edgespec.policy.estimates import RingEstimates
-from edgespec.tree.draft_tree import Key
+from edgespec.tree.nodes import Key
 
 LEAST_SHARE = 1 / 32
 """Nothing is started, neither a segment nor a forward pass of the draft, for guesses that are

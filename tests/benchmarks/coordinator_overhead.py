@@ -7,7 +7,7 @@ The bundled pair answers on a ring of virtual time, as `edgespec simulate` has i
 the coordinator's machine does with each event: look up live rows, record and walk, prune, make the
 retained set and the client's tokens, merge guesses, choose what leaves and what is guessed. The
 models, messages as bytes, and sockets are not in it. Counted are the nodes that are expanded or
-sent, and the rows that leave. Ends with status 1 if a policy's loop takes more than --limit-ms a token.
+sent, and the rows that leave. Ends with status 1 if a loop takes more than --limit-ms a token.
 """
 
 from __future__ import annotations
