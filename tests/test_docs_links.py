@@ -27,7 +27,7 @@ PAGES = sorted(
 FENCE = re.compile(r"^(`{3,})[^`]*\n.*?^\1`*[ ]*$", re.MULTILINE | re.DOTALL)
 INDENTED = re.compile(r"(?:(?<=\n\n)|\A)(?: {4}.*\n+)+")
 CODE_SPAN = re.compile(r"(?<!`)(`+)(?!`).+?(?<!`)\1(?!`)", re.DOTALL)
-LINK = re.compile(r"\]\(<?([^)\s>]+)>?\)")
+LINK = re.compile(r"\]\(<?([^)>]+)>?\)")
 HEADING = re.compile(r"^#{1,6} +(.+?) *#*$", re.MULTILINE)
 ELSEWHERE = re.compile(r"[a-z][a-z+.-]*:")
 
