@@ -7,7 +7,7 @@ passes where a stage on the draft's device would compute before them. Both take 
 probability of being on the model's path, as long as a node's expected gain covers its cost on this
 ring; probabilities and costs are learnt while running (policy.estimates). Where guesses do not pay
 by these, or by what tokens really took with and without them (policy.pace), none are sent: what is
-left is autoregressive decoding. docs/policies.md says what else was tried.
+left is autoregressive decoding. docs/results/policies.md says what else was tried.
 """
 
 from __future__ import annotations
