@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from edgespec.backends.charged_time import LoopTime, loop_of
 from edgespec.backends.compute import FIRST
-from edgespec.backends.loop_time import LoopTime, loop_of
 from edgespec.backends.timed import CoordinatorDurations, StageDurations, segment_bytes
 from edgespec.errors import ConfigError
 from edgespec.machines.effects import Effect, RunBlock

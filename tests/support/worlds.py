@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 from support.spans import Span, keeping
 
+from edgespec.backends.charged_time import LoopTime
 from edgespec.backends.compute import FIRST
-from edgespec.backends.loop_time import LoopTime
 from edgespec.decoding.admission import Ring
 from edgespec.decoding.coordinator import CoordinatorMachine
 from edgespec.decoding.stage import StageMachine
