@@ -15,6 +15,8 @@ from edgespec.config import MOST_STAGES
 from edgespec.daemon.model_names import resolved
 from edgespec.daemon.settings import LAST_STAGE
 from edgespec.errors import ConfigError
+from edgespec.plugins import known_policies
+from edgespec.policy.registry import policy_named
 
 
 def grouped(command: Callable[..., None]) -> Callable[..., None]:
@@ -66,6 +68,14 @@ def check_stages(context: typer.Context, value: int) -> int:
     return value
 
 
+def check_policies(value: str) -> str:
+    """Policies of somebody's own are known to this process from now on."""
+    names = [name.strip() for name in value.split(",") if name.strip()]
+    for name in known_policies(names):
+        policy_named(name)
+    return value
+
+
 def check_model(value: str) -> str:
     """What the short name of a model stands for; anything else as it is."""
     return resolved(value)
@@ -110,8 +120,9 @@ DRAFT = typer.Option(
     help="Who guesses: none; ngram; independent, easyspec, pard, eagle, eagle3, dspark or ppd, "
     "each with :MODEL, its weights by name, hub id or folder (MODEL alone: an independent draft "
     "model); or several, as in hybrid:ngram+eagle3:MODEL. Without :MODEL those that `edgespec "
-    "models` has for the base. Default: none; for the bundled base model independent, and "
-    "`init` serves smollm2-135m with hybrid:ngram+dspark.",
+    "models` has for the base. A source of your own: package.module:Class[:ARGUMENT]. "
+    "Default: none; for the bundled base model independent, and `init` serves smollm2-135m with "
+    "hybrid:ngram+dspark.",
 )
 HINTS = typer.Option(
     "",
@@ -216,7 +227,18 @@ COST_MODEL = typer.Option(
     "with, or llama-2-13b.",
 )
 TRACE = typer.Option("", help="File to write into, line by line, what this node does when.")
-POLICIES = typer.Option("all", help="Policies to compare, separated by commas; all: every one.")
+POLICIES = typer.Option(
+    "all",
+    help="Policies to compare, separated by commas; all: every one. One of your own is "
+    "package.module:Class.",
+)
+OWN_POLICY = typer.Option(
+    "",
+    "--policy",
+    metavar="package.module:Class[,...]",
+    help="Policies of your own that requests may name, each by its name, beside edgespec's.",
+    callback=check_policies,
+)
 PROMPTS = typer.Option(
     "",
     metavar="FILE",

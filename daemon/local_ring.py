@@ -20,6 +20,7 @@ from edgespec.daemon.cluster import VARIABLE, ClusterFolder, ClusterSettings
 from edgespec.daemon.process import EXIT_USAGE, PARENT
 from edgespec.errors import ConfigError, EdgespecError, PeerLost
 from edgespec.model.progress import STILL_S, speaks
+from edgespec.plugins import own_policy_options
 
 LOAD_S = 1800.0
 """Seconds that a coordinator may take to load its models on the slowest machine. A process that
@@ -116,6 +117,7 @@ class LocalRing:
         serve += ["--head", config.head, "--live", str(config.live)]
         serve += ["--with-stage", str(config.with_stage)]
         serve += ["--recovery", str(RECOVERY_S), "--http", "none"]
+        serve += own_policy_options()
         serve += ["--host", config.address.host, "--port", str(config.address.port)]
         cache = ["--cache", config.cache or str(Path(self._folder.name) / "blocks")]
         emulate = config.emulation.options if config.emulation else []
@@ -134,6 +136,7 @@ class LocalRing:
             arguments = [*arguments, "--trace", str(trace)]
         # One thread each: several pools of threads would wait for one another on the few cores.
         own = {"OMP_NUM_THREADS": "1", PARENT: str(os.getpid()), VARIABLE: str(self._cluster.path)}
+        own["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))  # for modules of our owner's
         with self._log(name).open("wb") as log, _signals_held():
             process = subprocess.Popen(
                 [sys.executable, "-m", "edgespec.cli.main", *arguments],

@@ -166,7 +166,10 @@ def chosen_draft(draft: str, model: str) -> DraftChoice:
         return DraftChoice()
     choice = parse_draft(draft, weights_at_hand(model) if model else bundled_weights)
     try:
-        members = [replace(one, folder=resolved(one.folder)) for one in choice.members]
+        members = [
+            one if one.is_own else replace(one, folder=resolved(one.folder))
+            for one in choice.members
+        ]
     except ModelError as problem:
         raise _no_draft(problem) from None
     return DraftChoice(tuple(members))

@@ -35,6 +35,7 @@ from edgespec.planning.cost_model import CostModel
 from edgespec.planning.costs import RingCosts, local_links, ring_costs
 from edgespec.planning.partition import split_layers
 from edgespec.planning.profile import Profile, RowPrice
+from edgespec.plugins import OWN_POLICIES, known_policies
 from edgespec.policy.registry import POLICIES, policy_named
 from edgespec.sim.durations import CostDurations, Durations, Jitter, JitteredDurations, network_of
 from edgespec.sim.faults import Fault
@@ -47,7 +48,7 @@ from edgespec.wire.hints import Lenses
 
 if TYPE_CHECKING:  # torch takes seconds to import: not before all settings are known to be right
     from edgespec.drafting.base import Guesser
-    from edgespec.drafting.grower import DraftSource
+    from edgespec.drafting.grower import TreeGrower
     from edgespec.model.block import Block
     from edgespec.model.ends import OutputHead
     from edgespec.model.tokenizer import Tokenizer
@@ -127,7 +128,7 @@ class Setup:
         """
         members = parse_draft(self.draft).members
         exact = self.dtype == "float64" and not self.hints
-        return exact and all(one.name in _OF_TOKENS for one in members)
+        return exact and all(one.is_own or one.name in _OF_TOKENS for one in members)
 
     @property
     def head_last(self) -> bool:
@@ -186,11 +187,12 @@ class Setup:
 
 def chosen_policies(names: Sequence[str], draft: str) -> tuple[str, ...]:
     """The policies called `names`, each once; "all": all that can run with this draft ("": none).
+    One may be of somebody's own (see plugins).
 
     Raises ConfigError for an unknown name, and for a policy that lacks its draft.
     """
     chosen: list[str] = []
-    for name in names:
+    for name in known_policies(names):
         if name == "all":
             chosen += [known for known, policy in POLICIES.items() if draft or not policy.drafts]
         elif policy_named(name).drafts and not draft:
@@ -218,7 +220,10 @@ def simulate(
     """
     asked = chosen_policies(policies, setup.draft)
     references = (REFERENCE, RIVAL) if setup.draft else (REFERENCE,)
-    plays = [NamedPlay(name, setup, name) for name in dict.fromkeys((*references, *asked))]
+    plays = [
+        NamedPlay(name, setup, OWN_POLICIES.get(name, name))
+        for name in dict.fromkeys((*references, *asked))
+    ]
     if setup.load is not None:
         plays.insert(0, NamedPlay(ALONE, replace(setup, load=None), REFERENCE))
     groups = dealt(plays, process_count(jobs) if setup.is_scripted else len(plays))
@@ -236,7 +241,8 @@ def simulate(
 
 @dataclass(frozen=True, slots=True)
 class NamedPlay:
-    """A play that is wanted, and the name of its result."""
+    """A play that is wanted, and the name of its result. `policy`: as the process is told that
+    plays it."""
 
     name: str
     setup: Setup
@@ -253,7 +259,9 @@ def dealt(plays: Sequence[T], groups: int) -> list[list[T]]:
 
 
 def _play_group(group: list[NamedPlay], news: News) -> dict[str, Played]:
-    played = _play_each([(one.setup, one.policy) for one in group], news)
+    policies = known_policies(one.policy for one in group)
+    setups = [one.setup for one in group]
+    played = _play_each(list(zip(setups, policies, strict=True)), news)
     return {one.name: result for one, result in zip(group, played, strict=True)}
 
 
@@ -334,7 +342,7 @@ def load_base(model: str, dtype: str, stages: int) -> LoadedBase:
 
 def draft_of(
     setup: Setup, head: OutputHead, independent: Callable[[str], Guesser] | None = None
-) -> DraftSource | None:
+) -> TreeGrower | None:
     """A draft source of its own for every world, as it learns from what it answers.
 
     `independent(folder)`: builds independent drafts in another way than the registry.

@@ -105,7 +105,6 @@ class Policy(ABC):
     not go by levels.
     """
 
-    name: str
     drafts: ClassVar[bool] = True
     verifies_each_result: ClassVar[bool] = True
     drafts_in_step: ClassVar[bool] = False
@@ -116,9 +115,14 @@ class Policy(ABC):
     pools: ClassVar[bool] = False
     takes_chains: ClassVar[bool] = False
 
-    @abstractmethod
+    @property
+    def name(self) -> str:
+        """What requests and results call it."""
+        return type(self).__name__.lower()
+
     def window(self, stages: int) -> int:
-        """How many segments may be in flight at once (credits)."""
+        """How many segments may be in flight at once (credits): one a stage, and one on its way."""
+        return stages + 1
 
     @abstractmethod
     def decide(self, view: RequestView) -> list[Decision]:
