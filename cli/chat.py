@@ -129,7 +129,7 @@ class _Chat:
     def _answer(self, question: str) -> None:
         """Answer a question; it is kept for /retry if that fails."""
         conversation = self._state.conversation
-        self._state.settings.complete(question)  # refuses one that cannot be sent
+        self._state.settings.params.complete(question)  # refuses one that cannot be sent
         conversation.unanswered = question
         before = conversation.left_out
         if self.context:
@@ -150,7 +150,7 @@ class _Chat:
 
     def _ask(self, question: str) -> None:
         state = self._state
-        submit = state.settings.answer(state.conversation.messages(question))
+        submit = state.settings.params.answer(state.conversation.messages(question))
         view = AnswerView(self._notes, speculation=self.show_speculation)
         try:
             with Client(*self._reached(), self._wait) as client, cancelling(client):

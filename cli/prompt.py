@@ -82,11 +82,11 @@ def prompt(
 def _submit(settings: RequestSettings, question: str, system: str | None, raw: bool) -> Submit:
     if raw and system is not None:
         raise ConfigError("--raw continues the bare text, which has no system message; drop one")
-    submit = settings.complete(question) if raw else settings.ask(question)
+    submit = settings.params.complete(question) if raw else settings.params.ask(question)
     if system is None:
         return submit
     opening = [{"role": "system", "content": system}] if system else []
-    return settings.answer([*opening, {"role": "user", "content": question}])
+    return settings.params.answer([*opening, {"role": "user", "content": question}])
 
 
 def _grammar(name: str) -> str:

@@ -1,0 +1,139 @@
+"""Clients of a running coordinator, for programs; what they take and give is of `asking`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from edgespec.config import DEFAULT_LIVE, Address
+from edgespec.daemon.cluster import ClusterFolder, folder_of
+from edgespec.door.asking import Completion, SamplingParams
+from edgespec.net.keys import Identity
+from edgespec.runtime import async_client, client
+from edgespec.wire.client_messages import Failed, Finished, Progress, Submit, Tokens
+
+USUAL = SamplingParams()
+WAIT_S = 10.0
+"""Seconds until a coordinator that does not answer is given up."""
+
+Talk = Sequence[Mapping[str, str]]
+"""A conversation: {"role", "content"} of each message."""
+
+
+def _reached(coordinator: str, cluster: str) -> tuple[Address, Identity]:
+    """Where the coordinator of a cluster is, and this machine's keys there.
+
+    `cluster`: its folder on this machine, "": the usual one (see `edgespec join`). Raises
+    AccessRefused or ConfigError without one.
+    """
+    folder = ClusterFolder.open(folder_of(cluster))
+    return Address.parse(coordinator or folder.address), folder.identity
+
+
+class RingClient(client.Client):
+    """Asks a running coordinator: `with Client("HOST:PORT") as client: client.generate([...])`.
+
+    One thread's. All methods raise PeerLost if the coordinator is gone, AccessRefused if it does
+    not take this machine's key, and RequestFailed with its reason for a request that it refuses.
+    """
+
+    def __init__(
+        self,
+        coordinator: str | Address = "",
+        *,
+        cluster: str = "",
+        identity: Identity | None = None,
+        wait: float = WAIT_S,
+        check: Callable[[], None] | None = None,
+    ) -> None:
+        """`coordinator`: "": where it was the last time. `cluster`: the folder with this machine's
+        keys, "": the usual one; not read if `identity` has them. `wait`, `check`: see
+        runtime.client."""
+        if identity is None or isinstance(coordinator, str):
+            coordinator, identity = _reached(str(coordinator), cluster)
+        super().__init__(coordinator, identity, wait, check=check)
+
+    def generate(
+        self, prompts: str | Sequence[str], params: SamplingParams = USUAL
+    ) -> list[Completion]:
+        """What follows each of these texts; several are answered at once."""
+        texts = [prompts] if isinstance(prompts, str) else prompts
+        return self._answers([params.complete(text, tag) for tag, text in enumerate(texts)])
+
+    def chat(self, messages: str | Talk, params: SamplingParams = USUAL) -> Completion:
+        """The next message of a conversation, by the model's chat template; a text is one that the
+        user begins."""
+        (answer,) = self._answers([_talk(messages, params)])
+        return answer
+
+    def stream(self, messages: str | Talk, params: SamplingParams = USUAL) -> Iterator[str]:
+        """The pieces of `chat`'s text as they come; left early, the rest is cancelled."""
+        for message in self.ask(_talk(messages, params)):
+            if isinstance(message, Tokens) and message.text:
+                yield message.text
+
+    def _answers(self, submits: Sequence[Submit]) -> list[Completion]:
+        heard: dict[int, list[dict[str, Any]]] = {submit.tag: [] for submit in submits}
+        answers: dict[int, Completion] = {}
+        for message in self.ask_at_once(submits, DEFAULT_LIVE):
+            answer = _told(message, heard[message.tag])
+            if answer is not None:
+                answers[message.tag] = answer
+        return [answers[submit.tag] for submit in submits]
+
+
+class AsyncRingClient(async_client.AsyncClient):
+    """The same for asyncio programs; many tasks may ask at once.
+
+    A coordinator that is lost is asked again as soon as it is back; what was asked meanwhile fails.
+    """
+
+    def __init__(self, coordinator: str = "", *, cluster: str = "", wait: float = WAIT_S) -> None:
+        """See Client."""
+        super().__init__(*_reached(coordinator, cluster), wait)
+
+    async def generate(
+        self, prompts: str | Sequence[str], params: SamplingParams = USUAL
+    ) -> list[Completion]:
+        """What follows each of these texts; several are answered at once."""
+        texts = [prompts] if isinstance(prompts, str) else prompts
+        return await asyncio.gather(*(self._answer(params.complete(text)) for text in texts))
+
+    async def chat(self, messages: str | Talk, params: SamplingParams = USUAL) -> Completion:
+        """The next message of a conversation, by the model's chat template."""
+        return await self._answer(_talk(messages, params))
+
+    async def stream(
+        self, messages: str | Talk, params: SamplingParams = USUAL
+    ) -> AsyncGenerator[str, None]:
+        """The pieces of `chat`'s text as they come; closed early, the rest is cancelled."""
+        async for message in self.ask(_talk(messages, params)):
+            if isinstance(message, Tokens) and message.text:
+                yield message.text
+
+    async def _answer(self, submit: Submit) -> Completion:
+        heard: list[dict[str, Any]] = []
+        async for message in self.ask(submit):
+            answer = _told(message, heard)
+        assert answer is not None, "Finished comes last"
+        return answer
+
+
+Client, AsyncClient = RingClient, AsyncRingClient
+
+
+def _talk(messages: str | Talk, params: SamplingParams) -> Submit:
+    return params.ask(messages) if isinstance(messages, str) else params.answer(messages)
+
+
+def _told(
+    message: Progress | Tokens | Finished | Failed, heard: list[dict[str, Any]]
+) -> Completion | None:
+    """The answer if that was its end; `heard`: its tokens' log-probabilities so far. Raises
+    RequestFailed."""
+    message = client.answer_of(message)
+    if isinstance(message, Tokens) and message.log_probs:
+        heard += json.loads(message.log_probs)
+    return Completion(message, tuple(heard)) if isinstance(message, Finished) else None
