@@ -1,4 +1,4 @@
-"""Requests of commands: their settings, cancelling, and the figures or JSON of the answer."""
+"""Requests of commands: cancelling, and the figures or JSON of the answer."""
 
 from __future__ import annotations
 
@@ -8,89 +8,13 @@ import sys
 import termios
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
-from typing import Annotated
-
-import typer
 
 from edgespec.cli.answer_view import AnswerView
 from edgespec.cli.notes import Notes
-from edgespec.config import MAX_TEMPERATURE
-from edgespec.door.asking import Completion, SamplingParams
-from edgespec.plugins import known_policies
-from edgespec.policy.registry import POLICIES, policy_named
+from edgespec.door.asking import Completion
 from edgespec.runtime.client import Client
 from edgespec.types.record import as_dict
-from edgespec.verify.sampling import Sampling
 from edgespec.wire.client_messages import Finished, Progress, Tokens
-
-_POLICIES = " or ".join(", ".join(sorted(POLICIES)).rsplit(", ", 1))
-
-
-@dataclass(frozen=True)
-class _PolicyOption:
-    policy: Annotated[
-        str,
-        typer.Option(
-            help=f"What to send when: {_POLICIES}, or a policy of your own "
-            "(package.module:Class). Default: adaptive, or autoregressive where there is no draft."
-        ),
-    ] = ""
-
-
-@dataclass(frozen=True)
-class SamplingOptions:
-    """Options of sampling and length, which bench and simulate have too."""
-
-    max_new_tokens: Annotated[
-        int,
-        typer.Option(help="Tokens to generate at most; fewer if the context has no room for them."),
-    ] = 128
-    temperature: Annotated[
-        float,
-        typer.Option(
-            help=f"From 0, which takes the most likely token every time, to {MAX_TEMPERATURE:g}."
-        ),
-    ] = 0.0
-    top_k: Annotated[int, typer.Option(help="Sample from the K most likely tokens; 0 is off.")] = 0
-    top_p: Annotated[
-        float, typer.Option(help="Sample from the likeliest tokens of total share P.")
-    ] = 1.0
-    min_p: Annotated[
-        float, typer.Option(help="Leave out tokens below P times the likeliest one's share.")
-    ] = 0.0
-    seed: Annotated[int, typer.Option(help="The same seed gives the same text.")] = 0
-
-    @property
-    def sampling(self) -> Sampling:
-        """Raises ConfigError for values out of range."""
-        return Sampling(self.temperature, self.top_k, self.top_p, self.min_p, self.seed)
-
-
-@dataclass(frozen=True)
-class RequestSettings(SamplingOptions, _PolicyOption):  # the last base's field comes first
-    """All options of a request (docs/commands.md).
-
-    Raises ConfigError for values that every coordinator would refuse.
-    """
-
-    stop: Annotated[
-        list[str] | None, typer.Option(help="End before this text; may be given several times.")
-    ] = None
-
-    def __post_init__(self) -> None:
-        if policy := self.params.policy:
-            policy_named(policy)
-
-    @property
-    def params(self) -> SamplingParams:
-        """The same for programs. Raises ConfigError for values that are refused."""
-        stop, (policy,) = tuple(self.stop or ()), known_policies([self.policy])
-        sampling = asdict(self.sampling)
-        return SamplingParams(self.max_new_tokens, **sampling, stop=stop, policy=policy)
-
-
-USUAL = RequestSettings()
 
 
 @contextmanager
@@ -176,7 +100,7 @@ def summary(finished: Finished) -> str:
 
 
 def tokens_per_second(finished: Finished) -> float:
-    return Completion(finished).tokens_per_second
+    return Completion.of(finished).tokens_per_second
 
 
 def figures(finished: Finished) -> dict[str, object]:
@@ -184,7 +108,7 @@ def figures(finished: Finished) -> dict[str, object]:
     result = as_dict(finished)
     del result["tag"]
     result["tokens_per_second"] = tokens_per_second(finished)
-    result["tokens_per_trip"] = Completion(finished).tokens_per_trip
+    result["tokens_per_trip"] = Completion.of(finished).tokens_per_trip
     return result
 
 

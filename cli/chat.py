@@ -8,7 +8,7 @@ import typer
 
 from edgespec.cli import options
 from edgespec.cli.answer_view import AnswerView
-from edgespec.cli.answering import RequestSettings, cancelling
+from edgespec.cli.answering import cancelling
 from edgespec.cli.chat_commands import WORDS, ChatState, Commands
 from edgespec.cli.conversation import Turn
 from edgespec.cli.line_input import History, LineInput, history_file
@@ -16,6 +16,7 @@ from edgespec.cli.notes import Notes
 from edgespec.cli.reach import given_token, introduced, reach
 from edgespec.config import Address
 from edgespec.daemon.process import EXIT_CANCELLED
+from edgespec.door.asking import RequestSettings
 from edgespec.errors import AccessRefused, ConfigError, EdgespecError, OtherVersion, RequestFailed
 from edgespec.net.keys import Identity
 from edgespec.runtime.client import Client
@@ -129,7 +130,7 @@ class _Chat:
     def _answer(self, question: str) -> None:
         """Answer a question; it is kept for /retry if that fails."""
         conversation = self._state.conversation
-        self._state.settings.params.complete(question)  # refuses one that cannot be sent
+        self._state.settings.complete(question)  # refuses one that cannot be sent
         conversation.unanswered = question
         before = conversation.left_out
         if self.context:
@@ -150,7 +151,7 @@ class _Chat:
 
     def _ask(self, question: str) -> None:
         state = self._state
-        submit = state.settings.params.answer(state.conversation.messages(question))
+        submit = state.settings.answer(state.conversation.messages(question))
         view = AnswerView(self._notes, speculation=self.show_speculation)
         try:
             with Client(*self._reached(), self._wait) as client, cancelling(client):

@@ -5,26 +5,30 @@ from __future__ import annotations
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import typer
 
 from edgespec.cli import options
-from edgespec.cli.answering import USUAL, RequestSettings, cancelling, show
+from edgespec.cli.answering import cancelling, show
 from edgespec.cli.compare import check_comparable, show_comparison
 from edgespec.cli.notes import Notes
 from edgespec.cli.prompt import read_prompt
 from edgespec.config import LOOPBACK, Address, CoordinatorConfig, Emulation
 from edgespec.daemon.emulation import described, emulated_costs
+from edgespec.daemon.local_ring import LOAD_S, LocalRing
 from edgespec.daemon.model_names import known_name, packaged
 from edgespec.daemon.precision import AUTO, precision_text
 from edgespec.daemon.process import EXIT_CANCELLED
 from edgespec.daemon.settings import RingOptions, coordinator_config
-from edgespec.door.clients import RingClient
-from edgespec.door.llm import DEFAULT_MODEL, ready_ring
+from edgespec.door.asking import USUAL, RequestSettings
+from edgespec.door.llm import DEFAULT_MODEL, await_ready
+from edgespec.errors import EdgespecError
+from edgespec.model.hub import model_files
 from edgespec.planning.catalogue import MODELS
+from edgespec.runtime.client import Client
 from edgespec.types.shown import shown
 from edgespec.wire.client_messages import Status
 
@@ -61,7 +65,7 @@ def demo(
     The processes are those of a real cluster, joined by ZeroMQ on loopback.
     """
     question = read_prompt(prompt)
-    submit = request.params.complete(question) if raw else request.params.ask(question)
+    submit = request.complete(question) if raw else request.ask(question)
     emulation = Emulation.parse(emulate, cost_model)
     notes = Notes(verbose)
     ring = RingOptions(
@@ -115,15 +119,19 @@ def _with_default_model(ring: RingOptions, compare: bool, notes: Notes) -> RingO
 @contextmanager
 def ring_here(
     config: CoordinatorConfig, notes: Notes, traces: Path | None = None
-) -> Iterator[RingClient]:
+) -> Iterator[Client]:
     """A client of a ring of processes on this machine, once it is ready."""
     name = known_name(config.model) or Path(config.model).name
     notes.say(f"starting {name} in {config.stages} stage(s) on this machine")
     if text := precision_text(config.quantisation, config.head_quantisation, config.dtype):
         notes.detail(text)
+    model_files(config.model).file("config.json")  # no process need start for what is not there
     # On SIGTERM it ends its processes first (the kernel ends them if it has no chance to).
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
-    with ExitStack() as ends:
+    with (
+        LocalRing(config, traces) as ring,
+        Client(ring.address, ring.identity, LOAD_S, check=ring.check) as client,
+    ):
         with notes.waiting("the coordinator is loading") as waiting:
 
             def loading(status: Status) -> None:
@@ -131,9 +139,13 @@ def ring_here(
                 few = f"loading: {ready} of {status.stages} stage(s) are ready"
                 waiting("\n".join(status.lines) if notes.is_verbose else few)
 
-            ring, client = ends.enter_context(ready_ring(config, traces, loading))
+            status = await_ready(client, ring, loading)
         for name, pid in ring.pids.items():
             notes.detail(f"  {name}: process {pid}")
-        for line in client.status().lines if notes.is_verbose else ():
+        for line in status.lines:
             notes.detail(f"  {line}")
-        yield client
+        try:
+            yield client
+        except EdgespecError:
+            ring.check()  # the process that ended knows the cause better
+            raise

@@ -6,7 +6,7 @@ import functools
 import inspect
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
 from typer.core import TyperCommand
@@ -23,7 +23,7 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
     """Expand parameters that are dataclasses into one option for each field.
 
     Typer has no option groups. It sees the fields in place of the parameter; their defaults are the
-    values of the parameter's default.
+    values of the parameter's default, and a text that annotates one is its help.
     """
     signature = inspect.signature(command, eval_str=True)
     shown: list[inspect.Parameter] = []
@@ -36,7 +36,10 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
         types = get_type_hints(one.annotation, include_extras=True)
         for name in (field.name for field in fields(one.annotation)):
             default = getattr(one.default, name)
-            shown.append(one.replace(name=name, default=default, annotation=types[name]))
+            kind, (mark, *_) = types[name], getattr(types[name], "__metadata__", (None,))
+            if isinstance(mark, str):
+                kind = Annotated[get_args(kind)[0], typer.Option(help=mark)]
+            shown.append(one.replace(name=name, default=default, annotation=kind))
 
     @functools.wraps(command)
     def run(**given: Any) -> None:

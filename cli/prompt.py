@@ -10,10 +10,11 @@ import typer
 from msgspec.structs import replace
 
 from edgespec.cli import options
-from edgespec.cli.answering import USUAL, RequestSettings, cancelling, show
+from edgespec.cli.answering import cancelling, show
 from edgespec.cli.notes import Notes
 from edgespec.cli.reach import given_token, introduced, reach
 from edgespec.daemon.process import EXIT_CANCELLED
+from edgespec.door.asking import USUAL, RequestSettings
 from edgespec.errors import ConfigError
 from edgespec.runtime.client import Client
 from edgespec.types.grammar_spec import json_spec
@@ -82,11 +83,11 @@ def prompt(
 def _submit(settings: RequestSettings, question: str, system: str | None, raw: bool) -> Submit:
     if raw and system is not None:
         raise ConfigError("--raw continues the bare text, which has no system message; drop one")
-    submit = settings.params.complete(question) if raw else settings.params.ask(question)
+    submit = settings.complete(question) if raw else settings.ask(question)
     if system is None:
         return submit
     opening = [{"role": "system", "content": system}] if system else []
-    return settings.params.answer([*opening, {"role": "user", "content": question}])
+    return settings.answer([*opening, {"role": "user", "content": question}])
 
 
 def _grammar(name: str) -> str:

@@ -27,7 +27,6 @@ from edgespec.bench.simulated import Setup, answerable, chosen_policies
 from edgespec.bench.simulated import simulate as run_policies
 from edgespec.bench.workloads import DEFAULT_WORKLOAD, default_prompts, read_prompts
 from edgespec.cli import options
-from edgespec.cli.answering import USUAL, SamplingOptions
 from edgespec.cli.notes import Notes, TimeLeft
 from edgespec.cli.replays import show_replay
 from edgespec.cli.tables import show_table
@@ -38,6 +37,7 @@ from edgespec.daemon.precision import AUTO
 from edgespec.daemon.process import EXIT_FAILED
 from edgespec.daemon.profiles import profile_named, unproven
 from edgespec.daemon.settings import LAST_STAGE, chosen_draft, chosen_hints
+from edgespec.door.asking import USUAL, SamplingOptions
 from edgespec.drafting.choice import NONE, DraftChoice
 from edgespec.errors import ConfigError
 from edgespec.model.hub import require_model

@@ -40,8 +40,12 @@ class LocalRing:
     They listen on loopback only, and the kernel ends them if this process is killed.
     """
 
-    def __init__(self, config: CoordinatorConfig, trace: Path | None = None) -> None:
-        """`trace`: the folder for the traces of all processes, NAME.jsonl."""
+    def __init__(
+        self, config: CoordinatorConfig, trace: Path | None = None, *, interrupts: bool = True
+    ) -> None:
+        """`trace`: the folder for the traces of all processes, NAME.jsonl. `interrupts`: a Ctrl-C
+        ends it (see `check`)."""
+        self._takes_interrupts = interrupts
         self._config = config
         self._trace = trace
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
@@ -55,7 +59,8 @@ class LocalRing:
         self._before: Any = None  # what Ctrl-C did before
 
     def __enter__(self) -> LocalRing:
-        if threading.current_thread() is threading.main_thread():
+        is_main = threading.current_thread() is threading.main_thread()
+        if self._takes_interrupts and is_main:
             self._before = signal.signal(signal.SIGINT, self._on_interrupt)
         try:
             self._start()

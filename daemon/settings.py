@@ -165,6 +165,10 @@ def chosen_draft(draft: str, model: str) -> DraftChoice:
     if model and not draft:
         return DraftChoice()
     choice = parse_draft(draft, weights_at_hand(model) if model else bundled_weights)
+    if any(one.is_own for one in choice.members):
+        from edgespec.drafting.own import check_own
+
+        check_own(choice)
     try:
         members = [
             one if one.is_own else replace(one, folder=resolved(one.folder))

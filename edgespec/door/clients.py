@@ -9,12 +9,11 @@ from typing import Any
 
 from edgespec.config import DEFAULT_LIVE, Address
 from edgespec.daemon.cluster import ClusterFolder, folder_of
-from edgespec.door.asking import Completion, SamplingParams
+from edgespec.door.asking import USUAL, Completion, SamplingParams
 from edgespec.net.keys import Identity
 from edgespec.runtime import async_client, client
 from edgespec.wire.client_messages import Failed, Finished, Progress, Submit, Tokens
 
-USUAL = SamplingParams()
 WAIT_S = 10.0
 """Seconds until a coordinator that does not answer is given up."""
 
@@ -35,8 +34,9 @@ def _reached(coordinator: str, cluster: str) -> tuple[Address, Identity]:
 class RingClient(client.Client):
     """Asks a running coordinator: `with Client("HOST:PORT") as client: client.generate([...])`.
 
-    One thread's. All methods raise PeerLost if the coordinator is gone, AccessRefused if it does
-    not take this machine's key, and RequestFailed with its reason for a request that it refuses.
+    One thread's. `usual`: the parameters of requests that are given none. All methods raise
+    PeerLost if the coordinator is gone, AccessRefused if it does not take this machine's key, and
+    RequestFailed with its reason for a request that it refuses.
     """
 
     def __init__(
@@ -51,26 +51,28 @@ class RingClient(client.Client):
         """`coordinator`: "": where it was the last time. `cluster`: the folder with this machine's
         keys, "": the usual one; not read if `identity` has them. `wait`, `check`: see
         runtime.client."""
+        self.usual = USUAL
         if identity is None or isinstance(coordinator, str):
             coordinator, identity = _reached(str(coordinator), cluster)
         super().__init__(coordinator, identity, wait, check=check)
 
     def generate(
-        self, prompts: str | Sequence[str], params: SamplingParams = USUAL
+        self, prompts: str | Sequence[str], params: SamplingParams | None = None
     ) -> list[Completion]:
         """What follows each of these texts; several are answered at once."""
         texts = [prompts] if isinstance(prompts, str) else prompts
+        params = params or self.usual
         return self._answers([params.complete(text, tag) for tag, text in enumerate(texts)])
 
-    def chat(self, messages: str | Talk, params: SamplingParams = USUAL) -> Completion:
+    def chat(self, messages: str | Talk, params: SamplingParams | None = None) -> Completion:
         """The next message of a conversation, by the model's chat template; a text is one that the
         user begins."""
-        (answer,) = self._answers([_talk(messages, params)])
+        (answer,) = self._answers([_talk(messages, params or self.usual)])
         return answer
 
-    def stream(self, messages: str | Talk, params: SamplingParams = USUAL) -> Iterator[str]:
+    def stream(self, messages: str | Talk, params: SamplingParams | None = None) -> Iterator[str]:
         """The pieces of `chat`'s text as they come; left early, the rest is cancelled."""
-        for message in self.ask(_talk(messages, params)):
+        for message in self.ask(_talk(messages, params or self.usual)):
             if isinstance(message, Tokens) and message.text:
                 yield message.text
 
@@ -95,26 +97,29 @@ class AsyncRingClient(async_client.AsyncClient):
         super().__init__(*_reached(coordinator, cluster), wait)
 
     async def generate(
-        self, prompts: str | Sequence[str], params: SamplingParams = USUAL
+        self, prompts: str | Sequence[str], params: SamplingParams | None = None
     ) -> list[Completion]:
         """What follows each of these texts; several are answered at once."""
         texts = [prompts] if isinstance(prompts, str) else prompts
-        return await asyncio.gather(*(self._answer(params.complete(text)) for text in texts))
+        return await asyncio.gather(
+            *(self._answer((params or USUAL).complete(text)) for text in texts)
+        )
 
-    async def chat(self, messages: str | Talk, params: SamplingParams = USUAL) -> Completion:
+    async def chat(self, messages: str | Talk, params: SamplingParams | None = None) -> Completion:
         """The next message of a conversation, by the model's chat template."""
-        return await self._answer(_talk(messages, params))
+        return await self._answer(_talk(messages, params or USUAL))
 
     async def stream(
-        self, messages: str | Talk, params: SamplingParams = USUAL
+        self, messages: str | Talk, params: SamplingParams | None = None
     ) -> AsyncGenerator[str, None]:
         """The pieces of `chat`'s text as they come; closed early, the rest is cancelled."""
-        async for message in self.ask(_talk(messages, params)):
+        async for message in self.ask(_talk(messages, params or USUAL)):
             if isinstance(message, Tokens) and message.text:
                 yield message.text
 
     async def _answer(self, submit: Submit) -> Completion:
         heard: list[dict[str, Any]] = []
+        answer = None
         async for message in self.ask(submit):
             answer = _told(message, heard)
         assert answer is not None, "Finished comes last"
@@ -136,4 +141,4 @@ def _told(
     message = client.answer_of(message)
     if isinstance(message, Tokens) and message.log_probs:
         heard += json.loads(message.log_probs)
-    return Completion(message, tuple(heard)) if isinstance(message, Finished) else None
+    return Completion.of(message, heard) if isinstance(message, Finished) else None
