@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from itertools import count
 from typing import Any
 
 from edgespec.config import DEFAULT_LIVE, Address
 from edgespec.daemon.cluster import ClusterFolder, folder_of
-from edgespec.door.asking import USUAL, Completion, SamplingParams
+from edgespec.door.asking import TAG, USUAL, Completion, SamplingParams
 from edgespec.net.keys import Identity
 from edgespec.runtime import async_client, client
 from edgespec.wire.client_messages import Failed, Finished, Progress, Submit, Tokens
@@ -21,14 +22,19 @@ Talk = Sequence[Mapping[str, str]]
 """A conversation: {"role", "content"} of each message."""
 
 
-def _reached(coordinator: str, cluster: str) -> tuple[Address, Identity]:
+def _reached(
+    coordinator: str | Address, cluster: str, identity: Identity | None
+) -> tuple[Address, Identity]:
     """Where the coordinator of a cluster is, and this machine's keys there.
 
-    `cluster`: its folder on this machine, "": the usual one (see `edgespec join`). Raises
-    AccessRefused or ConfigError without one.
+    `coordinator`: HOST:PORT, "": where it was the last time. `cluster`: the folder with the keys on
+    this machine, "": the usual one (see `edgespec join`); not read if `identity` has them. Raises
+    AccessRefused or ConfigError where there are none.
     """
-    folder = ClusterFolder.open(folder_of(cluster))
-    return Address.parse(coordinator or folder.address), folder.identity
+    if identity is None:
+        folder = ClusterFolder.open(folder_of(cluster))
+        coordinator, identity = coordinator or folder.address, folder.identity
+    return Address.parse(str(coordinator)), identity
 
 
 class RingClient(client.Client):
@@ -48,13 +54,10 @@ class RingClient(client.Client):
         wait: float = WAIT_S,
         check: Callable[[], None] | None = None,
     ) -> None:
-        """`coordinator`: "": where it was the last time. `cluster`: the folder with this machine's
-        keys, "": the usual one; not read if `identity` has them. `wait`, `check`: see
-        runtime.client."""
+        """`coordinator`, `cluster`, `identity`: see _reached; `wait`, `check`: see the base."""
+        super().__init__(*_reached(coordinator, cluster, identity), wait, check=check)
         self.usual = USUAL
-        if identity is None or isinstance(coordinator, str):
-            coordinator, identity = _reached(str(coordinator), cluster)
-        super().__init__(coordinator, identity, wait, check=check)
+        self._tags = count(1)  # what comes of a request that was left may come later
 
     def generate(
         self, prompts: str | Sequence[str], params: SamplingParams | None = None
@@ -62,17 +65,17 @@ class RingClient(client.Client):
         """What follows each of these texts; several are answered at once."""
         texts = [prompts] if isinstance(prompts, str) else prompts
         params = params or self.usual
-        return self._answers([params.complete(text, tag) for tag, text in enumerate(texts)])
+        return self._answers([params.complete(text, next(self._tags)) for text in texts])
 
     def chat(self, messages: str | Talk, params: SamplingParams | None = None) -> Completion:
         """The next message of a conversation, by the model's chat template; a text is one that the
         user begins."""
-        (answer,) = self._answers([_talk(messages, params or self.usual)])
+        (answer,) = self._answers([_talk(messages, params or self.usual, next(self._tags))])
         return answer
 
     def stream(self, messages: str | Talk, params: SamplingParams | None = None) -> Iterator[str]:
         """The pieces of `chat`'s text as they come; left early, the rest is cancelled."""
-        for message in self.ask(_talk(messages, params or self.usual)):
+        for message in self.ask(_talk(messages, params or self.usual, next(self._tags))):
             if isinstance(message, Tokens) and message.text:
                 yield message.text
 
@@ -92,9 +95,16 @@ class AsyncRingClient(async_client.AsyncClient):
     A coordinator that is lost is asked again as soon as it is back; what was asked meanwhile fails.
     """
 
-    def __init__(self, coordinator: str = "", *, cluster: str = "", wait: float = WAIT_S) -> None:
-        """See Client."""
-        super().__init__(*_reached(coordinator, cluster), wait)
+    def __init__(
+        self,
+        coordinator: str | Address = "",
+        *,
+        cluster: str = "",
+        identity: Identity | None = None,
+        wait: float = WAIT_S,
+    ) -> None:
+        """See RingClient."""
+        super().__init__(*_reached(coordinator, cluster, identity), wait)
 
     async def generate(
         self, prompts: str | Sequence[str], params: SamplingParams | None = None
@@ -129,8 +139,8 @@ class AsyncRingClient(async_client.AsyncClient):
 Client, AsyncClient = RingClient, AsyncRingClient
 
 
-def _talk(messages: str | Talk, params: SamplingParams) -> Submit:
-    return params.ask(messages) if isinstance(messages, str) else params.answer(messages)
+def _talk(messages: str | Talk, params: SamplingParams, tag: int = TAG) -> Submit:
+    return params.ask(messages, tag) if isinstance(messages, str) else params.answer(messages, tag)
 
 
 def _told(
