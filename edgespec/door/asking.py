@@ -93,6 +93,7 @@ class RequestSettings(SamplingOptions, _PolicyOption):  # the last base's field 
         return self._submit(tag, "", _conversation(messages))
 
     def _submit(self, tag: int, prompt: str, messages: str) -> Submit:
+        (policy,) = known_policies([self.policy])
         submit = Submit(
             tag,
             prompt,
@@ -103,7 +104,7 @@ class RequestSettings(SamplingOptions, _PolicyOption):  # the last base's field 
             float(self.min_p),
             self.seed,
             tuple(self.stop or ()),
-            *known_policies([self.policy]),
+            policy,
             messages,
         )
         try:
