@@ -13,9 +13,10 @@ from support.rings import submit
 from support.wires import Wire
 
 from edgespec import plugins
+from edgespec.daemon.settings import chosen_draft
 from edgespec.drafting.choice import SourceChoice, parse_draft
 from edgespec.drafting.grower import TreeGrower
-from edgespec.drafting.own import DraftSource, OwnGuesser, check_own
+from edgespec.drafting.own import DraftSource, OwnGuesser
 from edgespec.errors import ConfigError
 from edgespec.plugins import OWN_POLICIES, known_policies, own_policy_options
 from edgespec.policy.registry import POLICIES
@@ -93,7 +94,7 @@ def test_what_cannot_be_used_is_refused_with_its_cause() -> None:
             known_policies([text])
     for draft in ("ours", "nowhere:Mine"):
         with case("draft", draft), pytest.raises(ConfigError, match=r"is no DraftSource|nowhere"):
-            check_own(parse_draft(draft))
+            chosen_draft(draft, "")
 
 
 def test_no_module_is_imported_because_a_client_names_it() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from edgespec.bench.load import Load
 from edgespec.bench.report import Run
-from edgespec.bench.simulated import Setup, answerable
+from edgespec.bench.setup import Setup, answerable
 from edgespec.bench.simulated import simulate as run_policies
 from edgespec.bench.workloads import Prompt, default_prompts
 from edgespec.config import MOST_STAGES, Quantisation

@@ -140,9 +140,8 @@ def own_guesser(name: str, argument: str, base: BaseParts) -> Guesser:
         raise ConfigError(f"draft {name} cannot be made: {problem}") from None
 
 
-def check_own(choice: DraftChoice, say: Callable[[str], None] = lambda text: None) -> None:
-    """Raise ConfigError if a source of somebody's own cannot be loaded; `say` hears of those whose
-    time is measured."""
+def say_measured(choice: DraftChoice, say: Callable[[str], None]) -> None:
+    """Tell of sources whose time is measured where times are charged, so that they vary."""
     for one in choice.members:
         if one.is_own and own_class(one.name).seconds is DraftSource.seconds:
             say(f"draft {one.name} declares no time (`seconds`): it is charged what it takes here")
