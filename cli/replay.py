@@ -67,7 +67,8 @@ def replay(
         if outcome.failure:
             raise typer.Exit(EXIT_FAILED)
         return
-    for policy in known_policies([policy] if policy else []):
+    (policy,) = known_policies([policy])
+    if policy:
         policy_named(policy)
     notes, recorded = Notes(), read_recording(file)
     setup = ring.setup(prompts_of(recorded), replace(USUAL, seed=seed), load, notes)
