@@ -40,7 +40,7 @@ from edgespec.wire.hints import Lenses
 
 if TYPE_CHECKING:  # torch takes seconds to import: not before all settings are known to be right
     from edgespec.drafting.base import Guesser
-    from edgespec.drafting.grower import DraftSource
+    from edgespec.drafting.grower import TreeGrower
     from edgespec.model.block import Block
     from edgespec.model.ends import OutputHead
     from edgespec.model.tokenizer import Tokenizer
@@ -118,7 +118,7 @@ class Setup:
         """
         members = parse_draft(self.draft).members
         exact = self.dtype == "float64" and not self.hints
-        return exact and all(one.name in _OF_TOKENS for one in members)
+        return exact and all(one.is_own or one.name in _OF_TOKENS for one in members)
 
     @property
     def head_last(self) -> bool:
@@ -209,7 +209,7 @@ def load_base(model: str, dtype: str, stages: int) -> LoadedBase:
 
 def draft_of(
     setup: Setup, head: OutputHead, independent: Callable[[str], Guesser] | None = None
-) -> DraftSource | None:
+) -> TreeGrower | None:
     """A draft source of its own for every world, as it learns from what it answers.
 
     `independent(folder)`: builds independent drafts in another way than the registry.

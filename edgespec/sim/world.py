@@ -20,7 +20,7 @@ from edgespec.decoding.coordinator import CoordinatorMachine
 from edgespec.decoding.effects import AbortBlock, EncodePrompt, Renew, SendRing, TakeLenses
 from edgespec.decoding.events import SegmentArrived, StageBeat
 from edgespec.decoding.stage import StageMachine
-from edgespec.drafting.grower import DraftSource
+from edgespec.drafting.grower import TreeGrower
 from edgespec.machines.effects import Effect, RunBlock, SendCoordinator, SendPeer, SendStages
 from edgespec.machines.events import Event, Hold, MessageArrived, RingDown, RingUp, Tick
 from edgespec.sim.clock import Booking, Clock
@@ -48,7 +48,7 @@ class CoordinatorParts:
     draft source, if any."""
 
     head: Head | None
-    draft: DraftSource | None
+    draft: TreeGrower | None
 
 
 @dataclass(frozen=True, slots=True)

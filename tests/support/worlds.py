@@ -12,7 +12,7 @@ from edgespec.backends.compute import FIRST
 from edgespec.decoding.admission import Ring
 from edgespec.decoding.coordinator import CoordinatorMachine
 from edgespec.decoding.stage import StageMachine
-from edgespec.drafting.grower import DraftSource
+from edgespec.drafting.grower import TreeGrower
 from edgespec.machines.effects import (
     Effect,
     RunBlock,
@@ -89,7 +89,7 @@ def toy_world(
     control: LinkSpec | None = None,
     *,
     faults: Sequence[Fault] = (),
-    draft: DraftSource | None = None,
+    draft: TreeGrower | None = None,
     prefill_chunk: int = 8,
     row_limits: Sequence[int] = (),
     log: EventLog | None = None,
