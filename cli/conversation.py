@@ -10,7 +10,6 @@ from typing import Any
 
 from edgespec.errors import ConfigError
 from edgespec.files import write_whole
-from edgespec.wire.client_messages import ChatMessage
 
 CUT_SHARE = 2
 """When turns are left out, the rest fills at most one part in so many of the room. So it does not
@@ -43,12 +42,12 @@ class Conversation:
     unanswered: str = ""
     tokens_per_character: float = 0.0  # measured at the last answer; 0: unknown
 
-    def messages(self, question: str) -> list[ChatMessage]:
+    def messages(self, question: str) -> list[dict[str, str]]:
         """The messages that the model is given for a question."""
-        said = [ChatMessage("system", self.system)] if self.system else []
+        said = [_message("system", self.system)] if self.system else []
         for turn in self.turns[self.left_out :]:
-            said += [ChatMessage("user", turn.question), ChatMessage("assistant", turn.answer)]
-        return [*said, ChatMessage("user", question)]
+            said += [_message("user", turn.question), _message("assistant", turn.answer)]
+        return [*said, _message("user", question)]
 
     def add(self, turn: Turn) -> None:
         self.turns.append(turn)
@@ -84,7 +83,7 @@ class Conversation:
         return self.tokens_per_character * self._characters(question)
 
     def _characters(self, question: str) -> int:
-        return sum(len(message.content) for message in self.messages(question)) or 1
+        return sum(len(message["content"]) for message in self.messages(question)) or 1
 
     def to_json(self) -> str:
         """The whole conversation; `messages` is in the form of OpenAI's API."""

@@ -10,15 +10,16 @@ import typer
 from msgspec.structs import replace
 
 from edgespec.cli import options
-from edgespec.cli.answering import USUAL, RequestSettings, cancelling, show
+from edgespec.cli.answering import cancelling, show
 from edgespec.cli.notes import Notes
 from edgespec.cli.reach import given_token, introduced, reach
 from edgespec.daemon.process import EXIT_CANCELLED
+from edgespec.door.asking import USUAL, RequestSettings
 from edgespec.errors import ConfigError
 from edgespec.runtime.client import Client
 from edgespec.types.grammar_spec import json_spec
 from edgespec.types.record import MOST_CHARS
-from edgespec.wire.client_messages import ChatMessage, Submit
+from edgespec.wire.client_messages import Submit
 
 _MOST_BYTES = 4 * MOST_CHARS
 """The longest text that can be sent, in UTF-8; a bound for endless input."""
@@ -85,8 +86,8 @@ def _submit(settings: RequestSettings, question: str, system: str | None, raw: b
     submit = settings.complete(question) if raw else settings.ask(question)
     if system is None:
         return submit
-    opening = [ChatMessage("system", system)] if system else []
-    return settings.answer([*opening, ChatMessage("user", question)])
+    opening = [{"role": "system", "content": system}] if system else []
+    return settings.answer([*opening, {"role": "user", "content": question}])
 
 
 def _grammar(name: str) -> str:
