@@ -31,12 +31,11 @@ from edgespec.wire.client_messages import (
     TokenBias,
     Tokens,
 )
-from edgespec.wire.codec import MAGIC, VERSION, decode, encode
+from edgespec.wire.codec import MAGIC, TAGS, VERSION, decode, encode
 from edgespec.wire.hints import Lenses
 from edgespec.wire.messages import Message, Retain
 from edgespec.wire.segment import Segment
 from edgespec.wire.snapshots import Snapshot, SnapshotNode
-from edgespec.wire.tags import TAGS
 
 SEED = int(os.environ.get("EDGESPEC_FUZZ_SEED", "0")) or random.randrange(1, 2**32)
 SLOWEST_S = 2.0
