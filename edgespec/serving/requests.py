@@ -65,8 +65,9 @@ def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is no JSON")
 
 
-def checked(kind: type[Kind], body: Body) -> Kind:
+def checked(kind: type[Kind], body: bytes | Body) -> Kind:
     """A body as a request of that kind. Raises ApiProblem, naming the parameter, for a bad one."""
+    body = parsed(body) if isinstance(body, bytes) else body
     given = {
         # To JSON, 5.0 is an integer; null counts as left out.
         name: int(value) if isinstance(value, float) and value.is_integer() else value
