@@ -10,7 +10,6 @@ nothing else, and takes little more memory than a valid message of that length.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from typing import Any, Final
 
 import numpy as np
@@ -57,13 +56,6 @@ START = re.compile(rb"(?:[\x90-\x9f]|\xdc..)\xa8edgespec([\0-\x7f])(\xdc..|.|$)"
 message's own array."""
 
 
-def _length_of(kind: type[Message]) -> bytes:
-    """How the array of a tag and this message's fields begins."""
-    items = 1 + len(kind.__struct_fields__)
-    return bytes([0x90 | items]) if items < 16 else b"\xdc" + items.to_bytes(2, "big")
-
-
-_LENGTHS = {kind: _length_of(kind) for kind in TAGS.values()}
 _CANNOT = (TypeError, ValueError, OverflowError)  # msgspec's and msgpack's too
 _BYTES = (bytes, memoryview)  # which msgspec leaves as they are: else a text stands for them
 
@@ -152,9 +144,6 @@ def decode(frame: bytes | memoryview) -> Message:
     if kind is None:
         raise _malformed("it has none of the tags that there are")
     try:
-        # Else msgspec fills in fields at the end that have a default.
-        if start[2] != _LENGTHS[kind]:
-            raise ValueError("wrong number of fields")
         message = _typed(frame, kind)
         message.check()
     except Exception as problem:  # bad bytes raise many types
@@ -168,35 +157,33 @@ def _malformed(why: str) -> RemoteProtocolError:
 
 def _typed(frame: bytes | memoryview, kind: type[Message]) -> Message:
     _, _, values = _unpacked(frame, kind)
+    if len(values) != 1 + len(kind.__struct_fields__):  # msgspec would fill in those at the end
+        raise ValueError("wrong number of fields")
     return convert(values, kind, builtin_types=_BYTES)
 
 
 def _unpacked(frame: bytes | memoryview, kind: type[Message]) -> Any:
     """The values of a frame, before anything is known of their types."""
-    counted = _counter() if len(frame) > MOST_ITEMS else None
-    try:
-        return unpackb(
-            frame, list_hook=counted, max_array_len=MOST_RECORDS, max_map_len=0, max_ext_len=0
-        )
-    except ValueError:
-        if kind not in LONG:
-            raise
-    return _LongReader(frame).whole()
-
-
-def _counter() -> Callable[[list[Any]], list[Any]]:
-    """Called with each list of a frame as it is complete: raises ValueError if there is too much in
-    all of them. Many small values take far more memory than their bytes."""
     left = MOST_ITEMS
 
     def count(items: list[Any]) -> list[Any]:
+        """Called with each list as it is complete: many small values take more memory than their
+        bytes."""
         nonlocal left
         left -= 1 + len(items)
         if left < 0:
             raise ValueError("too many values")
         return items
 
-    return count
+    hook = count if len(frame) > MOST_ITEMS else None
+    try:
+        return unpackb(
+            frame, list_hook=hook, max_array_len=MOST_RECORDS, max_map_len=0, max_ext_len=0
+        )
+    except ValueError:
+        if kind not in LONG:
+            raise
+    return _LongReader(frame).whole()
 
 
 class _LongReader:
