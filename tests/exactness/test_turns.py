@@ -142,7 +142,7 @@ def test_two_chats_in_turns_hold_their_preamble_once(
             chats[number] = text + question + answer.text
     shared = made.coordinator.rows.saved
     assert shared >= common
-    for node, machine, rows_at_once in zip(made._nodes[1:], made.stages, most, strict=True):
+    for node, machine, rows_at_once in zip(made.nodes[1:], made.stages, most, strict=True):
         (first, second) = machine.ledgers().values()
         assert machine.held_rows == len(first) + len(second) - shared <= sum(rows) - shared
         block = node.compute._block  # type: ignore[union-attr]
