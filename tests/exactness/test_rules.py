@@ -95,7 +95,7 @@ def plainly(
 
 def by_schema(schema: object) -> Callable[[Sequence[int], np.ndarray], np.ndarray]:
     """The logits by a fresh matcher for every token."""
-    backend = tokenizer()._inner.backend_tokenizer
+    backend = tokenizer().inner.backend_tokenizer
     known = LLTokenizer(backend.to_str(), eos_token=sorted(tokenizer().eos_ids))
     source = LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=LAYOUT)
 

@@ -115,7 +115,7 @@ class Snapshot:
             seconds,
             self.ring.address.port,
             self.site.server.port,
-            tuple((t.data_port, t._identity.own.public) for t in transports),
+            tuple((t.data_port, t.identity.own.public) for t in transports),
             own,
             cluster or OWN.public,
             self.handshake,
