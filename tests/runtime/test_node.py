@@ -399,7 +399,7 @@ def test_a_stage_that_ends_while_loading_gives_up_loading() -> None:
     assert loading.wait(PATIENCE_S)
     ring.threads[1].leave()
     assert ring.threads[1].ended().reason == "stopped by SIGTERM"
-    assert not stage.worker._thread.is_alive()
+    assert not stage.worker.thread.is_alive()
     ring.__exit__()
 
 
