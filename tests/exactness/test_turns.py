@@ -109,7 +109,7 @@ def test_the_second_turn_of_a_long_conversation_reads_only_what_is_new(
     assert forgets.ask(second).token_ids == again.token_ids
 
 
-@pytest.mark.parametrize("policy", ["adaptive", "flowspec"])
+@pytest.mark.parametrize("policy", tiered(["adaptive", "flowspec"], ["flowspec"]))
 @pytest.mark.parametrize("head_last", [False, thorough(True)])
 def test_two_chats_in_turns_hold_their_preamble_once(
     policy: str, head_last: bool, monkeypatch: pytest.MonkeyPatch
