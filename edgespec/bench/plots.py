@@ -157,7 +157,7 @@ def plot_profile(
 
 
 def plot_load(path: Path, runs: Mapping[str, Sequence[Mapping[str, Any]]], title: str) -> None:
-    """{policy: its figures (docs/commands.md) for each number of requests at once}: tokens a second
+    """{policy: its figures (docs/figures.md) for each number of requests at once}: tokens a second
     of all together on the left, seconds between tokens on the right, with what 99 % of them do not
     exceed as a dashed line of the same colour."""
     plt = _pyplot()
