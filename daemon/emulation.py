@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from functools import partial
 
+from edgespec.backends.charged_time import loop_of
 from edgespec.backends.emulated import DeviceTime
-from edgespec.backends.loop_time import loop_of
 from edgespec.backends.timed import CoordinatorDurations, StageDurations, segment_bytes
 from edgespec.config import Emulation
 from edgespec.daemon.profiles import profile_named

@@ -6,9 +6,9 @@ from collections import Counter, OrderedDict
 from collections.abc import Hashable, Iterator, Sequence
 from typing import Protocol
 
+from edgespec.backends.charged_time import LoopTime
 from edgespec.backends.compute import INTERRUPTIBLE
 from edgespec.backends.jobs import Drafts, ReadPart, RunHeads, effects_of, events_of
-from edgespec.backends.loop_time import LoopTime
 from edgespec.decoding.effects import (
     CloseCache,
     CloseDraft,

@@ -29,7 +29,7 @@ from edgespec.planning.cost_model import CostModel
 from edgespec.planning.costs import RingCosts, local_links, ring_costs
 from edgespec.planning.partition import split_layers
 from edgespec.planning.profile import Profile, RowPrice
-from edgespec.sim.durations import CostDurations, Durations, Jitter, JitteredDurations, network_of
+from edgespec.sim.durations import Durations, Jitter, charged_durations, jittered, network_of
 from edgespec.sim.faults import Fault
 from edgespec.sim.links import LinkSpec, Network
 from edgespec.sim.world import CoordinatorParts, StageParts, World
@@ -320,7 +320,7 @@ def ring_world(
         ),
         device,
         make_stages,
-        _durations(setup),
+        _durations(setup, draft),
         setup.network(),
         faults,
         seed=setup.sampling.seed,
@@ -328,11 +328,9 @@ def ring_world(
     )
 
 
-def _durations(setup: Setup) -> Durations:
-    charged = CostDurations(setup.costs(), setup.d0_free, setup.loop_free)
-    if setup.jitter is None:
-        return charged
-    return JitteredDurations(charged, setup.jitter, setup.sampling.seed)
+def _durations(setup: Setup, draft: DraftSource | None) -> Durations:
+    charged = charged_durations(setup.costs(), draft, setup.d0_free, setup.loop_free)
+    return jittered(charged, setup.jitter, setup.sampling.seed) if setup.jitter else charged
 
 
 @contextmanager

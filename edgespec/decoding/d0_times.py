@@ -8,7 +8,7 @@ once, for all their rows.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from edgespec.policy.estimates import RingEstimates
 from edgespec.policy.row_times import RowTimes
@@ -17,7 +17,7 @@ Owner = tuple[int, int]
 """The numbers of a request and of one of its jobs."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Work:
     """`rows`: 0 if what it takes says nothing."""
 
@@ -45,7 +45,7 @@ class _Lane:
         """A work has ended now, with so many rows more than were asked for; if it was a pass of its
         own, that took so long."""
         work = self.open.pop(owner)
-        work = replace(work, rows=work.rows + further) if work.rows else work
+        work.rows += further if work.rows else 0
         if self._ended and now > self._end:
             self._learn()
         if not self._ended:
@@ -104,8 +104,8 @@ class D0Times:
         """Each stage in turn computed so many rows in so many seconds. Drafts that are not done
         have waited for the one on this device: what they take says nothing of a pass."""
         if 0 < self.own_stage <= len(ran):
-            drafts = self._drafts.open
-            self._drafts.open = {one: replace(work, rows=0) for one, work in drafts.items()}
+            for work in self._drafts.open.values():
+                work.rows = 0
 
     def forget(self, request: int) -> None:
         """The request has ended: what is still at work for it is not waited for."""

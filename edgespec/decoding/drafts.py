@@ -104,8 +104,7 @@ def merge(request: Request, guesses: DraftedTree | Children, now: float) -> None
         if request.policy.pool is None:
             guesses = replace(guesses, chains=())
         tree.attach(plan.ids, guesses, plan.keep, last, scores)
-        for node in plan.ids:
-            request.hints.score(request, node)
+        request.hints.score(request, plan.ids)
         return
     request.grown = draft
     if plan.keep == 0:  # it only read

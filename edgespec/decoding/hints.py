@@ -7,7 +7,7 @@ get fresh scores, likely tokens that nobody guessed become guesses, and the poli
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -116,25 +116,26 @@ class RequestHints:
             if node.position >= last or (before is not None and before.stage >= hint.stage):
                 continue
             self._told[node_id] = _Told(hint.stage, tokens[row], scores[row])
-            self.score(request, node_id)
+            self.score(request, (node_id,))
             used = True
         return used
 
-    def score(self, request: Request, node_id: int) -> None:
-        """Score the guesses below a node by what is known of it; they may be new."""
-        told, tree = self._told.get(node_id), request.tree
-        if told is None or tree is None or node_id not in tree:
-            return
-        tree.make_all()
-        both = _Both(request, tree, tree[node_id], told)
-        own = self._mix(request, told.stage).log_probs(both.hinted, both.drafted)[:-1]
-        tree.rescore(node_id, dict(zip(both.tokens, own.tolist(), strict=True)), _ADD)
+    def score(self, request: Request, ids: Sequence[int]) -> None:
+        """Score the guesses below nodes by what is known of these; they may be new."""
+        tree = request.tree
+        assert tree is not None
+        for one in ids if self._told else ():
+            if one in self._told and one in tree:
+                told = self._told[one]
+                both = _Both(request, tree, tree[one], told)
+                own = self._mix(request, told.stage).log_probs(both.hinted, both.drafted)[:-1]
+                tree.rescore(one, dict(zip(both.tokens, own.tolist(), strict=True)), _ADD)
 
     def learn(self, request: Request, step: Advance) -> None:
         """A walk has shown what came behind the nodes that it passed."""
         for node_id, token in zip(step.passed, step.tokens, strict=True):
             told = self._told.get(node_id)
-            if told is not None:
+            if told is not None and step.before is not None:
                 both = _Both(request, step.before, step.before[node_id], told)
                 at = both.tokens.index(token) if token in both.tokens else -1
                 mix = self._mix(request, told.stage)
@@ -155,7 +156,7 @@ class _Both:
     def __init__(
         self,
         request: Request,
-        nodes: DraftTree | Mapping[int, TreeNode],
+        nodes: DraftTree,
         node: TreeNode,
         told: _Told,
     ) -> None:

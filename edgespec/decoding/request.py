@@ -244,7 +244,7 @@ class Request:
     def view(self) -> RequestView:
         """What the policy may see."""
         assert self.tree is not None, "a request has no tree before its prompt is on its way"
-        root = self.tree[self.tree.root]
+        root = self.tree.root
         return RequestView(
             tree=self.tree,
             stages=self.flights.clock.stages,
@@ -254,9 +254,9 @@ class Request:
             drafting=self.draft is not None,
             drafted_root=self.grown.root if self.grown else None,
             exhausted=self.exhausted,
-            depth_left=self.last_position - root.position,
+            depth_left=self.last_position - self.tree.position(root),
             queued=self.flights.queued,
-            ahead=self.rows_before if root.sent else 0,
+            ahead=self.rows_before if self.tree.is_sent(root) else 0,
             estimates=self.estimates,
             way=self.pace.way,
         )

@@ -7,7 +7,7 @@ passes where a stage on the draft's device would compute before them. Both take 
 probability of being on the model's path, as long as a node's expected gain covers its cost on this
 ring; probabilities and costs are learnt while running (policy.estimates). Where guesses do not pay
 by these, or by what tokens really took with and without them (policy.pace), none are sent: what is
-left is autoregressive decoding. docs/policies.md says what else was tried.
+left is autoregressive decoding. docs/results/policies.md says what else was tried.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Adaptive(Pooled):
 
     def decide(self, view: RequestView) -> list[Decision]:
         """Send if the first stage is free, expand if the draft source is."""
-        root_waits = not view.tree[view.tree.root].sent
+        root_waits = not view.tree.is_sent(view.tree.root)
         # The very first prompt: no idea yet what rows cost.
         if not view.estimates.step.known or view.way is Way.PLAIN:
             return [Send((view.tree.root,))] if root_waits else []
@@ -140,7 +140,7 @@ class Adaptive(Pooled):
         earlier by a step. `expand`: what the draft source is asked now.
         """
         tree, estimates = view.tree, view.estimates
-        asked = tree.root in expand.ids if expand else view.drafting and tree[tree.root].expanded
+        asked = tree.root in expand.ids if expand else view.drafting and tree.is_expanded(tree.root)
         if len(tree) > 1 or not asked or not estimates.draft.known or not estimates.levels:
             return False
         gain = estimates.hit_share(self.width) * estimates.step.seconds(1)
