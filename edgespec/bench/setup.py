@@ -328,7 +328,7 @@ def ring_world(
     )
 
 
-def _durations(setup: Setup, draft: DraftSource | None) -> Durations:
+def _durations(setup: Setup, draft: TreeGrower | None) -> Durations:
     charged = charged_durations(setup.costs(), draft, setup.d0_free, setup.loop_free)
     return jittered(charged, setup.jitter, setup.sampling.seed) if setup.jitter else charged
 

@@ -15,7 +15,7 @@ from edgespec.backends.timed import (
     StageDurations,
     segment_bytes,
 )
-from edgespec.drafting.grower import DraftSource
+from edgespec.drafting.grower import TreeGrower
 from edgespec.errors import ConfigError
 from edgespec.machines.effects import Effect, RunBlock
 from edgespec.machines.events import NO_JOB, Event
@@ -38,7 +38,7 @@ class Durations:
 
 def charged_durations(
     costs: RingCosts,
-    draft: DraftSource | None = None,
+    draft: TreeGrower | None = None,
     d0_free: bool = False,
     loop_free: bool = False,
 ) -> Durations:
@@ -60,7 +60,7 @@ def charged_durations(
 class NoTime:
     """Whatever D0 does takes no time."""
 
-    def __init__(self, draft: DraftSource | None) -> None:
+    def __init__(self, draft: TreeGrower | None) -> None:
         self._draft = draft
 
     def seconds(self, effect: Effect, done: Event | None) -> float:
@@ -154,7 +154,7 @@ class RandomDurations:
         head: float,
         pace: float,
         layers: int,
-        draft: DraftSource | None = None,
+        draft: TreeGrower | None = None,
     ) -> None:
         """`head`: mean seconds of one, `pace`: of a block or a draft's pass, of so many layers.
         `draft`: the source, on D0."""

@@ -70,7 +70,7 @@ class _Node:
 
     of: FixedDurations
     number: int
-    draft: DraftSource | None
+    draft: TreeGrower | None
 
     def seconds(self, effect: Effect, done: Event | None) -> float:
         """As they say."""
