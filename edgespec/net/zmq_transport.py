@@ -85,7 +85,7 @@ class ZmqTransport:
     """Sockets of one node, made by `coordinator`, `stage` or `client`."""
 
     def __init__(self, identity: Identity) -> None:
-        self._identity = identity
+        self.identity = identity
         self._context = zmq.Context()
         # For all sockets: none may keep the program alive.
         self._context.linger = LINGER_MS
@@ -180,7 +180,7 @@ class ZmqTransport:
         """Guard the socket and bind it; returns the port."""
         if self._gate is None:
             self._gate = Gate(self._context)
-        monitor = self._gate.guard(opened, channel, self._identity.own, admits)
+        monitor = self._gate.guard(opened, channel, self.identity.own, admits)
         self._poller.register(monitor)
         try:
             return bind(opened, address)

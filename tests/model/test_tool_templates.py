@@ -52,13 +52,13 @@ ASKED = structs.replace(
 def with_template(template: str) -> Tokenizer:
     """The bundled pair's tokenizer with another template."""
     made = Tokenizer(BASE)
-    made._inner.chat_template = template
+    made.inner.chat_template = template
     return made
 
 
 def written(codec: Tokenizer, tools: list[Tool]) -> str:
     """What the model reads of the conversation, with its control tokens."""
-    return str(codec._inner.decode(codec.encode_tool_chat(TALK, tools)))
+    return str(codec.inner.decode(codec.encode_tool_chat(TALK, tools)))
 
 
 @pytest.mark.parametrize("name", OF)

@@ -297,7 +297,7 @@ def test_a_bug_ends_one_request_and_nothing_else(
         "coordinator": ring.machine,
         "membership": ring.membership,
         "stage": ring.nodes[1].machine,  # type: ignore[attr-defined]
-        "member": ring.nodes[1]._member,  # type: ignore[attr-defined]
+        "member": ring.nodes[1].member,  # type: ignore[attr-defined]
     }[where]
     asks = [submit(tag, f"question {tag}", 20, "adaptive") for tag in (1, 2, 3)]
     if runs:
