@@ -21,7 +21,7 @@ from starlette.routing import BaseRoute, Route
 from edgespec.errors import EdgespecError, PeerLost
 from edgespec.runtime.async_client import AsyncClient
 from edgespec.serving.answering import AnswerResponse
-from edgespec.serving.formats import Format, encoded, format_of
+from edgespec.serving.formats import ChatFormat, CompletionFormat, Format, encoded
 from edgespec.serving.guard import ASKER, Guard
 from edgespec.serving.limits import STATUS_AGE_S, HttpLimits
 from edgespec.serving.metrics import Metrics
@@ -208,8 +208,8 @@ class Service:
         tools = form_named(status.tools)
         told = submits_of(asked, status.context_length, tools)
         submits = [replace(one, scope=asker) for one in told]
-        made = made or partial(format_of, asked)
-        form = made(tools, status.model, int(time.time()))
+        usual = ChatFormat if isinstance(asked, ChatRequest) else CompletionFormat
+        form = (made or partial(usual, asked))(tools, status.model, int(time.time()))
         for _ in submits:
             self.answers += 1
             self.metrics.began()

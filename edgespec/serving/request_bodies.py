@@ -249,6 +249,11 @@ class AnswerRequest(AskedRequest, kw_only=True):
         return self.spec_without_tools
 
     @property
+    def callable_tools(self) -> list[Tool]:
+        """The tools that the model may call."""
+        return []
+
+    @property
     def spec_without_tools(self) -> str:
         """What the answer may be by its format."""
         if self.regex is not None:
@@ -383,7 +388,6 @@ class ChatRequest(AnswerRequest, kw_only=True):
 
     @property
     def callable_tools(self) -> list[Tool]:
-        """The tools that the model may call."""
         if self.tool_choice == "none":
             return []
         named = self.tool_choice.function.name if isinstance(self.tool_choice, NamedTool) else ""

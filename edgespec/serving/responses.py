@@ -11,7 +11,7 @@ from msgspec import Meta, Struct
 from edgespec.serving.formats import Format, Object, Reply
 from edgespec.serving.reply_bodies import Count
 from edgespec.serving.request_bodies import AskedRequest, ChatRequest, TokenLimit, Unread, only
-from edgespec.serving.tools import CallReader, Said
+from edgespec.serving.tools import Said
 from edgespec.types.tool_forms import ToolForm
 from edgespec.wire.client_messages import Finished
 
@@ -143,8 +143,7 @@ class ResponsesFormat(Format):
     ) -> None:
         super().__init__(request, form, model, created)
         self._chat, self._asked = request, asked
-        tools = request.callable_tools
-        self._reader = CallReader(form, tools) if tools else None
+        self._reader = self._readers[0] if self._readers else None
         self._items: list[Object] = []
         self._told = 0
 
