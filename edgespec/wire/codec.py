@@ -10,6 +10,7 @@ nothing else, and takes little more memory than a valid message of that length.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any, Final
 
 import numpy as np
@@ -19,7 +20,7 @@ from msgspec.structs import fields
 
 from edgespec.errors import LocalProtocolError, RemoteProtocolError
 from edgespec.tree.ledger import MOST_RETAINED
-from edgespec.types.record import MOST_NUMBERS, MOST_RECORDS, Record
+from edgespec.types.record import INT64, MOST_NUMBERS, MOST_RECORDS, Record
 from edgespec.types.tool_forms import DEEPEST
 from edgespec.wire import block_messages, hints, snapshots  # noqa: F401 (of their messages)
 from edgespec.wire.client_messages import Finished, Submit, Tokens
@@ -37,7 +38,10 @@ MOST_BYTES = 16 << 20
 before the handshake fails."""
 
 MOST_ITEMS = 1 << 14
-"""Values in a message without long lists; a frame of so few bytes has no more."""
+"""Values in a message without long lists."""
+
+SHORT = 1 << 18
+"""Bytes of a frame whose values need not be counted: they take 10 MB at most."""
 
 LONG = (Retain, Submit, Tokens, Finished)
 """Messages with lists of more than MOST_RECORDS values, or with maps."""
@@ -106,8 +110,8 @@ def _plain(message: Message) -> object:
 def _known(value: object) -> object:
     """What msgspec does not know as what it knows. Raises TypeError for anything but numbers of
     numpy, and arrays of one axis and 64 bits."""
-    if isinstance(value, np.ndarray) and value.dtype == np.int64 and value.ndim == 1:
-        return np.ascontiguousarray(value, "<i8").tobytes()
+    if isinstance(value, np.ndarray) and value.dtype == INT64 and value.ndim == 1:
+        return value.tobytes()
     if isinstance(value, np.generic):
         return value.item()
     raise TypeError(f"a {type(value).__name__} cannot cross the wire")
@@ -164,26 +168,40 @@ def _typed(frame: bytes | memoryview, kind: type[Message]) -> Message:
 
 def _unpacked(frame: bytes | memoryview, kind: type[Message]) -> Any:
     """The values of a frame, before anything is known of their types."""
+    limits: dict[str, Any] = {"list_hook": _counter()} if len(frame) > SHORT else {}
+    try:  # of tuples the empty one, which nearly every message has, takes no memory
+        return unpackb(
+            frame,
+            use_list=False,
+            object_hook=_no_map,
+            max_array_len=MOST_RECORDS,
+            max_map_len=0,
+            max_ext_len=0,
+            **limits,
+        )
+    except ValueError:
+        if kind not in LONG:
+            raise
+    return _LongReader(frame).whole()
+
+
+def _no_map(_: object) -> None:
+    raise ValueError("a map")
+
+
+def _counter() -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:
+    """Called with each list of a frame as it is complete: raises ValueError if there is too much in
+    all of them. Many small values take far more memory than their bytes."""
     left = MOST_ITEMS
 
-    def count(items: list[Any]) -> list[Any]:
-        """Called with each list as it is complete: many small values take more memory than their
-        bytes."""
+    def count(items: tuple[Any, ...]) -> tuple[Any, ...]:
         nonlocal left
         left -= 1 + len(items)
         if left < 0:
             raise ValueError("too many values")
         return items
 
-    hook = count if len(frame) > MOST_ITEMS else None
-    try:
-        return unpackb(
-            frame, list_hook=hook, max_array_len=MOST_RECORDS, max_map_len=0, max_ext_len=0
-        )
-    except ValueError:
-        if kind not in LONG:
-            raise
-    return _LongReader(frame).whole()
+    return count
 
 
 class _LongReader:
