@@ -25,7 +25,7 @@ from edgespec.daemon.own_stage import OwnStage, address_beside, admitted, machin
 from edgespec.daemon.precision import precision_text
 from edgespec.daemon.process import exit_code, going_on, take_file_descriptors
 from edgespec.daemon.settings import context_of, look_at_models
-from edgespec.decoding.admission import Ring
+from edgespec.decoding.admission import CoordinatorSettings
 from edgespec.decoding.coordinator import CoordinatorMachine
 from edgespec.drafting.choice import parse_draft
 from edgespec.model.hub import require_within_reach
@@ -198,7 +198,7 @@ def _build(
     # Of one request of full length, for which every device is planned (planning.memory); when the
     # ring is up, of as many as there is memory for.
     rows = context_length + SPECULATIVE_ROWS
-    ring = Ring(
+    ring = CoordinatorSettings(
         config.stages,
         context_length,
         draft.name if draft else "",

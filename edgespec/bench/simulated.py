@@ -26,7 +26,7 @@ from edgespec.bench.processes import News, map_in_processes, process_count
 from edgespec.bench.report import ALONE, REFERENCE, RIVAL, Played, Run, run_of
 from edgespec.bench.workloads import Prompt
 from edgespec.config import HEAD_ON_COORDINATOR, HEAD_ON_LAST_STAGE, HEADS
-from edgespec.decoding.admission import Ring
+from edgespec.decoding.admission import CoordinatorSettings
 from edgespec.decoding.coordinator import CoordinatorMachine
 from edgespec.decoding.stage import StageMachine
 from edgespec.drafting.choice import parse_draft
@@ -429,7 +429,7 @@ def ring_world(
 
     return World(
         CoordinatorMachine(
-            Ring(
+            CoordinatorSettings(
                 stages,
                 loaded.context_length,
                 draft.name if draft else "",

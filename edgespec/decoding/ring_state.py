@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
+from edgespec.decoding.answer import MOST_FRUITLESS
 from edgespec.decoding.request import Request
 from edgespec.errors import PeerLost
 from edgespec.machines.patience import patience_ends
@@ -35,12 +36,16 @@ class RingState:
         """The ring is lost. A second loss before it is back gives no request more time."""
         if self._lost is None:
             for request in requests:
-                request.waiting_since = now
+                request.waits_since(now)
         self.is_up, self._lost, self._doing = False, reason, ""
 
     def progress(self, doing: str, now: float) -> None:
         """What replaces it has come on: requests wait on (see machines.patience)."""
         self._doing, self._progressed = doing, now
+
+    def hold(self, reason: str) -> None:
+        """No further request begins, for that reason; with "" they may again."""
+        self.held = reason
 
     def change(self, reason: str) -> None:
         """Its devices get other layers. That ends by itself, or with a loss: there is no limit."""
@@ -84,6 +89,14 @@ class RingState:
         if self._lost is None:
             return []
         return [(r, self._why_late(r, now)) for r in requests if now >= self._end_of(r)]
+
+    @staticmethod
+    def fruitless(requests: Iterable[Request], reason: str) -> list[tuple[Request, str]]:
+        """Those of these live requests that rings have failed again and again, the last one for
+        that reason: they must not be kept for ever."""
+        why = f"{MOST_FRUITLESS} rings in a row gave it no token; the last: {reason}"
+        lost = [(r, r.stats.ring_lost(len(r.answer.token_ids))) for r in requests]
+        return [(request, why) for request, rings in lost if rings >= MOST_FRUITLESS]
 
     def _end_of(self, request: Request) -> float:
         return patience_ends(request.waiting_since, self._progressed, self._limit)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from edgespec.backends.compute import FIRST
 from edgespec.backends.loop_time import LoopTime
-from edgespec.decoding.admission import Ring
+from edgespec.decoding.admission import CoordinatorSettings
 from edgespec.decoding.coordinator import CoordinatorMachine
 from edgespec.decoding.stage import StageMachine
 from edgespec.drafting.grower import DraftSource
@@ -95,7 +95,7 @@ def toy_world(
             for at in range(count)
         ]
 
-    ring = Ring(
+    ring = CoordinatorSettings(
         *(count, 2000, "oracle" if draft else "", prefill_chunk),
         recovery=recovery,
         own_stage=with_stage if told else 0,
