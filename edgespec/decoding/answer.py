@@ -175,7 +175,7 @@ def _entry(codec: TextCodec, token: int, log_prob: float) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class RequestStats:
-    """Figures of a request; docs/commands.md defines each.
+    """Figures of a request; docs/figures.md defines each.
 
     `sources`: tokens by which members of the draft source guessed them, as bits (see tree.drafted).
     `entered`: when its first segment entered the ring, on the ring's clock, in trips.
