@@ -79,8 +79,7 @@ class CoordinatorMachine:
         ring = self._ring
         self._requests: dict[int, Request] = {}
         self._waiting = RequestQueue(ring.queue_limit, admission.most_tokens(ring))
-        self._snapshot = SnapshotKeeper(self._codec)
-        d0 = D0Times(ring.own_stage)
+        self._snapshot, d0 = SnapshotKeeper(self._codec), D0Times(ring.own_stage)
         self._scheduler = Scheduler(self._flights, d0, self.rows)
         table = ring.needs.ppd_tokens
         ppd = (table, ChainValues(table.depth)) if table else None
@@ -95,8 +94,8 @@ class CoordinatorMachine:
         effects = self._react(event, now)
         self._watch.look(self._flights.flying, now)
         if self._waiting.has_changed:
-            live = len(self._scheduler)
-            effects += self._waiting.tell(self._state.missing, live, self._ring.live)
+            places = len(self._scheduler), self._ring.live
+            effects += self._waiting.tell(self._state.missing, *places)
         return effects
 
     def reset(self) -> list[Effect]:

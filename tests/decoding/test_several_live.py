@@ -149,7 +149,7 @@ def test_all_live_ones_go_on_after_a_lost_ring_in_their_order(policy: str) -> No
         again = [request.client.tag for request in fake.coordinator._waiting.in_order()]
         assert again == live + waits
         fake.ring.mend()
-        assert [r.tag for r in fake.coordinator._scheduler.live] == (live + waits)[:3]
+        assert [r.client.tag for r in fake.coordinator._scheduler.live] == (live + waits)[:3]
         fake.ring.run()
         assert_answers(fake, wanted)
         fake.assert_nothing_left()
@@ -167,7 +167,7 @@ def test_the_end_of_one_costs_the_others_nothing(policy: str) -> None:
         for ask in wanted:
             fake.ring.submit(ask)
         fake.take_turns(step)
-        numbers = {r.tag: r.number for r in fake.coordinator._scheduler.live}
+        numbers = {r.client.tag: r.number for r in fake.coordinator._scheduler.live}
         if 2 in numbers:
             fake.tell(MessageArrived(b"stage", Fault(numbers[2], "stage 2 is out of memory")))
             assert isinstance(assert_one_end(fake.ring.replies, 2), Failed)
