@@ -81,6 +81,7 @@ def admit(
     number: int,
     peer: bytes,
     submit: Submit,
+    now: float,
 ) -> Request:
     """The request that `submit` asks for, its prompt not encoded yet.
 
@@ -100,7 +101,7 @@ def admit(
     rules = _rules_of(ring, submit)
     needs = ring.needs if policy.drafts else NO_NEEDS
     choosing = choosing_of(sampling, submit.top) if ring.head_last else None
-    client = RequestClient(peer, submit)
+    client = RequestClient(peer, submit, now)
     asked = submit, sampling, policy, answer
     return Request(number, client, *asked, shared, needs, choosing, rules or None)
 

@@ -277,8 +277,9 @@ class RequestStats:
 class RequestClient:
     """Who asked a request, and what it was told last of what the request waits for."""
 
-    def __init__(self, peer: bytes, submit: Submit) -> None:
+    def __init__(self, peer: bytes, submit: Submit, now: float) -> None:
         self.peer, self.tag, self.asker = peer, submit.tag, submit.scope
+        self.asked_at = now
         self._last_notice = ""
         self._resume_notice = BEGINS
 

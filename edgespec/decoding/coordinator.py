@@ -19,7 +19,6 @@ from edgespec.decoding.effects import EncodePrompt, Renew
 from edgespec.decoding.events import (
     Drafted,
     HeadDone,
-    Hinted,
     PromptEncoded,
     SegmentArrived,
     StageBeat,
@@ -121,7 +120,7 @@ class CoordinatorMachine:
                 self._watch.beat(stage, holds, passed, now)
                 return []
             case MessageArrived(_, Hint(number) as hint):
-                return self._scheduler.step([(number, Hinted(hint))], now)
+                return self._scheduler.step([(number, hint)], now)
             case MessageArrived(peer, Submit() as submit):
                 return self._on_submit(peer, submit, now)
             case MessageArrived(peer, Cancel(tag)):
@@ -246,11 +245,9 @@ class CoordinatorMachine:
             self._check_room(peer, submit)
             self._numbers += 1
             given = self._shared, self._numbers, peer, submit
-            request = admission.admit(self._ring, self._codec, *given)
+            request = admission.admit(self._ring, self._codec, *given, now)
         except EdgespecError as problem:
             return [SendPeer(peer, Failed(submit.tag, str(problem), kind_of(problem)))]
-        request.stats.started_at(now)
-        request.waits_since(now)
         self._requests[request.number] = request
         self._waiting.add(request)
         return self._waiting.encode_next()
@@ -325,7 +322,7 @@ class CoordinatorMachine:
     def _on_ring_down(self, reason: str, lost: bool, now: float) -> list[Effect]:
         """Keep what is committed; the rest comes again from it on the next ring."""
         if lost:
-            self._state.down(reason, now, self._requests.values())
+            self._state.down(reason, now)
         else:
             self._state.change(reason)
         self._waiting.mark_changed()

@@ -12,7 +12,7 @@ from edgespec.decoding.effects import Draft, OpenDraft
 from edgespec.decoding.events import Drafted
 from edgespec.decoding.flights import Returned
 from edgespec.decoding.hints import RequestHints
-from edgespec.decoding.outbox import Prefix
+from edgespec.decoding.outbox import Outbox
 from edgespec.decoding.ppd_rows import PPDRows
 from edgespec.decoding.shared import Shared
 from edgespec.errors import LocalProtocolError
@@ -62,21 +62,21 @@ class Drafting:
         estimates: RingEstimates,
         shared: Shared,
         needs: DraftNeeds,
-        prefix: Prefix,
+        outbox: Outbox,
         last_position: int,
     ) -> None:
         """`needs`: of the draft source. `last_position`: guesses behind it could not be used."""
         self.running: DraftJob | None = None
         self.grown: DraftJob | None = None
         self.exhausted = False
-        rows = range(prefix.reused_rows, len(prefix))
+        rows = range(outbox.reused_rows, len(outbox.prefix))
         self.hidden = HiddenRows(rows, needs) if needs.hidden else None
         self.ppd_rows = PPDRows(*shared.ppd) if shared.ppd and policy.drafts else None
         # Stages know nothing of an answer's rules.
         may_hint = shared.hinting.can_hint and policy.calibrates and rules is None
         told = shared.hinting, estimates, sampling, last_position
         self.hints = RequestHints(*told) if may_hint else None
-        self._number, self._policy, self._prefix = number, policy, prefix
+        self._number, self._policy, self._reused = number, policy, outbox.reused
         self._sampling, self._way = sampling, sampling.without_seed
         self._estimates, self._d0 = estimates, shared.d0
         self._grammar = None if rules is None else rules.grammar
@@ -88,7 +88,7 @@ class Drafting:
     def open(self, prompt: int) -> OpenDraft:
         """Start the request, with so many tokens before its answer, on the draft source, from what
         that has read of the reused rows."""
-        reused = self._prefix.reused
+        reused = self._reused
         known = (reused.request, len(reused.ids), reused.ends) if reused else (0, 0, False)
         return OpenDraft(self._number, self._sampling, *known, self._grammar, prompt)
 
@@ -116,7 +116,7 @@ class Drafting:
             paths = tuple(tree.path(i) for i in plan.ids)
             node_scores = tuple(tree.score(i) for i in plan.ids)
         elif self.hidden is None:
-            reads = len(context) - self._prefix.reused_rows
+            reads = len(context) - (len(self._reused.ids) if self._reused else 0)
         # What a tree takes that is grown level by level tells nothing of one pass.
         says_nothing = free or (isinstance(plan, Grow) and plan.keep)
         rows = 0 if says_nothing else reads + len(paths)

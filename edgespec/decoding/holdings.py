@@ -45,7 +45,7 @@ class Holdings:
         """Free requests, with those that end with them, if no stage knows that yet."""
         numbers: list[int] = []
         for request in requests:
-            reused = request.outbox.prefix.reused
+            reused = request.outbox.reused
             ends = reused is not None and reused.ends and not request.outbox.last_sent_seq
             numbers += [request.number, reused.request] if reused and ends else [request.number]
         return self.free(numbers)

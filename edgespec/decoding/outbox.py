@@ -16,42 +16,6 @@ from edgespec.wire.messages import Retain
 from edgespec.wire.segment import NO_IDS, Choosing, Part
 
 
-class Prefix:
-    """The committed tokens that a request begins with, on their way in chunks: all of the `tokens`.
-    `reused`: what the stages hold of another request's rows already. `chunk`: rows that travel
-    together."""
-
-    def __init__(self, tokens: tuple[int, ...], reused: ReusedPrefix | None = None) -> None:
-        self.tokens = tokens
-        self.reused = reused
-        self.reused_rows = len(reused.ids) if reused else 0
-        self.sent = self.reused_rows
-        self.chunk = len(tokens)
-
-    def __len__(self) -> int:
-        return len(self.tokens)
-
-    @property
-    def has_begun(self) -> bool:
-        """Whether any of its rows is on its way."""
-        return self.sent > self.reused_rows
-
-    @property
-    def is_sent(self) -> bool:
-        """Whether all of it is on its way."""
-        return self.sent == len(self.tokens)
-
-    def travel_by(self, chunk: int) -> None:
-        """From now on so many rows travel together."""
-        self.chunk = chunk
-
-    def next_rows(self, most: int) -> Rows:
-        """The rows that travel next, `most` at most."""
-        first, self.sent = self.sent, min(self.sent + most, len(self.tokens))
-        ids = np.arange(first, self.sent, dtype=np.int64)
-        return Rows(ids, ids - 1, np.array(self.tokens[first : self.sent], np.int64), ids)
-
-
 class RetainLog:
     """Makes each retained set (FlowSpec §3.3) so that a lost, late or repeated one is harmless: its
     accepted list reaches back to what every stage has acknowledged."""
@@ -107,17 +71,22 @@ class Leaving:
 
 
 class Outbox:
-    """What of one request waits to leave, and what is back and waits to be taken up.
+    """The rows of one request that wait to leave, and what is back and waits to be taken up.
 
-    `in_flight`: parts of segments that wait for their turn, on the ring or here. `last_sent_seq`:
-    the segment in which rows of it left last; 0: none has. `rows_before`: rows of the one that was
-    put in last, if no miss has made it worthless.
+    `prefix`: the committed tokens that it begins with, which leave in chunks of `chunk` rows;
+    `reused`: what the stages hold of another request's rows already. `in_flight`: parts of segments
+    that wait for their turn, on the ring or here. `last_sent_seq`: the segment in which rows of it
+    left last; 0: none has. `rows_before`: rows of the guesses that were put in last, if no miss has
+    made them worthless.
     """
 
-    def __init__(self, number: int, prefix: Prefix) -> None:
-        self.prefix = prefix
+    def __init__(
+        self, number: int, prefix: tuple[int, ...], reused: ReusedPrefix | None = None
+    ) -> None:
+        self.prefix, self.reused, self.chunk = prefix, reused, len(prefix)
         self.retains = RetainLog(number, len(prefix))
         self.in_flight = self.last_sent_seq = self.rows_before = 0
+        self._sent = self.reused_rows
         self._number = number
         self._leaving: deque[Leaving] = deque()
         self._returned: deque[Returned] = deque()
@@ -143,12 +112,28 @@ class Outbox:
         """PPD rows shall leave in a part of their own."""
         self._put(Leaving(rows, len(rows)))
 
+    @property
+    def reused_rows(self) -> int:
+        """Rows of the prefix that the stages hold already."""
+        return len(self.reused.ids) if self.reused else 0
+
+    @property
+    def prefix_left(self) -> int:
+        """Rows of the prefix that have not left and do not wait to."""
+        return len(self.prefix) - self._sent
+
+    def travel_by(self, chunk: int) -> None:
+        """From now on so many rows of the prefix leave together."""
+        self.chunk = chunk
+
     def put_chunk(self, most: int, *, wants_all: bool) -> None:
         """The next rows of the prefix shall leave, `most` at most: they overlap along the ring. The
         first token comes of the last row; `wants_all`: the others are to come back too."""
-        reserve = 0 if self.prefix.has_begun else len(self.prefix)
-        rows = self.prefix.next_rows(most)
-        want = len(rows) if wants_all else int(self.prefix.is_sent)
+        reserve = 0 if self._sent > self.reused_rows else len(self.prefix)
+        first, self._sent = self._sent, min(self._sent + most, len(self.prefix))
+        ids = np.arange(first, self._sent, dtype=np.int64)
+        rows = Rows(ids, ids - 1, np.array(self.prefix[first : self._sent], np.int64), ids)
+        want = len(rows) if wants_all else int(not self.prefix_left)
         self._put(Leaving(rows, want, committed=True, reserve=reserve))
 
     def _put(self, leaving: Leaving) -> None:
@@ -173,7 +158,7 @@ class Outbox:
         if not len(rows):
             self.in_flight -= 1
             return None
-        reused = self.prefix.reused if leaving.reserve else None
+        reused = self.reused if leaving.reserve else None
         want = min(leaving.want, len(rows))
         shared = opens(self._number) if leaving.reserve else 0
         none = 0, NO_IDS, False

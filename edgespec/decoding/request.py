@@ -19,9 +19,9 @@ import numpy as np
 from edgespec.decoding.answer import Answer, HeadLog, RequestClient, RequestStats
 from edgespec.decoding.drafting import READ_ONLY, Drafting
 from edgespec.decoding.effects import RunHead
-from edgespec.decoding.events import Drafted, HeadDone, Hinted
+from edgespec.decoding.events import Drafted, HeadDone
 from edgespec.decoding.flights import Flight, Returned
-from edgespec.decoding.outbox import Outbox, Prefix
+from edgespec.decoding.outbox import Outbox
 from edgespec.decoding.row_account import ReusedPrefix
 from edgespec.decoding.shared import Shared
 from edgespec.decoding.target_walk import chosen
@@ -40,6 +40,7 @@ from edgespec.verify.rules import Grammar, Rules, RulesAt
 from edgespec.verify.sampling import Choice, Sampling
 from edgespec.verify.top_logprobs import TopLogprobs
 from edgespec.wire.client_messages import Submit, Tokens
+from edgespec.wire.hints import Hint
 from edgespec.wire.segment import Choosing, Part
 
 LOST_WAIT_S = 1.0
@@ -71,14 +72,13 @@ class Request:
         self.sampling, self.policy, self.choosing = sampling, policy, choosing
         self.rules = rules
         self.needs = needs
-        self.answer, self.stats = answer, RequestStats()
+        self.answer, self.stats = answer, RequestStats(client.asked_at)
         self.prompt: tuple[int, ...] = ()
         self.estimates = shared.learnt[policy.name]
         # What alone may follow, by a grammar, is known without a model.
         self._pace = Pace(self.estimates.plain_time, free=True)
         self._shared = shared
         self._last_position = self._capacity = self.recoveries = 0
-        self.waiting_since = 0.0  # for a ring that was lost
         self.begin(number)
 
     def begin(self, number: int, reused: ReusedPrefix | None = None) -> None:
@@ -86,9 +86,8 @@ class Request:
         rows of another request may stand for the first ones."""
         self.number = number
         self.opening = True  # no result has committed a token yet
-        prefix = Prefix(self.context, reused)
-        self.stats.reused(prefix.reused_rows)
-        self.outbox = Outbox(number, prefix)
+        self.outbox = Outbox(number, self.context, reused)
+        self.stats.reused(self.outbox.reused_rows)
         self.drafting = Drafting(
             number,
             self.policy,
@@ -97,7 +96,7 @@ class Request:
             self.estimates,
             self._shared,
             self.needs,
-            prefix,
+            self.outbox,
             self._last_position,
         )
         self.tree: DraftTree | None = None
@@ -110,7 +109,7 @@ class Request:
 
     # --- the decode loop ----------------------------------------------------------------------
 
-    def handle(self, event: Event, now: float) -> list[Effect]:
+    def handle(self, event: Event | Hint, now: float) -> list[Effect]:
         """One step of decoding; ends with `answer.finish_reason` set once the answer is whole. What
         is back from the ring waits for `take_result`."""
         match event:
@@ -121,8 +120,8 @@ class Request:
             case Drafted():  # guesses are there: attach them to the tree
                 if self.drafting.take_guesses(event, self.tree, self.context, now):
                     self.wants_decision = True
-            case Hinted(hint):
-                self.wants_decision |= self.drafting.take_hint(hint, self.tree)
+            case Hint():
+                self.wants_decision |= self.drafting.take_hint(event, self.tree)
         return []
 
     @property
@@ -332,7 +331,7 @@ class Request:
         if self.is_read:
             prefix = self.outbox.prefix
             last = len(prefix) - 1
-            self.tree = DraftTree(last, last - 1, prefix.tokens[-1], last)
+            self.tree = DraftTree(last, last - 1, prefix[-1], last)
             self.tree.send((last,))
             # PPD rows below that row travel in a part of their own, as it is committed.
             chain = self.drafting.hang_chains(self.tree, (last,), Rows.none())
@@ -368,10 +367,6 @@ class Request:
         self.client.resumes(notice)
         self.begin(number)
 
-    def waits_since(self, now: float) -> None:
-        """It waits for a ring from now on."""
-        self.waiting_since = now
-
     # --- what it is ---------------------------------------------------------------------------
 
     def only_live(self, alone: bool) -> None:
@@ -391,4 +386,4 @@ class Request:
     @property
     def is_read(self) -> bool:
         """Whether the whole prefix is on its way."""
-        return self.asked is None and self.outbox.prefix.is_sent
+        return self.asked is None and not self.outbox.prefix_left

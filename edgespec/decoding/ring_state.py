@@ -19,6 +19,7 @@ class RingState:
         replaces it; with 0 it fails at once."""
         self._limit = limit
         self._lost: str | None = None
+        self._lost_at = -math.inf
         self._change = ""  # its devices get other layers, for that reason
         self._doing, self._progressed = "", -math.inf  # what replaces it, and since when
         self.held = ""
@@ -32,11 +33,10 @@ class RingState:
         self._change = self.held = self._doing = ""
         self._progressed = -math.inf
 
-    def down(self, reason: str, now: float, requests: Iterable[Request]) -> None:
+    def down(self, reason: str, now: float) -> None:
         """The ring is lost. A second loss before it is back gives no request more time."""
         if self._lost is None:
-            for request in requests:
-                request.waits_since(now)
+            self._lost_at = now
         self.is_up, self._lost, self._doing = False, reason, ""
 
     def progress(self, doing: str, now: float) -> None:
@@ -99,16 +99,19 @@ class RingState:
         return [(request, why) for request, rings in lost if rings >= MOST_FRUITLESS]
 
     def _end_of(self, request: Request) -> float:
-        return patience_ends(request.waiting_since, self._progressed, self._limit)
+        return patience_ends(self._waits_since(request), self._progressed, self._limit)
+
+    def _waits_since(self, request: Request) -> float:
+        return max(self._lost_at, request.client.asked_at)
 
     def _why_late(self, request: Request, now: float) -> str:
         assert self._lost is not None
         if self._limit <= 0:
             return self._lost
-        has_come_on = self._progressed > request.waiting_since
-        took = f"{now - request.waiting_since:.0f}" if has_come_on else f"{self._limit:g}"
+        since = self._waits_since(request)
+        took = f"{now - since:.0f}" if self._progressed > since else f"{self._limit:g}"
+        late = f"it did not come back within {took} s"
         if self._doing:
-            since = now - self._progressed
-            what = f"{self._doing} ({since:.0f} s), and the ring did not come back within {took} s"
-            return f"{self._lost}; {what}"
-        return f"{self._lost}; it did not come back within {took} s"
+            doing = f"{self._doing} ({now - self._progressed:.0f} s)"
+            late = f"{doing}, and the ring did not come back within {took} s"
+        return f"{self._lost}; {late}"

@@ -25,6 +25,7 @@ from edgespec.machines.events import Event
 from edgespec.policy.base import Expand
 from edgespec.types.tensor import NO_LAYERS
 from edgespec.wire.client_messages import LiveRequest
+from edgespec.wire.hints import Hint
 from edgespec.wire.segment import MOST_PARTS, Header, Part, Segment, StageTime
 
 MOST_QUEUED = 2
@@ -97,8 +98,8 @@ class Scheduler:
         """It is live from now on, on a ring of so many stages: its prefix is read, at most `most`
         rows together."""
         self._flights.clock.change(stages)
-        prefix = request.outbox.prefix
-        prefix.travel_by(request.estimates.chunk(len(prefix) - prefix.sent, most, stages))
+        outbox = request.outbox
+        outbox.travel_by(request.estimates.chunk(outbox.prefix_left, most, stages))
         self._live[request.number] = request
 
     def end(self, request: Request) -> None:
@@ -130,7 +131,7 @@ class Scheduler:
             estimates.segment(ran, self._flights.clock.stages)
         return self.step(zip(numbers, returned, strict=True), now)
 
-    def step(self, events: Iterable[tuple[int, Event]], now: float) -> list[Effect]:
+    def step(self, events: Iterable[tuple[int, Event | Hint]], now: float) -> list[Effect]:
         """Hand events to those of their requests that are live."""
         effects: list[Effect] = []
         told = [(self._live[number], event) for number, event in events if number in self._live]
@@ -171,7 +172,7 @@ class Scheduler:
         effects = self._decided(now)
         outbox = request.outbox
         while not request.is_read and outbox.in_flight <= self._flights.clock.stages:
-            request.send_chunk(outbox.prefix.chunk)
+            request.send_chunk(outbox.chunk)
         while outbox.waiting:
             effects += self._launch([request])
         return effects
@@ -241,10 +242,10 @@ class Scheduler:
 
         Beside answers they are so many that a step takes no more than SLOWEST times as long.
         """
-        outbox, prefix = request.outbox, request.outbox.prefix
+        outbox = request.outbox
         if outbox.in_flight > self._flights.clock.stages or outbox.waiting:
             return 0
-        most, step = prefix.chunk, request.estimates.step
+        most, step = outbox.chunk, request.estimates.step
         if others:
             if not step.known:
                 most = min(most, LEAST_CHUNK)
@@ -252,7 +253,7 @@ class Scheduler:
                 step.seconds(beside + most) > SLOWEST * step.seconds(max(beside, 1))
             ):
                 most = max(most - LEAST_CHUNK, LEAST_CHUNK)
-        return min(most, len(prefix) - prefix.sent)
+        return min(most, outbox.prefix_left)
 
     # --- the pool -----------------------------------------------------------------------------
 
