@@ -8,7 +8,7 @@ once, for all their rows.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from edgespec.policy.estimates import RingEstimates
 from edgespec.policy.row_times import RowTimes
@@ -17,13 +17,21 @@ Owner = tuple[int, int]
 """The numbers of a request and of one of its jobs."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Work:
     """`rows`: 0 if what it takes says nothing."""
 
     rows: int
     asked: float
     estimates: RingEstimates
+
+    def adds(self, rows: int) -> None:
+        """It had so many rows more than were asked for."""
+        self.rows += rows if self.rows else 0
+
+    def says_nothing(self) -> None:
+        """What it takes does not."""
+        self.rows = 0
 
 
 class _Lane:
@@ -47,7 +55,8 @@ class _Lane:
 
     def stalled(self) -> None:
         """What the open ones take says nothing."""
-        self.open = {owner: replace(work, rows=0) for owner, work in self.open.items()}
+        for work in self.open.values():
+            work.says_nothing()
 
     def forget(self, request: int) -> None:
         """Nobody waits for what is open of that request."""
@@ -57,7 +66,7 @@ class _Lane:
         """A work has ended now, with so many rows more than were asked for; if it was a pass of its
         own, that took so long."""
         work = self.open.pop(owner)
-        work = replace(work, rows=work.rows + further) if work.rows else work
+        work.adds(further)
         if self._ended and now > self._end:
             self._learn()
         if not self._ended:

@@ -186,8 +186,7 @@ class Drafting:
             guesses = replace(guesses, chains=())
         tree.attach(plan.ids, guesses, plan.keep, self._last_position, scores)
         if self.hints is not None:
-            for node in plan.ids:
-                self.hints.score(tree, node)
+            self.hints.score(tree, plan.ids)
 
     def take_hint(self, hint: Hint, tree: DraftTree | None) -> bool:
         """A stage says what may come behind rows; whether that is of use."""

@@ -7,7 +7,7 @@ get fresh scores, likely tokens that nobody guessed become guesses, and the poli
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -124,25 +124,24 @@ class RequestHints:
             if node.position >= self._last_position or is_late:
                 continue
             self._told[node_id] = _Told(hint.stage, tokens[row], scores[row])
-            self.score(tree, node_id)
+            self.score(tree, (node_id,))
             used = True
         return used
 
-    def score(self, tree: DraftTree, node_id: int) -> None:
-        """Score the guesses below a node by what is known of it; they may be new."""
-        told = self._told.get(node_id)
-        if told is None or node_id not in tree:
-            return
-        tree.make_all()
-        tokens, hinted, drafted = self._both(tree, tree[node_id], told)
-        own = self._mix(told.stage).log_probs(hinted, drafted)[:-1]
-        tree.rescore(node_id, dict(zip(tokens, own.tolist(), strict=True)), _ADD)
+    def score(self, tree: DraftTree, ids: Sequence[int]) -> None:
+        """Score the guesses below nodes by what is known of these; they may be new."""
+        for one in ids if self._told else ():
+            if one in self._told and one in tree:
+                told = self._told[one]
+                tokens, hinted, drafted = self._both(tree, tree[one], told)
+                own = self._mix(told.stage).log_probs(hinted, drafted)[:-1]
+                tree.rescore(one, dict(zip(tokens, own.tolist(), strict=True)), _ADD)
 
     def learn(self, step: Advance, tree: DraftTree) -> None:
         """A walk has shown what came behind the nodes that it passed."""
         for node_id, token in zip(step.passed, step.tokens, strict=True):
             told = self._told.get(node_id)
-            if told is not None:
+            if told is not None and step.before is not None:
                 tokens, hinted, drafted = self._both(step.before, step.before[node_id], told)
                 at = tokens.index(token) if token in tokens else -1
                 self._mix(told.stage).learn(hinted, drafted, at)
@@ -152,7 +151,7 @@ class RequestHints:
         return self._estimates.hint_mix(self._way, stage)
 
     def _both(
-        self, nodes: DraftTree | Mapping[int, TreeNode], node: TreeNode, told: _Told
+        self, nodes: DraftTree, node: TreeNode, told: _Told
     ) -> tuple[list[int], Floats, Floats]:
         """The tokens that a hint or the draft name behind a node, and what either says of these
         and, last, of none of them: natural-log scores."""

@@ -169,12 +169,12 @@ class PPDRows:
         """
         table = self._table
         ends = [_ends_here(tree, node) for node in ids]
-        room = [max(last_position - tree[node].position - 1, 0) for node in ids]
+        room = [max(last_position - tree.position(node) - 1, 0) for node in ids]
         lengths = self._values.lengths(ends, room, own, table.copies, step)
         columns: list[tuple[int, int, int, int]] = []
         for node, length, share in zip(ids, lengths, ends, strict=True):
-            at = tree[node].position
-            self._values.hung(at - tree[tree.root].position, length, share)
+            at = tree.position(node)
+            self._values.hung(at - tree.position(tree.root), length, share)
             if not length:
                 continue
             given = tree.take_ids(length * table.copies)
@@ -211,17 +211,16 @@ class PPDRows:
         """The tree advanced, or rows came back: take up the chain of the last node that was right,
         and let the nodes that it says something about be expanded again."""
         self._forget(tree)
-        root = tree[tree.root]
-        rows = self._back.pop(root.parent, None)
+        rows = self._back.pop(tree.parent(tree.root), None)
         if rows is not None:
-            anchor = root.position - 1
+            anchor = tree.position(tree.root) - 1
             self._news = anchor, rows
             tree.reopen(anchor + rows.shape[0] // self._table.copies)
 
     def walked(self, step: Advance, tree: DraftTree) -> None:
         """The tree was walked along `step.tokens`: learn whether the chain handed over last had
         guessed them (a token that was `missed` was no guess), and settle."""
-        newest = tree[tree.root].position
+        newest = tree.position(tree.root)
         for position in range(newest - len(step.tokens) + 1, newest + 1):
             ahead = position - self._anchor - 1
             if self._anchor >= 0 and 1 <= ahead <= self._length:
@@ -237,7 +236,7 @@ class PPDRows:
 
     def _forget(self, tree: DraftTree) -> None:
         """What hangs from nodes that are neither alive nor the last one that was right."""
-        last = tree[tree.root].parent
+        last = tree.parent(tree.root)
         dead = [n for n in (*self._flying, *self._back) if n not in tree and n != last]
         for node in dead:
             self._flying.pop(node, None)
@@ -246,5 +245,5 @@ class PPDRows:
 
 def _ends_here(tree: DraftTree, node: int) -> float:
     """How likely a node is to be right, and none of its children."""
-    below = sum(math.exp(tree.score(child)) for child in tree[node].children.values())
+    below = sum(math.exp(tree.score(child)) for child in tree.children(node))
     return max(math.exp(tree.score(node)) - below, 0.0)

@@ -286,10 +286,10 @@ class Request:
 
     def view(self) -> RequestView:
         """What the policy may see."""
-        assert self.tree is not None, "a request has no tree before its prompt is on its way"
-        root, flights, drafting = self.tree[self.tree.root], self._shared.flights, self.drafting
+        tree, flights, drafting = self.tree, self._shared.flights, self.drafting
+        assert tree is not None, "a request has no tree before its prompt is on its way"
         return RequestView(
-            tree=self.tree,
+            tree=tree,
             stages=flights.clock.stages,
             own_stage=self._shared.d0.own_stage,
             in_flight=self.outbox.in_flight,
@@ -297,9 +297,9 @@ class Request:
             drafting=drafting.running is not None,
             drafted_root=drafting.grown.root if drafting.grown else None,
             exhausted=drafting.exhausted,
-            depth_left=self._last_position - root.position,
+            depth_left=self._last_position - tree.position(tree.root),
             queued=flights.queued,
-            ahead=self.outbox.rows_before if root.sent else 0,
+            ahead=self.outbox.rows_before if tree.is_sent(tree.root) else 0,
             estimates=self.estimates,
             way=self._pace.way,
         )

@@ -339,4 +339,4 @@ class Scheduler:
 
 
 def _root_sent(request: Request) -> bool:
-    return request.tree is None or request.tree[request.tree.root].sent
+    return request.tree is None or request.tree.is_sent(request.tree.root)

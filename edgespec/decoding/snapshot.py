@@ -145,12 +145,13 @@ class SnapshotKeeper:
         the tree with it."""
         self._last = request
         trail = self._trails.setdefault(request, _Trail())
-        if not step.passed:
+        before = step.before
+        if before is None:
             return
-        passed, score = frozenset(step.passed), step.before[step.passed[0]].score
+        passed, score = frozenset(step.passed), before[step.passed[0]].score
         gone: list[TreeNode] = []
         is_over = False
-        for node in step.before.values():
+        for node in map(before.__getitem__, sorted(before.ids)):
             if node.id in passed:
                 # The token that ends an answer is none of its text, and nothing comes after it.
                 is_over = is_over or node.token in self._codec.eos_ids

@@ -56,7 +56,7 @@ class Adaptive(Policy):
 
     def decide(self, view: RequestView) -> list[Decision]:
         """Send if the first stage is free, expand if the draft source is."""
-        root_waits = not view.tree[view.tree.root].sent
+        root_waits = not view.tree.is_sent(view.tree.root)
         # The very first prompt: no idea yet what rows cost.
         if not view.estimates.step.known or view.way is Way.PLAIN:
             return [Send((view.tree.root,))] if root_waits else []
@@ -143,7 +143,7 @@ class Adaptive(Policy):
         earlier by a step. `expand`: what the draft source is asked now.
         """
         tree, estimates = view.tree, view.estimates
-        asked = tree.root in expand.ids if expand else view.drafting and tree[tree.root].expanded
+        asked = tree.root in expand.ids if expand else view.drafting and tree.is_expanded(tree.root)
         if len(tree) > 1 or not asked or not estimates.draft.known or not estimates.levels:
             return False
         gain = estimates.hit_share(self.width) * estimates.step.seconds(1)

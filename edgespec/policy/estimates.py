@@ -76,7 +76,8 @@ class RingEstimates:
     def own(self) -> float:
         """Seconds that D0 works for one segment: a pass of the draft, and the head; of what is
         known."""
-        return sum(work.seconds(1) for work in (self.draft, self.head) if work.known)
+        draft = self.draft.seconds(1) if self.draft.known else 0.0
+        return draft + (self.head.seconds(1) if self.head.known else 0.0)
 
     @property
     def plain(self) -> float:

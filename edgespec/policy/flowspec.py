@@ -65,7 +65,7 @@ class FlowSpec(Policy):
         if credits <= 0:
             return []
         unsent = view.tree.unsent()
-        if not view.tree[view.tree.root].sent:
+        if not view.tree.is_sent(view.tree.root):
             ids = tuple(islice(unsent, credits * self.longest))
             return [Send(s) for s in near_equal(ids, credits, self.longest)]
         if places * self.longest >= self.nodes:
