@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     import torch
 
     from edgespec.daemon.ring_model import RingModel
-    from edgespec.drafting.grower import DraftSource
+    from edgespec.drafting.grower import TreeGrower
     from edgespec.model.ends import OutputHead
     from edgespec.model.tokenizer import Tokenizer
 
@@ -210,7 +210,7 @@ class Loaded:
     model: RingModel
     device: torch.device
     head: OutputHead | None
-    draft: DraftSource | None
+    draft: TreeGrower | None
     codec: Tokenizer
 
     @staticmethod

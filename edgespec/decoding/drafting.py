@@ -72,11 +72,13 @@ class Drafting:
         rows = range(outbox.reused_rows, len(outbox.prefix))
         self.hidden = HiddenRows(rows, needs) if needs.hidden else None
         self.ppd_rows = PPDRows(*shared.ppd) if shared.ppd and policy.drafts else None
+        pools = policy.pool is not None
         # Stages know nothing of an answer's rules.
-        may_hint = shared.hinting.can_hint and policy.calibrates and rules is None
+        may_hint = shared.hinting.can_hint and pools and rules is None
         told = shared.hinting, estimates, sampling, last_position
         self.hints = RequestHints(*told) if may_hint else None
-        self._number, self._policy, self._reused = number, policy, outbox.reused
+        self._number, self._reused = number, outbox.reused
+        self._learns, self._pools = policy.drafts, pools
         self._sampling, self._way = sampling, sampling.without_seed
         self._estimates, self._d0 = estimates, shared.d0
         self._grammar = None if rules is None else rules.grammar
@@ -177,12 +179,12 @@ class Drafting:
 
     def _attach(self, plan: Expand, guesses: Children, tree: DraftTree) -> None:
         scores = guesses.scores
-        if self._policy.calibrates:
+        if self._pools:
             calibration = self._estimates.calibration(self._way)
             scores = calibration.scores(scores)
             if guesses.sources is not None:
                 scores[guesses.certain] = 0.0
-        if not self._policy.takes_chains:
+        else:
             guesses = replace(guesses, chains=())
         tree.attach(plan.ids, guesses, plan.keep, self._last_position, scores)
         if self.hints is not None:
@@ -220,7 +222,7 @@ class Drafting:
         """Learn from a walk of the tree what guesses are worth."""
         if self.hints is not None:
             self.hints.learn(step, tree)
-        if self._policy.drafts:
+        if self._learns:
             self._estimates.verified(self._way, step)
         if self.ppd_rows is not None and step.tokens:
             self.ppd_rows.walked(step, tree)

@@ -29,7 +29,7 @@ from edgespec.errors import LocalProtocolError
 from edgespec.machines.effects import Effect, SendStages
 from edgespec.machines.events import Event
 from edgespec.planning.memory import SPECULATIVE_ROWS
-from edgespec.policy.base import Decision, Policy, RequestView, Send
+from edgespec.policy.base import Decision, Policy, RequestView, Results, Send
 from edgespec.policy.pace import Pace
 from edgespec.tree.draft_tree import DraftTree
 from edgespec.tree.ledger import Rows
@@ -129,7 +129,7 @@ class Request:
         """Whether rows are back that can be taken up now. One result after the other: what the one
         before it prunes need not go to the head."""
         # The policy may want the next one to wait for a draft.
-        in_step = self.policy.drafts_in_step and not self.opening
+        in_step = self.policy.results is Results.IN_STEP and not self.opening
         must_wait = self.head_job or (in_step and self.drafting.running)
         return bool(self.outbox.returned) and not must_wait and not self.answer.finish_reason
 
@@ -178,7 +178,7 @@ class Request:
         here and on every stage."""
         tree = self.tree
         assert tree is not None
-        if (self.outbox.in_flight or self.head_job) and not self.policy.verifies_each_result:
+        if (self.outbox.in_flight or self.head_job) and self.policy.results is Results.TOGETHER:
             return []
         step = tree.advance()
         if self._shared.watcher.is_watched:

@@ -108,7 +108,7 @@ class Scheduler:
         self._over.pop(request.number, None)
         self._d0.forget(request.number)
         for other in self._live.values():  # one that is alone now was not asked before
-            if other.policy.pools:
+            if other.policy.pool:
                 other.want_decision()
 
     def take_over(self) -> list[Request]:
@@ -185,7 +185,7 @@ class Scheduler:
         for request in going_on:
             if not request.wants_decision:
                 continue
-            if len(going_on) > 1 and request.policy.pools:
+            if len(going_on) > 1 and request.policy.pool:
                 request.want_decision(False)
                 continue
             for decision in request.decide():
@@ -261,25 +261,27 @@ class Scheduler:
         """If no pass of the pool is at work, have its best nodes expanded. A prompt that is read
         keeps nobody but its own request waiting: it may take long, and goes in parts."""
         going_on = self._in_turn()
-        pool = [request for request in going_on if request.policy.pools]
-        drafts = [request.drafting.running for request in pool]
+        pooled = [request for request in going_on if request.policy.pool]
+        drafts = [request.drafting.running for request in pooled]
         if any(draft is not None and isinstance(draft.plan, Expand) for draft in drafts):
             return []
-        requests = [r for r in pool if r.drafting.running is None and r.decodes]
-        if not requests or not requests[0].estimates.step.known:
+        requests = [r for r in pooled if r.drafting.running is None and r.decodes]
+        pool = requests[0].policy.pool if requests else None
+        if pool is None or not requests[0].estimates.step.known:
             return []
-        chosen = requests[0].policy.best_nodes([request.view() for request in requests])
+        chosen = pool.best_nodes([request.view() for request in requests])
         pairs = zip(requests, chosen, strict=True)
         return [effect for r, nodes in pairs if nodes for effect in r.carry_out(nodes, now)]
 
     def _take_rows(self, answering: list[Request], roots: int, beside: int) -> list[Request]:
         """Have the best rows of those that pool leave, with so many new roots at most, beside so
         many rows of a prompt."""
-        requests = [r for r in answering if r.policy.pools and r.decodes and not r.outbox.waiting]
-        if not requests:
+        requests = [r for r in answering if r.policy.pool and r.decodes and not r.outbox.waiting]
+        pool = requests[0].policy.pool if requests else None
+        if pool is None:
             return []
         views = [request.view() for request in requests]
-        chosen = requests[0].policy.best_rows(views, self._flights.ahead, roots, beside)
+        chosen = pool.best_rows(views, self._flights.ahead, roots, beside)
         found = []
         for request, ids in zip(requests, chosen, strict=True):
             if ids:
@@ -309,7 +311,7 @@ class Scheduler:
         want in flight; of the pool that is each one's root."""
         places = self._max_in_flight
         wanted = sum(
-            1 if r.policy.pools else min(r.policy.window(places - 1), places)
+            1 if r.policy.pool else min(r.policy.window(places - 1), places)
             for r in answering
             if r.decodes
         )

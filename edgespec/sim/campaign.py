@@ -15,7 +15,7 @@ from edgespec.decoding.stage import StageMachine
 from edgespec.errors import ConfigError, EdgespecError
 from edgespec.schema import FileStruct, json_text, read_as
 from edgespec.sim.checks import Checks, Promise
-from edgespec.sim.durations import RandomDurations
+from edgespec.sim.durations import Durations, RandomDurations
 from edgespec.sim.faults import BentSegment, LoseSegment, SmallCache
 from edgespec.sim.log import EventLog
 from edgespec.sim.oracle import Oracle
@@ -104,17 +104,18 @@ def build(
             for n in range(1, stages + 1)
         ]
 
+    chance = random.Random(f"{scenario.seed} durations"), scenario.head_pace
+    stages_of = zip(scenario.stage_paces, scenario.layers, strict=True)
     checks = Checks(promises, scenario.live)
     world = World(
         parts.coordinator(ring, codec),
         CoordinatorParts(None if scenario.head_last else head, draft),
         make_stages,
-        RandomDurations(
-            random.Random(f"{scenario.seed} durations"),
-            scenario.head_pace,
-            scenario.draft_pace,
-            scenario.stage_paces,
-            scenario.layers,
+        Durations(
+            [
+                RandomDurations(*chance, scenario.draft_pace, scenario.layers[0], draft),
+                *(RandomDurations(*chance, *one) for one in stages_of),
+            ]
         ),
         scenario.network,
         scenario.faults,
