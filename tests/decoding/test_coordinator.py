@@ -203,7 +203,7 @@ def test_failed_compute_ends_its_request_and_no_other(kinds: tuple[type, ...]) -
     while True:
         fake = FakeRing(2, prefill_chunk=3)
         flaky = Flaky(kinds, at)
-        for node in fake.ring._nodes:
+        for node in fake.ring.nodes:
             flaky.wrap(node.compute)
         fake.ring.submit(ASK)
         fake.ring.submit(replace(ASK, tag=2))
@@ -392,7 +392,7 @@ def test_a_client_that_goes_takes_only_its_own_requests_along() -> None:
     before = len(fake.ring.replies)
     effects = fake.coordinator.handle(PeerGone(CLIENT), 0.0)
     assert {e.segment.request for e in effects if isinstance(e, SendRing)} == {2}
-    fake.ring._dispatch(0, effects)
+    fake.ring.dispatch(0, effects)
     fake.ring.run()
     after = fake.ring.replies[before:]
     assert sum(isinstance(r, Finished) for r in after) == 1

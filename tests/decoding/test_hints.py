@@ -137,7 +137,7 @@ def played(off: int | None, accuracy: float = 0.2) -> tuple[int, int, int]:
     ring = FakeRing(4, accuracy=accuracy, hints=off is not None)
     right = ring.expected(ask)
     knowing = [Knowing(stage, right.whole, off or 0) for stage in range(4)]
-    for node, block in zip(ring.ring._nodes[1:], knowing, strict=True):
+    for node, block in zip(ring.ring.nodes[1:], knowing, strict=True):
         node.compute._block = block  # type: ignore[union-attr]
     ring.blocks = list(knowing)
     answer = ring.ring.ask(ask)

@@ -56,7 +56,7 @@ def tick(ring: FakeRing) -> None:
     for number, machine in enumerate((ring.coordinator, *ring.machines)):
         deadline = machine.deadline()
         if deadline is not None and local.now >= deadline:
-            local._dispatch(number, machine.handle(Tick(), local.now))
+            local.dispatch(number, machine.handle(Tick(), local.now))
 
 
 def play(ring: FakeRing) -> Iterator[None]:

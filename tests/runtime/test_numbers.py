@@ -301,7 +301,7 @@ def test_after_a_bug_each_request_has_one_end_and_the_next_is_answered(
         "coordinator": ring.machine,
         "membership": ring.membership,
         "stage": ring.nodes[1].machine,  # type: ignore[attr-defined]
-        "member": ring.nodes[1]._member,  # type: ignore[attr-defined]
+        "member": ring.nodes[1].member,  # type: ignore[attr-defined]
     }[where]
     asks = [submit(tag, f"question {tag}", 20, "adaptive") for tag in (1, 2, 3)]
     if runs:

@@ -239,7 +239,7 @@ class MemoryRing:
         """Every node takes a step."""
         self.now += BEAT_S
         for one in self.nodes:
-            one._step()
+            one.step()
             assert one.ended is None, one.ended
 
     def until(self, happened: Callable[[], bool], rounds: int) -> bool:

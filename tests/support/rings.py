@@ -96,7 +96,7 @@ class FakeRing:
 
     def tell(self, event: Event) -> None:
         """Hand an event to the coordinator."""
-        self.ring._dispatch(0, self.coordinator.handle(event, self.ring.now))
+        self.ring.dispatch(0, self.coordinator.handle(event, self.ring.now))
 
     def take_turns(self, steps: int) -> bool:
         """That many single steps, every place in its turn; False if it ended before."""
@@ -129,7 +129,7 @@ class FakeRing:
             assert not machine._queue
             assert machine._running is None
             assert block.open_requests == 0
-        assert not any(node.aborted for node in self.ring._nodes)
+        assert not any(node.aborted for node in self.ring.nodes)
 
     def assert_consistent(self) -> None:
         """Caches hold what the ledgers say; equally long committed regions end in the same row."""
