@@ -229,7 +229,7 @@ class CoordinatorMachine:
         if request.number not in self._scheduler:
             self._waiting.remove(request)
             return []
-        self._scheduler.end(request)
+        self._scheduler.retire(request)
         self._waiting.mark_changed()  # its place ahead of all others is free
         self._snapshot.ended()
         effects = self._holdings.leave(request, self._scheduler.rows, answered=answered)
@@ -340,7 +340,7 @@ class CoordinatorMachine:
         are `told` so."""
         effects = self._holdings.free_all(live)
         for request in live:
-            self._scheduler.end(request)
+            self._scheduler.retire(request)
             del self._requests[request.number]
             self._numbers += 1
             request.restart(self._numbers, told)

@@ -206,7 +206,7 @@ class Drafting:
         """PPD rows that no stage may drop."""
         return () if self.ppd_rows is None else self.ppd_rows.awaited(tree)
 
-    def take_returned(self, returned: Returned, tree: DraftTree) -> None:
+    def keep_rows(self, returned: Returned, tree: DraftTree) -> None:
         """Rows of guesses are back: keep what the source needs of those that are alive."""
         if returned.hidden is None:
             return

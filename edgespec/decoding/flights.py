@@ -45,7 +45,7 @@ class PartFlight:
     rows: int
     choosing: Choosing | None = None
 
-    def fits(self, part: Part, hidden: Tensor | None, vocabulary: int) -> bool:
+    def could_return_as(self, part: Part, hidden: Tensor | None, vocabulary: int) -> bool:
         """Whether `part`, of a segment with those hidden rows, can be what the stages made of
         these rows with a model of so many tokens."""
         ids = part.ids.tolist()
@@ -89,7 +89,7 @@ class Flight:
         """How many rows all parts have."""
         return sum(part.rows for part in self.parts)
 
-    def fits(self, result: Segment, vocabulary: int) -> bool:
+    def could_return(self, result: Segment, vocabulary: int) -> bool:
         """Whether `result` can be what the stages made of this segment with a model of so many
         tokens."""
         if [one.request for one in self.parts] != [part.request for part in result.parts]:
@@ -97,7 +97,7 @@ class Flight:
         if any(time.rows > self.rows for time in result.cost):
             return False
         pairs = zip(self.parts, result.parts, strict=True)
-        return all(one.fits(part, result.hidden, vocabulary) for one, part in pairs)
+        return all(one.could_return_as(part, result.hidden, vocabulary) for one, part in pairs)
 
     def parts_of(self, result: Segment) -> list[Returned]:
         """What of `result`, which fits, is each request's, the hidden rows of its own part with
@@ -218,7 +218,7 @@ class Flights:
             return []
         oldest = min(self._flying, default=seq)
         flight = self._flying.get(seq)
-        if flight is None or seq != oldest or not flight.fits(segment, self._vocabulary):
+        if flight is None or seq != oldest or not flight.could_return(segment, self._vocabulary):
             self.is_given_up = True
             is_late = flight is not None and seq != oldest
             raise RemoteProtocolError("left out segments" if is_late else "sent rows of no segment")

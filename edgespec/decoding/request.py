@@ -131,11 +131,11 @@ class Request:
         # The policy may want the next one to wait for a draft.
         in_step = self.policy.results is Results.IN_STEP and not self.opening
         must_wait = self.head_job or (in_step and self.drafting.running)
-        return bool(self.outbox.returned) and not must_wait and not self.answer.finish_reason
+        return bool(self.outbox.count_returned) and not must_wait and not self.answer.finish_reason
 
     def take_result(self, now: float) -> list[Effect]:
         """Rows are back: have the tokens after those that are alive sampled."""
-        returned = self.outbox.take_returned()
+        returned = self.outbox.next_returned()
         part, tree = returned.part, self.tree
         self._shared.flights.clock.result(returned.entered)
         if returned.flight.lacks_live_rows(part, tree):
@@ -144,7 +144,7 @@ class Request:
         if part.committed:
             return self._take_prefix_rows(returned, now)
         assert tree is not None
-        self.drafting.take_returned(returned, tree)
+        self.drafting.keep_rows(returned, tree)
         if returned.hidden is None:
             return self._take_verdict(part, now)
         rows = tree.unverified(part.ids.tolist())

@@ -102,7 +102,7 @@ class Scheduler:
         outbox.travel_by(request.estimates.chunk(outbox.prefix_left, most, stages))
         self._live[request.number] = request
 
-    def end(self, request: Request) -> None:
+    def retire(self, request: Request) -> None:
         """It is live no more; what of it waits to leave is forgotten."""
         del self._live[request.number]
         self._over.pop(request.number, None)

@@ -339,7 +339,7 @@ class StageMachine:
         running = self._running
         if running is None or job not in running.heads:
             raise LocalProtocolError(f"head job {job} ended but was not running")
-        return running, *running.head_ended(job)
+        return running, *running.pop_head(job)
 
     def _chose(
         self, running: StageJob, place: int, verdict: Verdict | None, now: float

@@ -251,7 +251,7 @@ def _check_credits(world: World, number: int) -> None:
         return
     flying = sum(number in owners for owners in world.wires.segments.values())
     outbox = request.outbox
-    waiting = outbox.waiting + outbox.returned
+    waiting = outbox.waiting + outbox.count_returned
     if outbox.in_flight != flying + waiting:
         raise InvariantViolated(
             "credits",
