@@ -41,10 +41,6 @@ class Held:
         self.keep = keep
         return order
 
-    def goes_on_from(self, ledger: RowLedger) -> None:
-        """It begins with rows of another request."""
-        self.ledger = ledger
-
 
 class HeldRows:
     """All open requests of a stage, and the ended ones that may still be named."""
@@ -100,7 +96,7 @@ class HeldRows:
             # The rows of `base` were kept for this request, which is over.
             unused = part.fork_ends and base in self._held and request in self._ended
             return self.end(base) if unused else []
-        held = self._held[request] = Held()
+        self._held[request] = Held()
         self._stems.open(request)
         if not base:
             return [OpenCache(request, min(part.reserve, self.limit))]
@@ -108,10 +104,10 @@ class HeldRows:
         if origin is None:
             raise RemoteProtocolError(f"nothing is left of request {base} to begin with")
         if part.fork_ends:
-            return self._move(part, held, origin.ledger)
-        return self._fork(part, held, origin.ledger)
+            return self._move(part, origin.ledger)
+        return self._fork(part, origin.ledger)
 
-    def _move(self, part: Part, held: Held, ledger: RowLedger) -> list[Effect]:
+    def _move(self, part: Part, ledger: RowLedger) -> list[Effect]:
         """The base ends: the request goes on with its cache, less the rows that it does not
         name."""
         request, base = part.request, part.fork_of
@@ -119,14 +115,14 @@ class HeldRows:
         if len(part.fork_ids) < shared:
             raise RemoteProtocolError(f"request {base} cannot end within rows that are shared")
         own, order = ledger.fork(part.fork_ids.tolist())
-        held.goes_on_from(own)
+        self._held[request] = Held(own)
         del self._held[base]
         self._ended.append(base)
         self._stems.move(request, base)
         moved = order[shared:] - shared
         return [MoveCache(request, base), GatherRows(request, shared, moved)]
 
-    def _fork(self, part: Part, held: Held, ledger: RowLedger) -> list[Effect]:
+    def _fork(self, part: Part, ledger: RowLedger) -> list[Effect]:
         """The base goes on: of its first rows, which are committed, some are shared from now on."""
         request, base, rows = part.request, part.fork_of, len(part.fork_ids)
         committed = ledger.committed
@@ -135,7 +131,7 @@ class HeldRows:
         if order is not None:
             effects.append(GatherRows(base, committed, order))
         how = self._stems.fork(request, base, rows, part.fork_shared, len(ledger))
-        held.goes_on_from(RowLedger(rows))
+        self._held[request] = Held(RowLedger(rows))
         return [*effects, ForkCache(request, base, how)]
 
     def book(self, part: Part, rows: Rows) -> BlockPart:
