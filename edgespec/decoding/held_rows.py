@@ -49,7 +49,7 @@ class HeldRows:
         self.limit = 0
         """Rows of all requests together, shared ones counted once, that may be held."""
         self._held: dict[int, Held] = {}
-        self._stems = Stems()
+        self.stems = Stems()
         self._ended: deque[int] = deque(maxlen=REMEMBERED_ENDS)
 
     def set_limit(self, rows: int) -> None:
@@ -76,15 +76,7 @@ class HeldRows:
     @property
     def rows(self) -> int:
         """Rows of all requests, shared ones counted once."""
-        return sum(len(held.ledger) for held in tuple(self._held.values())) - self._stems.saved
-
-    def together(self, one: int, other: int) -> int:
-        """See Stems.together."""
-        return self._stems.together(one, other)
-
-    def shares(self, request: int) -> list[tuple[int, int]]:
-        """See Stems.shares."""
-        return self._stems.shares(request)
+        return sum(len(held.ledger) for held in tuple(self._held.values())) - self.stems.saved
 
     def open(self, part: Part) -> list[Effect]:
         """Begin the part's request, if this is its first: empty, or with rows of another one.
@@ -97,7 +89,7 @@ class HeldRows:
             unused = part.fork_ends and base in self._held and request in self._ended
             return self.end(base) if unused else []
         self._held[request] = Held()
-        self._stems.open(request)
+        self.stems.open(request)
         if not base:
             return [OpenCache(request, min(part.reserve, self.limit))]
         origin = self._held.get(base)
@@ -111,14 +103,14 @@ class HeldRows:
         """The base ends: the request goes on with its cache, less the rows that it does not
         name."""
         request, base = part.request, part.fork_of
-        shared = self._stems.rows(base)
+        shared = self.stems.rows(base)
         if len(part.fork_ids) < shared:
             raise RemoteProtocolError(f"request {base} cannot end within rows that are shared")
         own, order = ledger.fork(part.fork_ids.tolist())
         self._held[request] = Held(own)
         del self._held[base]
         self._ended.append(base)
-        self._stems.move(request, base)
+        self.stems.move(request, base)
         moved = order[shared:] - shared
         return [MoveCache(request, base), GatherRows(request, shared, moved)]
 
@@ -130,7 +122,7 @@ class HeldRows:
         effects: list[Effect] = []
         if order is not None:
             effects.append(GatherRows(base, committed, order))
-        how = self._stems.fork(request, base, rows, part.fork_shared, len(ledger))
+        how = self.stems.fork(request, base, rows, part.fork_shared, len(ledger))
         self._held[request] = Held(RowLedger(rows))
         return [*effects, ForkCache(request, base, how)]
 
@@ -157,7 +149,7 @@ class HeldRows:
             self._ended.append(request)
         if self._held.pop(request, None) is None:
             return []
-        self._stems.close(request)
+        self.stems.close(request)
         return [CloseCache(request)]
 
     def clear(self) -> list[Effect]:
