@@ -55,8 +55,8 @@ def ask(request: Request, plan: Plan, now: float) -> Draft:
     if isinstance(plan, Expand):
         assert request.tree is not None, "a policy decides once there is a tree"
         request.tree.expand(plan.ids)
-        paths = tuple(request.tree.path(i) for i in plan.ids)
-        node_scores = tuple(request.tree.score(i) for i in plan.ids)
+        paths = request.tree.paths(plan.ids)
+        node_scores = tuple(map(request.tree.score, plan.ids))
     elif request.hidden is None:
         reads = len(context) - request.prefix.reused_rows
     root = request.tree.root if request.tree else -1
