@@ -25,6 +25,7 @@ def serve(
     ),
     model: str = options.MODEL,
     draft: str = options.DRAFT,
+    policy: str = options.OWN_POLICY,
     host: str = typer.Option(
         "", help="Address to listen on. Default: as the cluster has it, or 127.0.0.1."
     ),
@@ -50,7 +51,7 @@ def serve(
     record: str = typer.Option(
         "",
         metavar="FILE",
-        help="File to write every request and its answer into, for `edgespec simulate --replay`.",
+        help="File to write every request and its answer into, for `edgespec replay`.",
     ),
     http: str = options.HTTP,
     alias: list[str] | None = options.ALIAS,

@@ -96,12 +96,12 @@ def merge(request: Request, guesses: DraftedTree | Children, now: float) -> None
         assert isinstance(guesses, Children)
         assert tree is not None
         scores = guesses.scores
-        if request.policy.calibrates:
+        if request.policy.pool is not None:
             calibration = request.estimates.calibration(request.sampling.without_seed)
             scores = calibration.scores(scores)
             if guesses.sources is not None:
                 scores[guesses.certain] = 0.0
-        if not request.policy.takes_chains:
+        if request.policy.pool is None:
             guesses = replace(guesses, chains=())
         tree.attach(plan.ids, guesses, plan.keep, last, scores)
         request.hints.score(request, plan.ids)

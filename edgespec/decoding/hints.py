@@ -49,7 +49,7 @@ class _Told:
 
 def _count_for(request: Request) -> bool:
     """Whether hints are of use to it: stages know nothing of an answer's rules."""
-    return request.policy.calibrates and not request.rules
+    return request.policy.pool is not None and not request.rules
 
 
 class HintingStages:

@@ -35,7 +35,7 @@ from edgespec.errors import LocalProtocolError
 from edgespec.machines.effects import Effect, SendPeer, SendStages
 from edgespec.machines.events import Event
 from edgespec.planning.memory import SPECULATIVE_ROWS
-from edgespec.policy.base import Decision, Policy, RequestView
+from edgespec.policy.base import Decision, Policy, RequestView, Results
 from edgespec.policy.estimates import RingEstimates
 from edgespec.policy.pace import Pace
 from edgespec.tree.draft_tree import DraftTree
@@ -139,7 +139,7 @@ class Request:
         """Whether rows are back that can be taken up now. One result after the other: what the one
         before it prunes need not go to the head."""
         # The policy may want the next one to wait for a draft.
-        in_step = self.policy.drafts_in_step and not self.opening
+        in_step = self.policy.results is Results.IN_STEP and not self.opening
         must_wait = self.head_job is not None or (in_step and self.draft is not None)
         return bool(self.results) and not must_wait and not self.answer.finish_reason
 
@@ -200,7 +200,7 @@ class Request:
         """Walk the tree as far as target tokens are known; emit what is committed, prune the rest
         here and on every stage."""
         assert self.tree is not None
-        if (self.in_flight or self.head_job) and not self.policy.verifies_each_result:
+        if (self.in_flight or self.head_job) and self.policy.results is Results.TOGETHER:
             return []
         step = self.tree.advance()
         self._on_walk(self, step)

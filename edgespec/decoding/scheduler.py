@@ -104,7 +104,7 @@ class Scheduler:
         self._goes_on_no_more(request)
         self._d0.forget(request.number)
         for other in self._live.values():  # one that is alone now was not asked before
-            other.asks = other.asks or other.policy.pools
+            other.asks = other.asks or other.policy.pool is not None
 
     def clear(self) -> None:
         """No request is live."""
@@ -202,7 +202,7 @@ class Scheduler:
             if not request.asks:
                 continue
             self.at = request
-            if len(going_on) > 1 and request.policy.pools:
+            if len(going_on) > 1 and request.policy.pool:
                 request.asks = False
                 continue
             for decision in request.decide():
@@ -281,13 +281,14 @@ class Scheduler:
         """If no pass of the pool is at work, have its best nodes expanded. A prompt that is read
         keeps nobody but its own request waiting: it may take long, and goes in parts."""
         going_on = self._in_turn()
-        drafting = [r.draft for r in going_on if r.draft is not None and r.policy.pools]
+        drafting = [r.draft for r in going_on if r.draft is not None and r.policy.pool]
         if any(isinstance(draft.plan, Expand) for draft in drafting):
             return []
-        requests = [r for r in going_on if r.draft is None and r.policy.pools and r.decodes]
-        if not requests or not requests[0].estimates.step.known:
+        requests = [r for r in going_on if r.draft is None and r.policy.pool and r.decodes]
+        pool = requests[0].policy.pool if requests else None
+        if pool is None or not requests[0].estimates.step.known:
             return []
-        chosen = requests[0].policy.best_nodes([request.view() for request in requests])
+        chosen = pool.best_nodes([request.view() for request in requests])
         return [
             drafts.ask(request, nodes, now)
             for request, nodes in zip(requests, chosen, strict=True)
@@ -297,11 +298,12 @@ class Scheduler:
     def _take_rows(self, answering: list[Request], roots: int, beside: int) -> list[Request]:
         """Have the best rows of those that pool leave, with so many new roots at most, beside so
         many rows of a prompt."""
-        requests = [r for r in answering if r.policy.pools and r.decodes and not r.leaving]
-        if not requests:
+        requests = [r for r in answering if r.policy.pool and r.decodes and not r.leaving]
+        pool = requests[0].policy.pool if requests else None
+        if pool is None:
             return []
         views = [request.view() for request in requests]
-        chosen = requests[0].policy.best_rows(views, self._flights.ahead, roots, beside)
+        chosen = pool.best_rows(views, self._flights.ahead, roots, beside)
         found = []
         for request, ids in zip(requests, chosen, strict=True):
             if ids:
@@ -323,7 +325,7 @@ class Scheduler:
         want in flight; of the pool that is each one's root."""
         places = self._places
         wanted = sum(
-            1 if r.policy.pools else min(r.policy.window(places - 1), places)
+            1 if r.policy.pool else min(r.policy.window(places - 1), places)
             for r in answering
             if r.decodes
         )

@@ -12,7 +12,7 @@ from edgespec.planning.cost_model import CostModel, HeadCosts, packed_bytes
 from edgespec.planning.operations import DRAFT_HEAD_OPERATIONS, USUAL_OPERATIONS
 from edgespec.planning.partition import blocks_of
 from edgespec.planning.profile import DATA_SHEET, ROWS, Profile, RowPrice
-from edgespec.types.draft_pass import DraftPass, DraftWork, HeadForm, Way
+from edgespec.types.draft_pass import DraftPass, DraftWork, HeadForm, SpentSeconds, Way
 from edgespec.types.static_shapes import groups, row_bucket, slot_bucket
 
 _HEADER_BYTES = 22  # of a segment, without what its requests and their rows take
@@ -143,6 +143,8 @@ class NodeCosts:
         return sum(
             sum(self.pass_parts(one, seen, max(len(one.requests), 1)), 0.0)
             if isinstance(one, DraftPass)
+            else one.seconds
+            if isinstance(one, SpentSeconds)
             else self.rank_seconds(len(one.positions), one.way, one.source, one.product, one.form)
             for one in work
         )

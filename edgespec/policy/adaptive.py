@@ -7,7 +7,7 @@ passes where a stage on the draft's device would compute before them. Both take 
 probability of being on the model's path, as long as a node's expected gain covers its cost on this
 ring; probabilities and costs are learnt while running (policy.estimates). Where guesses do not pay
 by these, or by what tokens really took with and without them (policy.pace), none are sent: what is
-left is autoregressive decoding. docs/policies.md says what else was tried.
+left is autoregressive decoding. docs/results/policies.md says what else was tried.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from edgespec.policy.base import Decision, Expand, Policy, RequestView, Send
+from edgespec.policy.base import Decision, Expand, Pooled, RequestView, Send
 from edgespec.policy.pace import Way
 from edgespec.policy.pool import least_that_pays, nodes_that_pay, rows_that_pay
 
@@ -37,18 +37,15 @@ tokens/s without them and 45.1 with them; on 6, where 2.8 fit, 50.7 and 54.3.)""
 
 
 @dataclass(frozen=True, slots=True)
-class Adaptive(Policy):
+class Adaptive(Pooled):
     """`width`: children guessed of a node. `most_rows`: limit of one segment and of one expansion,
     so that a wrong first idea of the costs stays cheap; it is meant not to bind."""
 
     width: int = 10
     most_rows: int = 64
     name: str = "adaptive"
-    calibrates = True
     waits_for_credit = True
     starts_with_prompt = True
-    pools = True
-    takes_chains = True
 
     def window(self, stages: int) -> int:
         """Two rings full: after a miss one of them is worthless, and on its way home."""
@@ -119,11 +116,11 @@ class Adaptive(Policy):
     def best_rows(
         self, views: Sequence[RequestView], ahead: int, roots: int, beside: int = 0
     ) -> list[tuple[int, ...]]:
-        """See Policy: those that pay."""
+        """See Pooled: those that pay."""
         return rows_that_pay(views, ahead, self.most_rows, roots, beside)
 
     def best_nodes(self, views: Sequence[RequestView]) -> list[Expand | None]:
-        """See Policy: those that pay."""
+        """See Pooled: those that pay."""
         chosen = nodes_that_pay(views, self.most_rows)
         asked = [ids for ids in chosen if ids]
         least = least_that_pays(views[0].estimates, sum(map(len, asked)))

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from edgespec.policy.base import Decision, Expand, Policy, RequestView, Send
+from edgespec.policy.base import Decision, Expand, Policy, RequestView, Results, Send
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class PipeDec(Policy):
     width: int = 32
     children: int = 16
     name: str = "pipedec"
-    drafts_in_step = True
+    results = Results.IN_STEP
     waits_for_credit = True
 
     def window(self, stages: int) -> int:

@@ -11,8 +11,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 
+from edgespec.backends.charged_time import LoopTime, is_charged
 from edgespec.backends.compute import COMPUTE
-from edgespec.backends.loop_time import LoopTime, is_charged
 from edgespec.config import Address
 from edgespec.decoding.effects import AbortBlock, Draft, Renew, RunHead, SendRing
 from edgespec.decoding.events import SegmentArrived

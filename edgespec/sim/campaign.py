@@ -15,7 +15,7 @@ from edgespec.decoding.stage import StageMachine
 from edgespec.errors import ConfigError, EdgespecError
 from edgespec.schema import FileStruct, json_text, read_as
 from edgespec.sim.checks import Checks, Promise
-from edgespec.sim.durations import RandomDurations
+from edgespec.sim.durations import Durations, RandomDurations
 from edgespec.sim.faults import BentSegment, LoseSegment, SmallCache
 from edgespec.sim.log import EventLog
 from edgespec.sim.oracle import Oracle
@@ -104,22 +104,23 @@ def build(
             for n in range(1, stages + 1)
         ]
 
+    chance = random.Random(f"{scenario.seed} durations"), scenario.head_pace
+    stages_of = zip(scenario.stage_paces, scenario.layers, strict=True)
     checks = Checks(promises, scenario.live)
     world = World(
         parts.coordinator(ring, codec),
         CoordinatorParts(None if scenario.head_last else head, draft),
         make_stages,
-        RandomDurations(
-            random.Random(f"{scenario.seed} durations"),
-            scenario.head_pace,
-            scenario.draft_pace,
-            scenario.stage_paces,
-            scenario.layers,
+        Durations(
+            [
+                RandomDurations(*chance, scenario.draft_pace, scenario.layers[0], draft),
+                *(RandomDurations(*chance, *one) for one in stages_of),
+            ]
         ),
         scenario.network,
         scenario.faults,
         scenario.seed,
-        checks,
+        checks.after,
         log,
     )
     for ask in scenario.asks:
@@ -160,7 +161,7 @@ def play_and_trace(scenario: Scenario, folder: Path, parts: Parts = DEFAULT_PART
         path.write_text(json_text(trace, _FORMAT), encoding="utf-8")
         raise ScenarioFailed(
             f"the scenario of seed {scenario.seed} failed: {failure}\n"
-            f"trace: {path}\nsee it again with: edgespec simulate --replay {path}"
+            f"trace: {path}\nsee it again with: edgespec replay {path}"
         ) from problem
 
 
@@ -170,7 +171,7 @@ def read_trace(path: Path) -> FailureTrace:
         content = path.read_bytes()
     except OSError as problem:
         raise ConfigError(f"{path} cannot be read: {problem}") from problem
-    return read_as(FailureTrace, content, str(path), "give a file of `edgespec simulate`", _FORMAT)
+    return read_as(FailureTrace, content, str(path), "give one of `edgespec campaign`", _FORMAT)
 
 
 def run_campaign(seeds: Iterable[int], folder: Path, parts: Parts = DEFAULT_PARTS) -> int:

@@ -20,7 +20,7 @@ from support.keys import OWNER_IDENTITY
 from support.packed_forms import FORMS
 
 from edgespec.config import FILE, QUANTISATIONS, Address, Quantisation
-from edgespec.daemon import bandwidths, device, logit_times, measure, timing
+from edgespec.daemon import bandwidths, coordinator_times, device, measure, timing
 from edgespec.daemon.bandwidths import disk_rate
 from edgespec.daemon.layer_times import (
     LayerTimes,
@@ -258,16 +258,20 @@ def test_work_on_logits_is_timed_for_each_way(monkeypatch: pytest.MonkeyPatch) -
         found = {}
         for (kind, way, width), work in works.items():
             work()
-            rows = logit_times.ROWS if kind == "ranking" and width == logit_times.WIDE else 1
+            rows = (
+                coordinator_times.ROWS
+                if kind == "ranking" and width == coordinator_times.WIDE
+                else 1
+            )
             call = 0.0 if kind == "noise" else 0.001
             found[kind, way, width] = Sample((call + rows * width * per_logit[way],))
         return found
 
-    monkeypatch.setattr(logit_times, "timed", made_up_times)
-    choosing, ranking, noise = logit_times.measure_logits(CPU, "measured", 0.0)
+    monkeypatch.setattr(coordinator_times, "timed", made_up_times)
+    choosing, ranking, noise = coordinator_times.measure_logits(CPU, "measured", 0.0)
     for times in (choosing, ranking):
         assert times.origin.startswith("measured: ")
-        for way in logit_times.WAYS:
+        for way in coordinator_times.WAYS:
             assert times.of(way).call == pytest.approx(0.001)
             assert times.of(way).million == pytest.approx(per_logit[way] * 1e6)
     assert noise.value == pytest.approx(0.004)

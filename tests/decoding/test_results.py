@@ -30,6 +30,7 @@ from edgespec.machines.events import (
     Tick,
 )
 from edgespec.policy.adaptive import Adaptive
+from edgespec.policy.base import Results
 from edgespec.policy.flowspec import FlowSpec
 from edgespec.policy.registry import POLICIES
 from edgespec.sim.toy import VOCABULARY, ToyCodec
@@ -227,7 +228,7 @@ def test_a_draft_that_began_below_an_older_root_is_merged_below_the_new_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     class Unstepped(FlowSpec):
-        drafts_in_step = False
+        results = Results.EACH
 
     monkeypatch.setitem(POLICIES, "flowspec", Unstepped())
     wire = Wire()

@@ -13,7 +13,7 @@ from support.masked_models import MASK, with_masks
 from support.passes import rows_of
 
 from edgespec.drafting import pard
-from edgespec.drafting.grower import DraftSource, Further
+from edgespec.drafting.grower import Further, TreeGrower
 from edgespec.drafting.pard import SLOTS, PardGuesser
 from edgespec.errors import ModelError
 from edgespec.model.loader import Checkpoint
@@ -26,8 +26,8 @@ TEXT = np.random.default_rng(5).integers(0, 96, 30).tolist()
 ROOM = 48  # the model's own context (see conftest.py)
 
 
-def draft_of(folder: Path, tmp_path: Path) -> DraftSource:
-    return DraftSource(PardGuesser(Checkpoint(with_masks(folder, tmp_path)), "float64"))
+def draft_of(folder: Path, tmp_path: Path) -> TreeGrower:
+    return TreeGrower(PardGuesser(Checkpoint(with_masks(folder, tmp_path)), "float64"))
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.8, seed=11)])

@@ -20,7 +20,7 @@ from edgespec.backends.torch_backend import TorchBlock, TorchHead
 from edgespec.decoding.admission import Ring
 from edgespec.decoding.coordinator import CoordinatorMachine
 from edgespec.decoding.stage import StageMachine
-from edgespec.drafting.grower import DraftSource
+from edgespec.drafting.grower import TreeGrower
 from edgespec.drafting.ppd.format import PPDTokens, read_ppd_tokens, write_ppd_tokens
 from edgespec.drafting.ppd.guesser import PPDGuesser
 from edgespec.drafting.steps import Steps
@@ -144,7 +144,7 @@ def ring_of(found: PPDTokens, stages: int) -> tuple[LocalRing, Spied]:
     checkpoint = Checkpoint(BASE)
     head = OutputHead(checkpoint, "float64")
     guesser = Spied(found, head)
-    draft = DraftSource(guesser)
+    draft = TreeGrower(guesser)
     ring = Ring(stages, CONTEXT, "ppd", needs=draft.needs)
     parts = []
     for number, (first, end) in enumerate(split_layers(checkpoint.layers, stages), start=1):

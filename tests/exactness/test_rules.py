@@ -23,7 +23,7 @@ from support.smollm2 import tokenizer as smollm2_tokenizer
 from support.tiers import examples, thorough, tiered
 from support.torch_rings import request, tokenizer, torch_ring, transformers_model
 
-from edgespec.drafting.grower import DraftSource
+from edgespec.drafting.grower import TreeGrower
 from edgespec.drafting.ngram import NgramGuesser
 from edgespec.errors import RequestFailed
 from edgespec.policy.registry import POLICIES
@@ -273,7 +273,7 @@ def test_the_real_model_answers_what_spells_its_control_tokens() -> None:
 
 def test_heads_are_let_in_between_the_masks_of_a_draft() -> None:
     """A grammar may take milliseconds for each path that is guessed after."""
-    source, calls, asked_about = DraftSource(NgramGuesser()), [], []
+    source, calls, asked_about = TreeGrower(NgramGuesser()), [], []
     grammar = tokenizer().grammar(json_spec(PERSON))
 
     class Watched:

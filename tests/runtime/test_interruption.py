@@ -19,7 +19,7 @@ from edgespec.backends.emulated import Emulated
 from edgespec.backends.torch_backend import TorchHead
 from edgespec.decoding.effects import Draft, OpenDraft, RunHead
 from edgespec.decoding.events import Drafted, HeadDone
-from edgespec.drafting.grower import DraftSource
+from edgespec.drafting.grower import TreeGrower
 from edgespec.drafting.independent import IndependentGuesser
 from edgespec.machines.effects import Effect
 from edgespec.machines.events import Event
@@ -53,7 +53,7 @@ class Played:
 
     def __init__(self, model: Checkpoint, layer: int, trace: Trace | None = None) -> None:
         guesser = IndependentGuesser(model)
-        compute = CoordinatorCompute(TorchHead(OutputHead(model)), DraftSource(guesser))
+        compute = CoordinatorCompute(TorchHead(OutputHead(model)), TreeGrower(guesser))
         self.layers = 0
         self.threads: set[int] = set()
         self._perform, self._layer = compute.perform, layer

@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 from support.worlds import FixedDurations, submit, toy_world
 
-from edgespec.backends.loop_time import LoopTime
+from edgespec.backends.charged_time import LoopTime
 from edgespec.backends.timed import CoordinatorDurations
 from edgespec.daemon.profiles import profile_named
 from edgespec.decoding.effects import Draft

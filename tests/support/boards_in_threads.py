@@ -16,7 +16,7 @@ from edgespec.backends.torch_backend import TorchBlock, TorchHead
 from edgespec.config import Timing
 from edgespec.decoding.admission import Ring
 from edgespec.decoding.coordinator import CoordinatorMachine
-from edgespec.drafting.grower import DraftSource
+from edgespec.drafting.grower import TreeGrower
 from edgespec.drafting.independent import IndependentGuesser
 from edgespec.machines.effects import (
     RunBlock,
@@ -63,7 +63,7 @@ class TorchNodeRing(NodeRing):
 
     def start_coordinator(self) -> NodeThread:
         """D0."""
-        draft = DraftSource(IndependentGuesser(Checkpoint(DRAFT), "float32"))
+        draft = TreeGrower(IndependentGuesser(Checkpoint(DRAFT), "float32"))
         places = [
             Assign(s, self.stages, a, b, str(BASE), "pair", "float32", "none", CONTEXT, 7, "key")
             for s, (a, b) in enumerate(self._split, start=1)

@@ -13,7 +13,7 @@ from edgespec.backends.compute import CoordinatorCompute, StageCompute
 from edgespec.decoding.admission import Ring
 from edgespec.decoding.coordinator import CoordinatorMachine
 from edgespec.decoding.stage import StageMachine
-from edgespec.drafting.grower import DraftSource
+from edgespec.drafting.grower import TreeGrower
 from edgespec.machines.events import (
     Event,
 )
@@ -44,7 +44,7 @@ class FakeRing:
         self,
         stages: int,
         *,
-        draft: DraftSource | None = None,
+        draft: TreeGrower | None = None,
         accuracy: float = 0.7,
         eos_ids: Collection[int] = frozenset(),
         prefill_chunk: int = 8,
