@@ -98,13 +98,13 @@ class DraftTree(Nodes):
         """
         self._forget_dead()
         before = self.newest
-        order, scores, positions = self._ranked(ids, children, keep, last_position, calibrated)
-        paths, ranks = len(ids), np.arange(len(order))
+        index, scores, positions = self._ranked(ids, children, keep, last_position, calibrated)
+        paths, ranks = len(ids), [*range(len(index))]
         above = np.full(paths + len(children), NO_PARENT)  # ids of the paths' ends, then of guesses
         above[:paths] = ids
-        if any(one in self._below for one in ids):
-            ranks = np.delete(ranks, self._here(above, paths, children, order))
-        index = order[ranks]
+        if not self._below.keys().isdisjoint(ids):
+            here = self._here(above, paths, children, index)
+            ranks, index = [n for n in ranks if n not in here], np.delete(index, here)
         above[paths + index] = np.arange(before + 1, before + 1 + len(index))
         parents = above[children.parents[index]].tolist()
         own: list[float | None] = children.scores[index].tolist()
@@ -118,7 +118,7 @@ class DraftTree(Nodes):
             positions[index].tolist(),
             scores[index].tolist(),
             own,
-            ranks.tolist(),
+            ranks,
             sources,
         )
         distinct = dict.fromkeys(parents)
