@@ -400,7 +400,7 @@ def test_a_file_that_was_just_read_is_seen_to_be_in_memory(tmp_path: Path) -> No
     file.write_bytes(os.urandom(1 << 20))
     file.read_bytes()
     with open(file, "r+b") as opened:
-        assert bandwidths._resident(opened.fileno(), 1 << 20) == 1.0
+        assert bandwidths.resident(opened.fileno(), 1 << 20) == 1.0
 
 
 def test_a_full_disk_is_not_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -444,8 +444,8 @@ def request(tmp_path: Path, **more: object) -> MeasureRequest:
 def test_a_measured_profile_can_be_read_and_says_how(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bandwidths, "_LEAST_BUFFER", 2**22)
-    monkeypatch.setattr(bandwidths, "_MOST_BUFFER", 2**22)
+    monkeypatch.setattr(bandwidths, "LEAST_BUFFER", 2**22)
+    monkeypatch.setattr(bandwidths, "MOST_BUFFER", 2**22)
     monkeypatch.setattr(measure, "disk_rate", partial(disk_rate, most=2**24))
     draft = write_checkpoint(tmp_path / "small-draft", num_hidden_layers=1)
     said: list[str] = []
@@ -477,8 +477,8 @@ def test_a_measured_profile_can_be_read_and_says_how(
 def test_a_quantisation_that_does_not_fit_the_model_is_left_out_with_the_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bandwidths, "_LEAST_BUFFER", 2**22)
-    monkeypatch.setattr(bandwidths, "_MOST_BUFFER", 2**22)
+    monkeypatch.setattr(bandwidths, "LEAST_BUFFER", 2**22)
+    monkeypatch.setattr(bandwidths, "MOST_BUFFER", 2**22)
     monkeypatch.setattr(measure, "disk_rate", partial(disk_rate, most=2**20))
     folder = write_checkpoint(tmp_path / "odd", hidden_size=64, intermediate_size=192, head_dim=16)
     asked = MeasureRequest("mine", tmp_path / "cache", model=str(folder), seconds=0.0)

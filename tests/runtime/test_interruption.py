@@ -123,7 +123,7 @@ def test_a_trace_has_a_span_for_each_stretch_of_the_draft(
 ) -> None:
     trace = Trace(str(tmp_path / "trace"))
     Played(model, 4, trace)
-    trace._file.close()
+    trace.file.close()
     found = spans(tmp_path / "trace")
     assert [kind for kind, *_ in found] == ["OpenDraft", "Draft", "RunHead", "Draft"]
     assert all(one[2] <= two[1] for one, two in pairwise(found))
@@ -162,7 +162,7 @@ def test_an_emulated_trace_has_the_charged_stretches(tmp_path: Path) -> None:
     while time.monotonic() < limit and len(spans(tmp_path / "trace")) < 5:
         time.sleep(0.01)
     worker.stop(PATIENCE_S)
-    trace._file.close()
+    trace.file.close()
     expected = [
         ("Draft", 0.0, 0.02),
         ("RunHead", 0.02, 0.025),

@@ -12,6 +12,7 @@ import torch
 from support.checkpoints import write_checkpoint
 from support.dspark_heads import FORMS, HIDDEN, LAYERS, TAPS, VOCAB, Form, Reference, write_dspark
 from support.passes import rows_of
+from support.tiers import thorough
 
 from edgespec.config import Quantisation
 from edgespec.drafting.dspark.format import read_head
@@ -427,7 +428,9 @@ def test_a_token_that_the_base_lacks_has_no_children(base: Path, tmp_path: Path)
     assert set(draft.guess(1, [[VOCAB], [3]], 2).parents.tolist()) == {1}
 
 
-@pytest.mark.parametrize(("offset", "causal"), [(1, True), (0, False), (1, False), (0, True)])
+@pytest.mark.parametrize(
+    ("offset", "causal"), [(1, True), (0, False), thorough(1, False), thorough(0, True)]
+)
 def test_what_the_file_leaves_open_is_tried(
     offset: int, causal: bool, base: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
