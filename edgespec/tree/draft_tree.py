@@ -155,7 +155,7 @@ class DraftTree(Nodes):
         able = len(scores)
         if deep or -math.inf in ends or max(places, default=0) >= last_position:
             scores[positions > last_position] = -math.inf
-            able = np.count_nonzero(scores > -math.inf)
+            able = int(np.count_nonzero(scores > -math.inf))
         order = (-scores).argsort(kind="stable")[: min(keep, able)]
         return order, scores, positions
 
