@@ -136,10 +136,7 @@ def encode(codec: TextCodec, effect: EncodePrompt) -> PromptEncoded:
     try:
         if _is_chat(codec, asked):
             told = [one.as_json() for one in asked.messages]
-            if asked.tools or any(one.role == "tool" or one.tool_calls for one in asked.messages):
-                tokens = codec.encode_tool_chat(told, asked.tools, effect.most)
-            else:
-                tokens = codec.encode_chat(told, effect.most)
+            tokens = codec.encode_chat(told, effect.most, asked.tools)
         else:
             tokens = codec.encode(asked.prompt)
         grammar = codec.grammar(asked.grammar) if asked.grammar else None
