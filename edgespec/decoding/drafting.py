@@ -115,8 +115,8 @@ class Drafting:
         if isinstance(plan, Expand):
             assert tree is not None, "a policy decides once there is a tree"
             tree.expand(plan.ids)
-            paths = tuple(tree.path(i) for i in plan.ids)
-            node_scores = tuple(tree.score(i) for i in plan.ids)
+            paths = tree.paths(plan.ids)
+            node_scores = tuple(map(tree.score, plan.ids))
         elif self.hidden is None:
             reads = len(context) - (len(self._reused.ids) if self._reused else 0)
         # What a tree takes that is grown level by level tells nothing of one pass.
