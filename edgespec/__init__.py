@@ -9,8 +9,7 @@ __version__ = "0.2.0"
 
 _ROOMS = {
     "door.asking": ("Completion", "SamplingParams"),
-    "door.clients": ("AsyncClient", "Client"),
-    "door.llm": ("LLM",),
+    "door.llm": ("LLM", "AsyncClient", "Client"),
     "door.simulation": ("simulate",),
     "drafting.own": ("DraftSource",),
     "policy.base": ("Decision", "Deepen", "Expand", "Grow", "Policy", "RequestView", "Send"),

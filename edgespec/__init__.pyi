@@ -2,9 +2,9 @@
 
 from edgespec.door.asking import Completion as Completion
 from edgespec.door.asking import SamplingParams as SamplingParams
-from edgespec.door.clients import AsyncClient as AsyncClient
-from edgespec.door.clients import Client as Client
 from edgespec.door.llm import LLM as LLM
+from edgespec.door.llm import AsyncClient as AsyncClient
+from edgespec.door.llm import Client as Client
 from edgespec.door.simulation import simulate as simulate
 from edgespec.drafting.own import DraftSource as DraftSource
 from edgespec.policy.base import Decision as Decision

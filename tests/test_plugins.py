@@ -16,7 +16,7 @@ from edgespec import plugins
 from edgespec.daemon.settings import chosen_draft
 from edgespec.drafting.choice import SourceChoice, parse_draft
 from edgespec.drafting.grower import TreeGrower
-from edgespec.drafting.own import DraftSource, OwnGuesser
+from edgespec.drafting.own import DraftSource, OwnGuesser, say_measured
 from edgespec.errors import ConfigError
 from edgespec.plugins import OWN_POLICIES, known_policies, own_policy_options
 from edgespec.policy.registry import POLICIES
@@ -151,6 +151,17 @@ def test_one_that_declares_nothing_is_charged_what_it_takes(
     (spent,) = guesser.take_work()
     assert isinstance(spent, SpentSeconds)
     assert spent.seconds > 0
+
+
+def test_it_is_told_whose_time_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    choice = parse_draft(f"hybrid:ngram+{__name__}:Parrot")
+    say_measured(choice, said.append)
+    assert said == []
+    monkeypatch.setattr(Parrot, "seconds", DraftSource.seconds)
+    say_measured(choice, said.append)
+    assert len(said) == 1
+    assert "declares no time" in said[0]
 
 
 def test_guesses_that_are_none_are_an_error_that_says_whose() -> None:

@@ -6,10 +6,6 @@ What costs no time is said at once; the prompt is encoded beside the I/O loop (E
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Annotated, Any
-
-import msgspec
-from msgspec import Meta, Struct, ValidationError, to_builtins
 
 from edgespec.decoding.answer import Answer, TextCodec
 from edgespec.decoding.effects import EncodePrompt
@@ -21,7 +17,6 @@ from edgespec.errors import CapacityError, ConfigError, EdgespecError, PeerLost,
 from edgespec.policy.base import Policy
 from edgespec.policy.registry import policy_named
 from edgespec.types.features import NO_NEEDS, DraftNeeds
-from edgespec.types.tool_forms import Tool
 from edgespec.verify.rules import Rules
 from edgespec.verify.sampling import Sampling
 from edgespec.verify.top_logprobs import MOST
@@ -129,19 +124,17 @@ def most_tokens(ring: Ring) -> int:
 
 def encode(codec: TextCodec, effect: EncodePrompt) -> PromptEncoded:
     """Carry out that effect; it touches nothing but the tokenizer, in whatever thread."""
+    asked = effect.asked
     try:
-        if _is_chat(codec, effect):
-            asked = _conversation(effect.messages)
-            told = [one.told() for one in asked.messages]
-            if asked.has_tools:
-                tokens = codec.encode_tool_chat(
-                    told, [one.function for one in asked.tools], effect.most
-                )
+        if _is_chat(codec, asked):
+            told = [one.as_json() for one in asked.messages]
+            if asked.tools or any(one.role == "tool" or one.tool_calls for one in asked.messages):
+                tokens = codec.encode_tool_chat(told, asked.tools, effect.most)
             else:
                 tokens = codec.encode_chat(told, effect.most)
         else:
-            tokens = codec.encode(effect.prompt)
-        grammar = codec.grammar(effect.grammar) if effect.grammar else None
+            tokens = codec.encode(asked.prompt)
+        grammar = codec.grammar(asked.grammar) if asked.grammar else None
     except EdgespecError as problem:
         return PromptEncoded(effect.request, (), str(problem), kind_of(problem))
     except RecursionError:
@@ -150,7 +143,7 @@ def encode(codec: TextCodec, effect: EncodePrompt) -> PromptEncoded:
     return PromptEncoded(effect.request, tuple(tokens), grammar=grammar)
 
 
-def _is_chat(codec: TextCodec, asked: Submit | EncodePrompt) -> bool:
+def _is_chat(codec: TextCodec, asked: Submit) -> bool:
     """Whether the chat template writes the prompt. Where the model has none, a conversation that
     comes with a prompt gives way to it."""
     return bool(asked.messages and (codec.chat_template or not asked.prompt))
@@ -162,69 +155,6 @@ _KINDS = {  # of one type and a type of it, the narrower one first
     PeerLost: "lost",
     ConfigError: "invalid",
 }
-
-
-class _CalledFunction(Struct):
-    name: str
-    arguments: str
-
-
-class _Call(Struct):
-    function: _CalledFunction
-    id: str = ""
-    type: str = "function"
-
-
-class _ChatMessage(Struct):
-    """An assistant that called a tool or refused may have said nothing: its content is null, as
-    OpenAI's clients send it, and templates get an empty one, which they can all add to a text."""
-
-    role: Annotated[str, Meta(min_length=1)]
-    content: str | None
-    tool_calls: list[_Call] | None = None
-    tool_call_id: str | None = None
-
-    def __post_init__(self) -> None:
-        if self.content is None and self.role != "assistant":
-            raise ValueError("it has no content")
-
-    def told(self) -> dict[str, Any]:
-        """As a template reads it."""
-        told: dict[str, Any] = {"role": self.role, "content": self.content or ""}
-        if self.tool_calls:
-            told["tool_calls"] = to_builtins(self.tool_calls)
-        if self.tool_call_id is not None:
-            told["tool_call_id"] = self.tool_call_id
-        return told
-
-
-class _ToldTool(Struct):
-    function: Tool
-
-
-class _Conversation(Struct):
-    """A conversation; `tools`: that may be called in its next message."""
-
-    messages: list[_ChatMessage]
-    tools: list[_ToldTool] = []
-
-    @property
-    def has_tools(self) -> bool:
-        called = any(one.role == "tool" or one.tool_calls for one in self.messages)
-        return bool(self.tools) or called
-
-
-def _conversation(text: str) -> _Conversation:
-    try:
-        given = msgspec.json.decode(text, type=list[_ChatMessage] | _Conversation)
-        chat = given if isinstance(given, _Conversation) else _Conversation(given)
-    except ValidationError:
-        chat = _Conversation([])
-    except (ValueError, RecursionError):
-        raise ConfigError("messages is no JSON") from None
-    if not chat.messages:
-        raise ConfigError('messages must be a list of {"role": ..., "content": ...}, not empty')
-    return chat
 
 
 def kind_of(problem: EdgespecError) -> str:

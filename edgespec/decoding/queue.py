@@ -151,10 +151,8 @@ class WaitingRoom:
         known = {r.asker: self._turn.get(r.asker, 0) for r in in_order}
         self._turn = {**known, request.asker: self._turns}
         self._encoding[has_grammar] = request.number
-        asked = request.asked
-        assert asked is not None
-        told = asked.prompt, asked.messages, self._longest_prompt, asked.grammar
-        return [EncodePrompt(request.number, *told)]
+        assert request.asked is not None
+        return [EncodePrompt(request.number, request.asked, self._longest_prompt)]
 
     def first(self) -> Request | None:
         """The one that begins next; those whose grammar is not compiled are passed over."""

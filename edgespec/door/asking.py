@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -16,7 +15,7 @@ from edgespec.policy.registry import POLICIES, policy_named
 from edgespec.types.record import MOST_CHARS
 from edgespec.verify.sampling import Sampling
 from edgespec.verify.stops import StopScanner
-from edgespec.wire.client_messages import Finished, Submit
+from edgespec.wire.client_messages import ChatMessage, Finished, Submit
 from edgespec.wire.codec import encode
 
 TAG = 1
@@ -77,39 +76,42 @@ class RequestSettings(SamplingOptions, _PolicyOption):  # the last base's field 
     def complete(self, prompt: str, tag: int = TAG) -> Submit:
         """The request for a completion of a text. Raises ConfigError if it cannot be sent."""
         _check_prompt(prompt)
-        return self._submit(tag, prompt, "")
+        return self._submit(tag, prompt, ())
 
     def ask(self, prompt: str, tag: int = TAG) -> Submit:
         """The request for an answer by the model's chat template; a model without one completes the
         text. Raises ConfigError if it cannot be sent."""
         _check_prompt(prompt)
-        return self._submit(tag, prompt, _conversation([{"role": "user", "content": prompt}]))
+        return self._submit(tag, prompt, (ChatMessage("user", prompt),))
 
     def answer(self, messages: Sequence[Mapping[str, str]], tag: int = TAG) -> Submit:
         """The request for the next message of a conversation of {"role", "content"} objects.
 
         Raises ConfigError if it cannot be sent.
         """
-        return self._submit(tag, "", _conversation(messages))
+        for one in messages:
+            _check_text("prompt" if one["role"] == "user" else "conversation", one["content"])
+        said = tuple(ChatMessage(one["role"], one["content"]) for one in messages)
+        return self._submit(tag, "", said)
 
-    def _submit(self, tag: int, prompt: str, messages: str) -> Submit:
+    def _submit(self, tag: int, prompt: str, messages: tuple[ChatMessage, ...]) -> Submit:
         (policy,) = known_policies([self.policy])
-        submit = Submit(
-            tag,
-            prompt,
-            self.max_new_tokens,
-            float(self.temperature),
-            self.top_k,
-            float(self.top_p),
-            float(self.min_p),
-            self.seed,
-            tuple(self.stop or ()),
-            policy,
-            messages,
-        )
         try:
+            submit = Submit(
+                tag,
+                prompt,
+                self.max_new_tokens,
+                float(self.temperature),
+                self.top_k,
+                float(self.top_p),
+                float(self.min_p),
+                self.seed,
+                tuple(self.stop or ()),
+                policy,
+                messages,
+            )
             encode(submit)  # what no peer would take would be dropped without a word
-        except ProtocolError as problem:
+        except (ProtocolError, ValueError) as problem:
             raise ConfigError(f"the request cannot be sent: {problem}") from None
         return submit
 
@@ -124,21 +126,12 @@ class SamplingParams(RequestSettings):
 
     logprobs: int | None = None
 
-    def _submit(self, tag: int, prompt: str, messages: str) -> Submit:
+    def _submit(self, tag: int, prompt: str, messages: tuple[ChatMessage, ...]) -> Submit:
         top = -1 if self.logprobs is None else self.logprobs
         return replace(super()._submit(tag, prompt, messages), top=top)
 
 
 USUAL = SamplingParams()
-
-
-def _conversation(messages: Sequence[Mapping[str, str]]) -> str:
-    """As it travels. Raises ConfigError if it cannot."""
-    for message in messages:
-        _check_text("prompt" if message["role"] == "user" else "conversation", message["content"])
-    text = json.dumps(messages, ensure_ascii=False)
-    _check_text("conversation", text)
-    return text
 
 
 def _check_prompt(prompt: str) -> None:

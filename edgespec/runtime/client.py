@@ -50,25 +50,40 @@ def check_refusal(message: Message) -> None:
         raise AccessRefused(f"the coordinator refused: {printable(message.reason, REASON_CHARS)}")
 
 
-def silence_of(message: Message, before: float) -> float:
-    """Seconds for which its sender may be silent, which this may change; `before`: so far."""
-    return message.silence or before if isinstance(message, Heartbeat) else before
+class CoordinatorWatch:
+    """What every client knows of its coordinator: where it is, and for how long it may be silent,
+    which it tells."""
+
+    def __init__(self, coordinator: Address, wait: float, timing: Timing | None) -> None:
+        """`wait`: seconds until one that never answered is given up. Raises ConfigError for a wait
+        that cannot be used."""
+        if not 0.0 < wait <= 86400.0:
+            raise ConfigError(f"wait is {wait}; it must be above 0 and at most 86400 seconds")
+        self._coordinator = coordinator
+        self._wait = wait
+        self._timing = timing or Timing()
+        self._silence = self._timing.answer_silence * slowness()
+        self._time = OwnTime()
+
+    def _heed(self, message: Message) -> None:
+        """What any of its messages says of it. Raises AccessRefused if it refuses this client."""
+        check_refusal(message)
+        if isinstance(message, Heartbeat):
+            self._silence = message.silence or self._silence
+
+    def _silent_for(self, seconds: float) -> PeerLost:
+        """The error for a coordinator that was silent for so long."""
+        return PeerLost(
+            f"the coordinator at {self._coordinator} has been silent for {seconds:.1f} s: it has "
+            "ended or cannot be reached"
+        )
+
+    def _broken(self) -> PeerLost:
+        """The error for a connection that has ended, with all that was asked over it."""
+        return PeerLost(f"the connection to the coordinator at {self._coordinator} broke")
 
 
-def silent_for(coordinator: Address, seconds: float) -> PeerLost:
-    """The error for a coordinator that was silent for so long."""
-    return PeerLost(
-        f"the coordinator at {coordinator} has been silent for {seconds:.1f} s: it has ended or "
-        "cannot be reached"
-    )
-
-
-def broken(coordinator: Address) -> PeerLost:
-    """The error for a connection that has ended, with all that was asked over it."""
-    return PeerLost(f"the connection to the coordinator at {coordinator} broke")
-
-
-class Client:
+class Client(CoordinatorWatch):
     """One connection to a coordinator. Use as a context manager."""
 
     def __init__(
@@ -84,15 +99,9 @@ class Client:
 
         Raises ConfigError for an address or a wait that cannot be used.
         """
-        if not 0.0 < wait <= 86400.0:
-            raise ConfigError(f"wait is {wait}; it must be above 0 and at most 86400 seconds")
+        super().__init__(coordinator, wait, timing)
         self._check = check
-        self._coordinator = coordinator
-        self._wait = wait
-        self._timing = timing or Timing()
-        self._silence = self._timing.answer_silence * slowness()
         self._transport = ZmqTransport.client(coordinator, identity, 2 * self._silence)
-        self._time = OwnTime()
         self._started = self._time.now()
         self._heard: float | None = None
         self._said = 0.0
@@ -200,14 +209,13 @@ class Client:
         messages = [i.message for i in self._transport.poll(self._timing.beat)]
         now = self._time.turned(self._timing.beat)
         for message in messages:
-            check_refusal(message)
-            self._silence = silence_of(message, self._silence)
+            self._heed(message)
         if messages:
             self._heard = now
         elif self._heard is not None and self._transport.broke:
-            raise broken(self._coordinator)
+            raise self._broken()
         elif self._heard is None and now - self._started > self._wait:
             raise never_answered(self._coordinator, self._wait, self._transport.is_let_in)
         elif self._heard is not None and now - self._heard > self._silence:
-            raise silent_for(self._coordinator, now - self._heard)
+            raise self._silent_for(now - self._heard)
         return messages

@@ -219,7 +219,7 @@ class CoordinatorNode(RingNode):
     def carry_out(self, effect: Effect, now: float) -> None:
         match effect:
             case EncodePrompt():
-                worker = self._grammars if effect.grammar else self._prompts
+                worker = self._grammars if effect.asked.grammar else self._prompts
                 worker.submit(effect, self.happened_at)
             case SendRing(segment):
                 self.transport.send_ring(segment)

@@ -15,6 +15,7 @@ from support.served import served
 
 import edgespec
 from edgespec import LLM, SamplingParams
+from edgespec.bench.report import Run
 from edgespec.daemon.bundled_models import bundled
 from edgespec.daemon.model_names import packaged
 from edgespec.planning.catalogue import MODELS
@@ -64,12 +65,21 @@ def test_both_are_simulated_and_exact(capfd: pytest.CaptureFixture[str]) -> None
         assert own.coordinator_busy > 0
 
 
-def test_the_same_call_gives_the_same_figures() -> None:
+def test_the_same_call_gives_the_same_figures_and_charges_what_is_declared(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     few = SamplingParams(max_new_tokens=6)
-    one, again = (
-        edgespec.simulate([POLICY], TEXTS[:1], draft=DRAFT, stages=2, params=few) for _ in range(2)
-    )
-    assert one == again
+
+    def play() -> Run:
+        (run,) = edgespec.simulate([POLICY], TEXTS[:1], draft=DRAFT, stages=2, params=few)
+        return run
+
+    usual = play()
+    assert play() == usual
+    monkeypatch.setattr(sys.modules["bigram"].Bigram, "seconds", lambda *_: 5.0)
+    slow = play()
+    assert slow.exact
+    assert slow.virtual_seconds > usual.virtual_seconds + 5.0
 
 
 @pytest.mark.thorough
@@ -114,7 +124,7 @@ def test_clients_of_the_api_may_name_what_the_coordinator_was_told() -> None:
         httpx.Client(base_url=ring.url, timeout=300) as http,
     ):
         (model,) = http.get("/v1/models").json()["data"]
-        body = {"model": model["id"], "prompt": TEXTS[0], "max_tokens": 12}
+        body = {"model": model["id"], "prompt": TEXTS[0], "max_tokens": 12, "temperature": 0}
         texts = [
             http.post("/v1/completions", json={**body, "policy": policy}).raise_for_status()
             for policy in ("chain", "autoregressive")
