@@ -33,10 +33,10 @@ def _numbered(segment: Segment, by: int) -> Segment:
 
 
 def _rubbish(sockets: ZmqTransport, send: Send, segment: Segment) -> None:
-    if sockets._push is None:
+    if sockets.push is None:
         send(segment)  # which waits for the connection
     else:
-        sockets._push.send(b"no segment")
+        sockets.push.send(b"no segment")
 
 
 LIES: dict[str, tuple[Callable[[ZmqTransport, Send, Segment], None], str]] = {

@@ -408,7 +408,7 @@ def test_a_busy_node_ends_soon() -> None:
         ring.await_up()
         ring.blocks[0].delay = 2 * PATIENCE_S
         with ring.client() as client:
-            client._send(submit())
+            client.send(submit())
             until(lambda: ring.blocks[0].runs)
             ring.threads[1].leave()
             assert ring.threads[1].ended().reason == "stopped by SIGTERM"
