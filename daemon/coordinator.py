@@ -27,7 +27,7 @@ from edgespec.daemon.own_stage import OwnStage, address_beside, admitted, machin
 from edgespec.daemon.precision import precision_text
 from edgespec.daemon.process import exit_code, going_on, take_file_descriptors
 from edgespec.daemon.settings import context_of, look_at_models
-from edgespec.decoding.admission import Ring
+from edgespec.decoding.admission import CoordinatorSettings
 from edgespec.decoding.coordinator import CoordinatorMachine
 from edgespec.drafting.choice import parse_draft
 from edgespec.model.hub import require_within_reach
@@ -249,13 +249,13 @@ class Loaded:
         return self.context_length + SPECULATIVE_ROWS
 
     @property
-    def ring(self) -> Ring:
+    def ring(self) -> CoordinatorSettings:
         """What the machine has to know of its ring."""
         from edgespec.drafting.lens import read_lenses
 
         config, draft, settings = self.config, self.draft, self.model.head.config
         layers, hints = self.model.layers, config.hints
-        return Ring(
+        return CoordinatorSettings(
             config.stages,
             self.context_length,
             draft.name if draft else "",

@@ -20,7 +20,7 @@ from edgespec.backends.base import BlockBackend
 from edgespec.bench.load import Load
 from edgespec.bench.workloads import Prompt
 from edgespec.config import HEAD_ON_COORDINATOR, HEAD_ON_LAST_STAGE, HEADS
-from edgespec.decoding.admission import Ring
+from edgespec.decoding.admission import CoordinatorSettings
 from edgespec.decoding.coordinator import CoordinatorMachine
 from edgespec.decoding.stage import StageMachine
 from edgespec.drafting.choice import parse_draft
@@ -304,7 +304,7 @@ def ring_world(
 
     return World(
         CoordinatorMachine(
-            Ring(
+            CoordinatorSettings(
                 stages,
                 loaded.context_length,
                 draft.name if draft else "",

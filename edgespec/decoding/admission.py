@@ -5,9 +5,9 @@ What costs no time is said at once; the prompt is encoded beside the I/O loop (E
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from edgespec.decoding.answer import Answer, TextCodec
+from edgespec.decoding.answer import Answer, RequestClient, TextCodec
 from edgespec.decoding.effects import EncodePrompt
 from edgespec.decoding.events import PromptEncoded
 from edgespec.decoding.request import Request
@@ -25,7 +25,7 @@ from edgespec.wire.hints import Lenses
 
 
 @dataclass(frozen=True, slots=True)
-class Ring:
+class CoordinatorSettings:
     """What the coordinator knows of its ring and model.
 
     `context_length`: tokens that the base model can hold. `prefill_chunk`: prompt rows that travel
@@ -70,7 +70,13 @@ MOST_PENALTY, MOST_BIAS = 2.0, 100.0
 
 
 def admit(
-    ring: Ring, codec: TextCodec, shared: Shared, number: int, peer: bytes, submit: Submit
+    ring: CoordinatorSettings,
+    codec: TextCodec,
+    shared: Shared,
+    number: int,
+    peer: bytes,
+    submit: Submit,
+    now: float,
 ) -> Request:
     """The request that `submit` asks for, its prompt not encoded yet.
 
@@ -90,12 +96,12 @@ def admit(
     rules = _rules_of(ring, submit)
     needs = ring.needs if policy.drafts else NO_NEEDS
     choosing = choosing_of(sampling, submit.top) if ring.head_last else None
-    request = Request(number, peer, submit, sampling, policy, answer, shared, needs, choosing)
-    request.rules = rules
-    return request
+    client = RequestClient(peer, submit, now)
+    asked = submit, sampling, policy, answer
+    return Request(number, client, *asked, shared, needs, choosing, rules or None)
 
 
-def _rules_of(ring: Ring, submit: Submit) -> Rules:
+def _rules_of(ring: CoordinatorSettings, submit: Submit) -> Rules:
     """What the request's logits are changed by, but for the grammar."""
     presence, frequency = submit.presence_penalty, submit.frequency_penalty
     for name, value, most in [
@@ -117,7 +123,7 @@ def _rules_of(ring: Ring, submit: Submit) -> Rules:
     return rules
 
 
-def most_tokens(ring: Ring) -> int:
+def most_tokens(ring: CoordinatorSettings) -> int:
     """Tokens of the longest prompt that can be answered."""
     return ring.context_length - 1
 
@@ -162,7 +168,7 @@ def kind_of(problem: EdgespecError) -> str:
     return next((kind for of, kind in _KINDS.items() if isinstance(problem, of)), "")
 
 
-def _checked_policy(ring: Ring, name: str) -> Policy:
+def _checked_policy(ring: CoordinatorSettings, name: str) -> Policy:
     """The policy of that name; the best one that this ring can run if the name is empty."""
     policy = policy_named(name or ("adaptive" if ring.draft else "autoregressive"))
     if policy.drafts and not ring.draft:
@@ -173,7 +179,9 @@ def _checked_policy(ring: Ring, name: str) -> Policy:
     return policy
 
 
-def take_prompt(ring: Ring, request: Request, event: PromptEncoded) -> tuple[str, str]:
+def take_prompt(
+    ring: CoordinatorSettings, request: Request, event: PromptEncoded
+) -> tuple[str, str]:
     """The request's prompt is encoded: it can be started. Comes with why not, fit for the user, and
     that problem's kind (see kind_of); "" if it can."""
     if event.problem or request.asked is None:
@@ -182,13 +190,11 @@ def take_prompt(ring: Ring, request: Request, event: PromptEncoded) -> tuple[str
         fits = _fitting(ring, len(event.tokens), request.asked.max_new_tokens)
     except EdgespecError as problem:
         return str(problem), kind_of(problem)
-    request.rules = replace(request.rules, grammar=event.grammar)
-    request.pace.free = True  # what alone may follow is known without a model
-    request.encoded(event.tokens, fits)
+    request.encoded(event.tokens, fits, event.grammar)
     return "", ""
 
 
-def _fitting(ring: Ring, prompt_tokens: int, max_new_tokens: int) -> int:
+def _fitting(ring: CoordinatorSettings, prompt_tokens: int, max_new_tokens: int) -> int:
     """How many new tokens fit after the prompt, at most those asked for.
 
     Raises ConfigError, or CapacityError if none does.

@@ -132,7 +132,11 @@ def _used(known: dict[K, V], key: K, new: Callable[[], V]) -> V:
 
 
 class Learnt(dict[str, RingEstimates]):
-    """What requests of each policy have taught, by its name."""
+    """What requests of each policy have taught, by its name: its own, so that policies stay
+    comparable; nothing at first."""
+
+    def __missing__(self, policy: str) -> RingEstimates:
+        return self.setdefault(policy, RingEstimates())
 
     def plain_speed(self) -> float:
         """Tokens a second that plain decoding would give one request: the fastest of what the

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 
-from edgespec.decoding.admission import Ring
+from edgespec.decoding.admission import CoordinatorSettings
 from edgespec.decoding.answer import TextCodec
 from edgespec.decoding.coordinator import CoordinatorMachine
 from edgespec.decoding.stage import StageMachine
@@ -34,7 +34,7 @@ _FORMAT = ("format", 1)
 class Parts:
     """What a run is built of; a test replaces a part to plant a bug."""
 
-    coordinator: Callable[[Ring, TextCodec], CoordinatorMachine] = CoordinatorMachine
+    coordinator: Callable[[CoordinatorSettings, TextCodec], CoordinatorMachine] = CoordinatorMachine
     stage: Callable[..., StageMachine] = StageMachine
     block: Callable[[int], FakeBlock] = FakeBlock
     draft: Callable[[random.Random, float], Oracle] = Oracle
@@ -74,7 +74,7 @@ def build(
     stages, head = scenario.stages, FakeHead(VOCABULARY)
     codec = ToyCodec(frozenset(scenario.eos_ids))
     draft = parts.draft(random.Random(f"{scenario.seed} draft"), scenario.accuracy)
-    ring = Ring(
+    ring = CoordinatorSettings(
         stages,
         scenario.context_length,
         "oracle",

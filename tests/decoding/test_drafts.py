@@ -10,7 +10,6 @@ import pytest
 from support.rings import submit
 from support.wires import Wire
 
-from edgespec.decoding import drafts
 from edgespec.decoding.effects import (
     Draft,
 )
@@ -202,9 +201,9 @@ def test_an_expansion_that_gives_nothing_is_not_asked_again() -> None:
 
 def test_there_must_be_a_tree_to_deepen() -> None:
     wire = rooted()
-    wire.request.grown = None
+    wire.request.drafting.grown = None
     with pytest.raises(LocalProtocolError, match="no drafted tree"):
-        drafts.ask(wire.request, Deepen(1, 1, 1), 0.0)
+        wire.request.carry_out(Deepen(1, 1, 1), 0.0)
 
 
 # --- what they take -------------------------------------------------------------------------------

@@ -180,7 +180,7 @@ class Flying:
 
     def __init__(self) -> None:
         self.wire = Wire(3, lenses=toy_lenses(3, VOCABULARY), ends=(1, 2, 3))
-        self.wire.machine.estimates_of("adaptive").segment([(1, 0.1)] * 3, 3)
+        self.wire.machine.learnt["adaptive"].segment([(1, 0.1)] * 3, 3)
         self.wire.submit(submit(policy="adaptive"))
         self.wire.back(self.wire.segments.pop())
         self.wire.head(7)
@@ -252,7 +252,7 @@ def test_the_tree_stays_small_whatever_is_said() -> None:
 
 def test_without_lenses_nobody_is_asked_or_heard() -> None:
     wire = Wire(3)
-    wire.machine.estimates_of("adaptive").segment([(1, 0.1)] * 3, 3)
+    wire.machine.learnt["adaptive"].segment([(1, 0.1)] * 3, 3)
     wire.submit(submit(policy="adaptive"))
     wire.back(wire.segments.pop())
     wire.head(7)

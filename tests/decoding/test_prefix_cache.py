@@ -12,7 +12,7 @@ from support.rings import Chaos, FakeRing, Faults, assert_one_end, submit
 from support.tiers import thorough, tiered
 
 from edgespec.decoding import scheduler
-from edgespec.decoding.prefix_cache import LEAST_ROWS, CachedPrefix, PrefixCache
+from edgespec.decoding.row_account import LEAST_ROWS, CachedPrefix, PrefixCache
 from edgespec.sim.toy import VOCABULARY
 from edgespec.tree import stems
 from edgespec.wire.client_messages import Finished, Submit

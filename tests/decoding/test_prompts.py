@@ -10,7 +10,7 @@ from msgspec import structs
 from support.cases import case
 from support.rings import assert_one_end, submit
 
-from edgespec.decoding.admission import Ring, encode
+from edgespec.decoding.admission import CoordinatorSettings, encode
 from edgespec.decoding.coordinator import CoordinatorMachine
 from edgespec.decoding.effects import (
     EncodePrompt,
@@ -67,7 +67,7 @@ class Desk:
     """A coordinator whose prompts are encoded when the test says so."""
 
     def __init__(self, queue_limit: int = 64, recovery: float = 60.0) -> None:
-        ring = Ring(2, 100, "fake", queue_limit=queue_limit, recovery=recovery)
+        ring = CoordinatorSettings(2, 100, "fake", queue_limit=queue_limit, recovery=recovery)
         self.machine = CoordinatorMachine(ring, Shortest())
         self.asked: list[EncodePrompt] = []
         self.started: list[int] = []

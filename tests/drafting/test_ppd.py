@@ -17,7 +17,7 @@ from support.torch_rings import BASE, CONTEXT, prompts, request, tokenizer, tran
 
 from edgespec.backends.compute import CoordinatorCompute, StageCompute
 from edgespec.backends.torch_backend import TorchBlock, TorchHead
-from edgespec.decoding.admission import Ring
+from edgespec.decoding.admission import CoordinatorSettings
 from edgespec.decoding.coordinator import CoordinatorMachine
 from edgespec.decoding.stage import StageMachine
 from edgespec.drafting.grower import TreeGrower
@@ -145,7 +145,7 @@ def ring_of(found: PPDTokens, stages: int) -> tuple[LocalRing, Spied]:
     head = OutputHead(checkpoint, "float64")
     guesser = Spied(found, head)
     draft = TreeGrower(guesser)
-    ring = Ring(stages, CONTEXT, "ppd", needs=draft.needs)
+    ring = CoordinatorSettings(stages, CONTEXT, "ppd", needs=draft.needs)
     parts = []
     for number, (first, end) in enumerate(split_layers(checkpoint.layers, stages), start=1):
         machine = StageMachine(

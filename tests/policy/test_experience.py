@@ -338,7 +338,7 @@ def test_times_and_spread_are_those_charged_after_a_hundred_segments(
     world.run()
     ran = [span for span in spans if span.kind == "RunBlock" and not span.stopped]
     assert sum(span.node == 1 for span in ran) >= 100
-    estimates = world.coordinator.estimates_of("adaptive")
+    estimates = world.coordinator.learnt["adaptive"]
     rows = {span.rows for span in ran}
     check(estimates, costs, prompt + 30, rows)
 
@@ -380,7 +380,7 @@ def test_what_is_learnt_of_drafts_is_their_own_time(monkeypatch: pytest.MonkeyPa
         spans=(spans := list[Span]()),
     )
     learnt: list[float] = []
-    times = world.coordinator.estimates_of("adaptive").draft
+    times = world.coordinator.learnt["adaptive"].draft
     monkeypatch.setattr(times, "record", lambda rows, seconds: learnt.append(seconds))
     world.submit(ask)
     world.run()
@@ -412,7 +412,7 @@ def test_costs_are_known_before_the_first_token(policy: str) -> None:
     while fake.take_turns(1) and fake.coordinator.accepts(1):
         if request.answer.token_ids:
             assert estimates.step.known
-            assert estimates.draft.known or request.draft is not None
+            assert estimates.draft.known or request.drafting.running is not None
 
 
 @given(st.lists(st.none() | st.integers(0, 70), min_size=1, max_size=50))

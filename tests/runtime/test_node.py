@@ -41,7 +41,7 @@ def test_stages_say_what_they_expect_and_the_answer_is_the_same() -> None:
         ask = submit(prompt="what is " * 5, max_new_tokens=40, policy="adaptive")
         for _ in range(2):
             ring.assert_right(ask, ring.ask(ask))
-            mixes = ring.machine.estimates_of("adaptive").hint_mixes
+            mixes = ring.machine.learnt["adaptive"].hint_mixes
             assert {stage for _, stage in mixes} == {1, 2}
             assert all(mix.seconds > 0 for mix in mixes.values())
             mixes.clear()

@@ -14,7 +14,7 @@ from support.keys import OWN, OWNER_IDENTITY, ListedKeys
 
 from edgespec.backends.compute import CoordinatorCompute, StageCompute
 from edgespec.config import Address, Timing
-from edgespec.decoding.admission import Ring
+from edgespec.decoding.admission import CoordinatorSettings
 from edgespec.decoding.coordinator import CoordinatorMachine
 from edgespec.machines.effects import (
     RunBlock,
@@ -198,7 +198,7 @@ class NodeRing:
             Assign(s, self.stages, s - 1, s, "toy", "toy", "float64", "none", CONTEXT, 7, key)
             for s in range(1, self.stages + 1)
         ]
-        ring = Ring(
+        ring = CoordinatorSettings(
             self.stages,
             CONTEXT,
             "fake" if draft else "",

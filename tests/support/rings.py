@@ -10,7 +10,7 @@ from support.fake_draft import FakeDraft
 from support.local_ring import LocalRing, Step
 
 from edgespec.backends.compute import CoordinatorCompute, StageCompute
-from edgespec.decoding.admission import Ring
+from edgespec.decoding.admission import CoordinatorSettings
 from edgespec.decoding.coordinator import CoordinatorMachine
 from edgespec.decoding.stage import StageMachine
 from edgespec.drafting.grower import TreeGrower
@@ -68,7 +68,7 @@ class FakeRing:
             for stage in range(stages)
         ]
         self.coordinator = CoordinatorMachine(
-            Ring(
+            CoordinatorSettings(
                 stages,
                 context_length,
                 "fake",

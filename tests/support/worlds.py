@@ -9,7 +9,7 @@ from support.spans import Span, keeping
 
 from edgespec.backends.charged_time import LoopTime
 from edgespec.backends.compute import FIRST
-from edgespec.decoding.admission import Ring
+from edgespec.decoding.admission import CoordinatorSettings
 from edgespec.decoding.coordinator import CoordinatorMachine
 from edgespec.decoding.stage import StageMachine
 from edgespec.drafting.grower import TreeGrower
@@ -119,7 +119,7 @@ def toy_world(
     if isinstance(durations, FixedDurations):
         nodes = [_Node(durations, number, draft) for number in range(count + 1)]
         durations = Durations(nodes, durations.loop, durations.message_bytes)
-    ring = Ring(
+    ring = CoordinatorSettings(
         *(count, 2000, "oracle" if draft else "", prefill_chunk),
         recovery=recovery,
         own_stage=with_stage if told else 0,
