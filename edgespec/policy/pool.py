@@ -70,7 +70,10 @@ def rows_that_pay(
             longer = step.seconds(count + 1)
             added = longer - step.seconds(count)
             times = estimates.reach if count >= ahead else 1.0
-            cost = added * times * paid_by(total, chance, len(views))
+            # Of one request alone, one token waits for that. Of several, the pass as it is would
+            # give `total`: nothing is gained by a row that gives fewer tokens a second.
+            waiting = max(1.0, total + chance) if len(views) > 1 else 1.0
+            cost = added * times * waiting
             if chance * max(longer, own) < cost:
                 break
         taken[index].append(node)
@@ -141,10 +144,3 @@ def least_that_pays(estimates: RingEstimates, count: int) -> float:
     added = draft.seconds(count + 1) - draft.seconds(count)
     saved = estimates.saved
     return min(max(LEAST_SHARE, added / saved if saved else 0.0), 1.0)
-
-
-def paid_by(yields: float, chance: float, requests: int) -> float:
-    """How many tokens wait for the time that a row adds: of one request alone, one. Of several, the
-    pass as it is would give `yields`, with the row `chance` more; nothing is gained by a row that
-    gives fewer tokens a second than they do together."""
-    return max(1.0, yields + chance) if requests > 1 else 1.0
