@@ -24,7 +24,7 @@ from edgespec.tree.ledger import Rows
 from edgespec.tree.node import Advance
 from edgespec.types.features import NO_FEATURES, DraftNeeds, Features, concatenated
 from edgespec.types.record import IntArray
-from edgespec.types.tensor import Tensor
+from edgespec.types.tensor import NO_LAYERS, Layers, Tensor
 from edgespec.verify.rules import Rules
 from edgespec.verify.sampling import Sampling
 from edgespec.wire.hints import Hint
@@ -132,7 +132,7 @@ class Drafting:
     def _start(self, plan: Plan, root: int, context_length: int, rows: int, now: float) -> int:
         job = self._next_job()
         self.running = DraftJob(job, plan, root, context_length)
-        self._d0.draft_asked((self._number, job), rows, self._estimates, now)
+        self._d0.drafts.asked((self._number, job), rows, self._estimates, now)
         return job
 
     def _next_job(self) -> int:
@@ -190,6 +190,11 @@ class Drafting:
         if self.hints is not None:
             self.hints.score(tree, plan.ids)
 
+    @property
+    def hints_asked(self) -> Layers:
+        """The stages that shall give hints about rows that leave now."""
+        return NO_LAYERS if self.hints is None else self.hints.asked
+
     def take_hint(self, hint: Hint, tree: DraftTree | None) -> bool:
         """A stage says what may come behind rows; whether that is of use."""
         return self.hints is not None and tree is not None and self.hints.take(hint, tree)
@@ -206,7 +211,7 @@ class Drafting:
         """PPD rows that no stage may drop."""
         return () if self.ppd_rows is None else self.ppd_rows.awaited(tree)
 
-    def take_returned(self, returned: Returned, tree: DraftTree) -> None:
+    def keep_rows(self, returned: Returned, tree: DraftTree) -> None:
         """Rows of guesses are back: keep what the source needs of those that are alive."""
         if returned.hidden is None:
             return

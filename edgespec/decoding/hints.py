@@ -99,6 +99,7 @@ class RequestHints:
         self._last_position = last
         self._told: dict[int, _Told] = {}
 
+    @property
     def asked(self) -> Layers:
         """The stages that shall give hints about rows that leave now."""
         return self._stages.that_pay(self._estimates, self._way)

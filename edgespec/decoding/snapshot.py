@@ -75,10 +75,6 @@ class SnapshotKeeper:
     def __init__(self, codec: TextCodec) -> None:
         self._codec = codec
         self._texts: dict[int, str] = {}
-        self.reset()
-
-    def reset(self) -> None:
-        """Forget the subscribers, and what they were shown."""
         self._watchers: dict[bytes, float] = {}  # until when
         self.is_watched = False
         self._chosen: dict[bytes, tuple[int, ...]] = {}  # requests beside the oldest

@@ -89,7 +89,7 @@ class StageJob:
         hidden = None if part.verdict is None else self.done.hidden
         self.done = replace(self.done, parts=tuple(parts), hidden=hidden)
 
-    def head_ended(self, job: int) -> tuple[RunHead, int]:
+    def pop_head(self, job: int) -> tuple[RunHead, int]:
         """One of them has ended, and the place of its part."""
         return self.heads.pop(job)
 
