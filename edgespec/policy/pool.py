@@ -70,8 +70,8 @@ def rows_that_pay(
             longer = step.seconds(count + 1)
             added = longer - step.seconds(count)
             times = estimates.reach if count >= ahead else 1.0
-            # Of one request alone, one token waits for that. Of several, the pass as it is would
-            # give `total`: nothing is gained by a row that gives fewer tokens a second.
+            # Of one request alone, one token waits for it. Of several, all that the segment gives:
+            # nothing is gained by a row that gives fewer tokens a second than they do together.
             waiting = max(1.0, total + chance) if len(views) > 1 else 1.0
             cost = added * times * waiting
             if chance * max(longer, own) < cost:
