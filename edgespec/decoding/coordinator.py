@@ -68,7 +68,7 @@ class CoordinatorMachine:
         self._holdings = Holdings(self.rows, ring.needs if ring.draft else None)
         self._numbers = 0
         self._flights = Flights(ring.stages, ring.vocabulary)
-        self._hinting = HintingStages(ring.lenses)
+        self._hinting = HintingStages(ring.lenses) if ring.lenses else None
         self.learnt = Learnt()
         self._begin_empty()
 
@@ -312,7 +312,8 @@ class CoordinatorMachine:
     def _on_ring_up(self, up: RingUp, now: float) -> list[Effect]:
         self._ring = replace(self._ring, stages=up.stages or self._ring.stages)
         self.rows.set_limit(up.rows or self.rows.limit)
-        told = self._hinting.ring_up(up.ends or self._ring.ends)
+        ends = up.ends or self._ring.ends
+        told = self._hinting.ring_up(ends) if self._hinting else []
         self._state.up()
         self._waiting.mark_changed()  # not their order, but what they wait for
         return told + self._start_next(now) + self._snapshot.observe(now)

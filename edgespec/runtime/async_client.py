@@ -113,11 +113,14 @@ class AsyncClient(CoordinatorWatch):
         """
         self._tag += 1
         submit = replace(submit, tag=self._tag)
-        _check(submit)
+        try:
+            frame = encode(submit)
+        except ProtocolError as problem:  # the coordinator would drop it
+            raise RequestFailed(f"the request cannot be sent: {problem}", "invalid") from None
         await self._connection()
         inbox = self._requests[submit.tag] = _Inbox()
         try:
-            self._send(submit)
+            self._send_frame(frame)
             self._known = self._time.now()
             while not inbox.is_over:
                 yield await inbox.take()
@@ -248,9 +251,12 @@ class AsyncClient(CoordinatorWatch):
 
     def _send(self, message: Message) -> None:
         """Raises PeerLost if there is no connection, or it takes no more."""
+        self._send_frame(encode(message))
+
+    def _send_frame(self, frame: bytes) -> None:
         if self._socket is None:
             raise _again(self._problem)
-        sent = asyncio.ensure_future(self._socket.send(encode(message), flags=zmq.NOBLOCK))
+        sent = asyncio.ensure_future(self._socket.send(frame, flags=zmq.NOBLOCK))
         if sent.exception() is not None:  # it is done at once, for good or not
             raise PeerLost(f"the coordinator at {self._coordinator} takes no messages")
 
@@ -355,14 +361,6 @@ async def _first_to_fail(*works: Coroutine[Any, Any, None]) -> None:
 def _as_plain(opened: _Socket) -> zmq.Socket[bytes]:
     """For set-up calls, which are the same for both kinds of socket."""
     return cast("zmq.Socket[bytes]", opened)
-
-
-def _check(submit: Submit) -> None:
-    """Raises RequestFailed for a message that the coordinator would drop, as it is too large."""
-    try:
-        encode(submit)
-    except ProtocolError as problem:
-        raise RequestFailed(f"the request cannot be sent: {problem}", "invalid") from None
 
 
 def _again(problem: EdgespecError) -> EdgespecError:

@@ -11,7 +11,7 @@ import pytest
 from support.fake_draft import FakeDraft
 from support.rings import FakeRing, assert_one_end, submit
 from support.segments import run_block
-from support.tiers import tiered
+from support.tiers import thorough, tiered
 
 from edgespec.decoding.drafting import HiddenRows
 from edgespec.decoding.flights import PartFlight, Returned
@@ -129,7 +129,9 @@ class NeedyDraft(FakeDraft):
 
 
 @pytest.mark.parametrize("policy", DRAFTING)
-@pytest.mark.parametrize(("accuracy", "aux_hidden"), [(0.3, (0, 1)), (0.9, (1,)), (0.6, ())])
+@pytest.mark.parametrize(
+    ("accuracy", "aux_hidden"), [(0.3, (0, 1)), thorough(0.9, (1,)), thorough(0.6, ())]
+)
 def test_every_certain_row_comes_once_and_in_order(
     policy: str, accuracy: float, aux_hidden: tuple[int, ...]
 ) -> None:
@@ -216,12 +218,12 @@ def test_rows_wait_for_those_before_them_and_dead_ones_go() -> None:
     hidden = HiddenRows(range(2), DraftNeeds(final_hidden=True))
     tensor = Tensor("uint8", (4, 1), bytes([10, 11, 12, 13]))
     arrived(hidden, [1, 2, 3, 4], tensor)
-    assert hidden.take() is NO_FEATURES
+    assert hidden.take() == NO_FEATURES
     arrived(hidden, [0], Tensor("uint8", (1, 1), bytes([9])))
     assert hidden.take().final == Tensor("uint8", (2, 1), bytes([9, 10]))
     hidden.commit([3], 3)
     assert hidden.take().final == Tensor("uint8", (1, 1), bytes([12]))
-    assert hidden.take() is NO_FEATURES
+    assert hidden.take() == NO_FEATURES
     hidden.commit([4, 5], 5)
     assert bytes(hidden.take().final.data) == bytes([13])  # type: ignore[union-attr]
     assert hidden._rows == {}
@@ -238,4 +240,4 @@ def test_taps_that_a_stage_forgot_or_changed_are_passed_over() -> None:
         assert taken.final is None
         assert taken.aux_layers == (1, 4)
         assert taken.aux_hidden == Tensor("uint8", (1, 2), b"ab")
-        assert rows.take() is NO_FEATURES
+        assert rows.take() == NO_FEATURES
