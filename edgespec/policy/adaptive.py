@@ -97,8 +97,7 @@ class Adaptive(Pooled):
         """Whether a pass of the draft, and the rows that come of it, bring a token in less time
         than the trip of these rows does."""
         tree, known = view.tree, view.estimates
-        head = known.head.seconds(1) if known.head.known else 0.0
-        trip = known.step.seconds(len(rows)) * known.step.spread + head
+        trip = known.step.seconds(len(rows)) * known.step.spread + known.head.for_one
         token = trip / sum(math.exp(tree.score(node)) for node in rows)
         row = known.step.seconds(len(rows) + 1) - known.step.seconds(len(rows))
         saved = 0.0

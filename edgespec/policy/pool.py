@@ -70,7 +70,10 @@ def rows_that_pay(
             longer = step.seconds(count + 1)
             added = longer - step.seconds(count)
             times = estimates.reach if count >= ahead else 1.0
-            cost = added * times * paid_by(total, chance, len(views))
+            # Of one request alone, one token waits for it. Of several, all that the segment gives:
+            # nothing is gained by a row that gives fewer tokens a second than they do together.
+            waiting = max(1.0, total + chance) if len(views) > 1 else 1.0
+            cost = added * times * waiting
             if chance * max(longer, own) < cost:
                 break
         taken[index].append(node)
@@ -92,8 +95,7 @@ def nodes_that_pay(views: Sequence[RequestView], most: int) -> Chosen:
     estimates = views[0].estimates
     draft = estimates.draft
     taken: list[list[int]] = [[] for _ in views]
-    pace = max(estimates.step.seconds(1), estimates.own)
-    shorter = draft.seconds(1) if draft.known else 0.0
+    saved, shorter = estimates.saved, draft.for_one
     # Beside a stage of D0's own what is not guessed before the root leaves may never be.
     least = 0.0 if views[0].own_stage else _least_node(estimates)
     queues = [view.tree.frontier_keys(view.depth_left) for view in views]
@@ -103,7 +105,7 @@ def nodes_that_pay(views: Sequence[RequestView], most: int) -> Chosen:
             worth = chance >= LEAST_SHARE or not draft.known
         elif draft.known:
             longer = draft.seconds(count + 1)
-            worth = chance >= least and chance * pace >= longer - shorter
+            worth = chance >= least and chance * saved >= longer - shorter
             shorter = longer
         else:
             worth = False  # one, to find out what it takes
@@ -140,12 +142,5 @@ def least_that_pays(estimates: RingEstimates, count: int) -> float:
     if not draft.known or not count:
         return 0.0
     added = draft.seconds(count + 1) - draft.seconds(count)
-    pace = max(estimates.step.seconds(1), estimates.own)
-    return min(max(LEAST_SHARE, added / pace if pace else 0.0), 1.0)
-
-
-def paid_by(yields: float, chance: float, requests: int) -> float:
-    """How many tokens wait for the time that a row adds: of one request alone, one. Of several, the
-    pass as it is would give `yields`, with the row `chance` more; nothing is gained by a row that
-    gives fewer tokens a second than they do together."""
-    return max(1.0, yields + chance) if requests > 1 else 1.0
+    saved = estimates.saved
+    return min(max(LEAST_SHARE, added / saved if saved else 0.0), 1.0)

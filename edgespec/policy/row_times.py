@@ -151,6 +151,11 @@ class RowTimes(_Line):
         return len(self._classes) > 1
 
     @property
+    def for_one(self) -> float:
+        """Expected seconds for one row; 0 while nothing is known."""
+        return self.seconds(1) if self._classes else 0.0
+
+    @property
     def one_row(self) -> float:
         """Seconds of a single row; 0 as long as none was timed."""
         return self._classes[0].low[1] if 0 in self._classes else 0.0

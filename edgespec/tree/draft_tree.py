@@ -44,7 +44,6 @@ class DraftTree(Nodes):
         at = drafted.find(since)
         if at is None:
             return 0
-        self._forget_dead()
         node_of, base = {at: self.root}, 0.0 if at == FROM_ROOT else float(drafted.scores[at])
         known = {(self.parent(i), self._tokens[i - self._first]): i for i in self.ids}
         root_score = self._score(self.root)
@@ -96,7 +95,6 @@ class DraftTree(Nodes):
         that have guesses below them count as expanded. A node that is asked about once more keeps
         those children that something was done with, and their scores; others go.
         """
-        self._forget_dead()
         before = self.newest
         index, scores, positions = self._ranked(ids, children, keep, last_position, calibrated)
         paths, ranks = len(ids), [*range(len(index))]
@@ -260,6 +258,7 @@ class DraftTree(Nodes):
         outcomes: list[tuple[float, bool]] = []
         ranks: list[int | None] = []
         sources: list[int] = []
+        self._forget_dead()
         first, end = self._first, self.root
         right: int | None = end
         while right is not None and right in self._targets:

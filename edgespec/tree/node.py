@@ -44,8 +44,8 @@ class Advance:
     for every guess (of an expansion) below the nodes passed, its own score and whether it was
     right: what scores can be calibrated by. `ranks`: for every node passed that had been expanded,
     the rank of the guess that was right, None if none was. `sources`: for every token, who had
-    guessed it (see TreeNode). `before`: the tree before it was pruned, until it grows again; None
-    if nothing was passed.
+    guessed it (see TreeNode). `before`: the tree before it was pruned, until it is walked again;
+    None if nothing was passed.
     """
 
     tokens: tuple[int, ...]

@@ -229,7 +229,7 @@ class Nodes:
         return run
 
     def _forget_dead(self) -> None:
-        """Before the tree grows: leave out of the columns what was long ago."""
+        """Leave out of the columns what was long ago."""
         dead = self.root - self._first
         if dead > MOST_DEAD:
             self._first = self.root

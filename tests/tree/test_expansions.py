@@ -6,12 +6,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import islice
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edgespec.tree import nodes
 from edgespec.tree.draft_tree import DraftTree
 from edgespec.tree.drafted import Children
 
@@ -98,8 +100,15 @@ def agrees(tree: DraftTree, model: Model) -> None:
         assert node.position == root.position + len(path)
 
 
-@given(st.data())
-def test_growing_and_walking_against_brute_force(data: st.DataObject) -> None:
+@pytest.mark.parametrize("most_dead", [1, nodes.MOST_DEAD])
+@given(data=st.data())
+def test_growing_and_walking_against_brute_force(most_dead: int, data: st.DataObject) -> None:
+    with patch.object(nodes, "MOST_DEAD", most_dead):
+        grow_and_walk(data)
+
+
+def grow_and_walk(data: st.DataObject) -> None:
+    """A tree and its model, step by step."""
     tree, model = DraftTree(3, 2, 9, 100), Model()
     for _ in range(data.draw(st.integers(1, 5))):
         limit, depth = data.draw(st.integers(0, 6)), data.draw(st.integers(0, 5))
@@ -125,6 +134,9 @@ def test_growing_and_walking_against_brute_force(data: st.DataObject) -> None:
         added = tree.attach(ids, found, keep, tree[tree.root].position + levels, np.array(own))
         assert added == model.attach(paths, found, keep, levels, own)
         agrees(tree, model)
+        unsent = [i for i in tree.ids if not tree[i].sent]
+        assert list(tree.unsent()) == sorted(unsent, key=lambda i: (-tree[i].score, i))
+        tree.send(tuple(islice(tree.unsent(), data.draw(st.integers(0, 3)))))
         assert tree.lowest == tree[tree.root].position + max(map(len, model.nodes))
 
 
@@ -224,6 +236,17 @@ def test_what_was_not_used_below_a_node_that_is_asked_about_again_goes() -> None
         (2,): -0.2,
         (5,): -0.4,
     }
+
+
+def test_the_tree_before_a_walk_is_told_as_it_was() -> None:
+    tree = DraftTree(0, -1, 9, 0)
+    tree.attach((0,), children((0, 1, -0.5), (0, 2, -1.0)), 9, FAR, np.array((-0.5, -1.0)))
+    tree.attach((1,), children((0, 3, -0.5)), 9, FAR, np.array((-0.5,)))
+    tree.record([0], [2])
+    before = tree.advance().before
+    assert before is not None
+    assert (tree.ids, before.ids, before.root) == ((2,), (0, 1, 2, 3), 0)
+    assert (before[1].children, before[3].token) == ({3: 3}, 3)
 
 
 def test_the_paths_of_a_root_and_below_it() -> None:
