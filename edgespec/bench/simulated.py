@@ -56,7 +56,7 @@ T = TypeVar("T")
 
 _ROOM = 4096
 """Rows of a request that a stage may hold beyond the model's context."""
-_OF_TOKENS = {"independent", "ngram", "easyspec", "pard"}
+_OF_TOKENS = {"independent", "ngram", "easyspec"}
 """Draft sources that take tokens alone of the base: no row of it has to be computed for them."""
 
 MOST_ROW_PRICE = 100.0

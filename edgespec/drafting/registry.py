@@ -21,7 +21,6 @@ from edgespec.drafting.grower import DraftSource
 from edgespec.drafting.hybrid import HybridGuesser
 from edgespec.drafting.independent import IndependentGuesser
 from edgespec.drafting.ngram import NgramGuesser
-from edgespec.drafting.pard import PardGuesser
 from edgespec.drafting.ppd.format import read_ppd_tokens
 from edgespec.drafting.ppd.guesser import PPDGuesser
 from edgespec.model.ends import OutputHead
@@ -96,13 +95,9 @@ class BaseParts:
         )
 
 
-def _independent(
-    folder: str,
-    base: BaseParts,
-    kind: type[IndependentGuesser] | type[PardGuesser] = IndependentGuesser,
-) -> Guesser:
+def _independent(folder: str, base: BaseParts) -> Guesser:
     require_same_tokenizer(base.tokenizer, local_folder(folder))
-    return kind(
+    return IndependentGuesser(
         base.draft(folder),
         base.dtype,
         base.device,
@@ -148,7 +143,6 @@ BUILDERS: Mapping[str, Callable[[str, BaseParts], Guesser]] = {
     "ngram": lambda folder, base: NgramGuesser(),
     "ppd": _ppd,
     "easyspec": _easyspec,
-    "pard": lambda folder, base: _independent(folder, base, PardGuesser),
 }
 """What builds each source of drafting.choice, given the folder of its weights."""
 
