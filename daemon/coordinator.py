@@ -192,7 +192,6 @@ def _build(
             config.draft_quantisation,
             draft_head(config.head_quantisation),
         ),
-        costs.coordinator.draft_work_seconds if costs else None,
     )
     context_length = context_of(config, model.longest_context)
     # Of one request of full length, for which every device is planned (planning.memory); when the

@@ -28,7 +28,6 @@ from edgespec.model.hub import local_folder
 from edgespec.model.source import TensorSource
 from edgespec.model.sources import open_source
 from edgespec.model.tokenizer import require_same_tokenizer
-from edgespec.types.draft_pass import DraftWork
 
 log = logging.getLogger(__name__)
 
@@ -150,16 +149,14 @@ BUILDERS: Mapping[str, Callable[[str, BaseParts], Guesser]] = {
 def build_draft(
     choice: DraftChoice,
     base: BaseParts,
-    seconds: Callable[[tuple[DraftWork, ...]], float] | None = None,
     builders: Mapping[str, Callable[[str, BaseParts], Guesser]] = BUILDERS,
 ) -> DraftSource | None:
     """The draft source; None if none is chosen.
 
-    `seconds`: what forward passes cost, where times are charged and not measured. `builders`: what
-    builds each source.
+    `builders`: what builds each source.
     Raises ModelError or ConfigError for weights that do not fit.
     """
     guessers = [builders[member.name](member.folder, base) for member in choice.members]
     if not guessers:
         return None
-    return DraftSource(HybridGuesser(guessers, seconds) if len(guessers) > 1 else guessers[0])
+    return DraftSource(HybridGuesser(guessers) if len(guessers) > 1 else guessers[0])

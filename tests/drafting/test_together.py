@@ -53,9 +53,7 @@ def make(
     makers: dict[str, Callable[[], DraftSource]] = {
         "independent": lambda: DraftSource(independent(folder)),
         "ngram": lambda: DraftSource(NgramGuesser()),
-        "hybrid": lambda: DraftSource(
-            HybridGuesser([NgramGuesser(), independent(folder)], lambda work: float(len(work)))
-        ),
+        "hybrid": lambda: DraftSource(HybridGuesser([NgramGuesser(), independent(folder)])),
         "eagle": lambda: eagle("eagle-llama3", VOCABULARY, base, tmp_path, "float64"),
         "eagle3": lambda: eagle("eagle3-official", VOCABULARY // 2, base, tmp_path, "float64"),
         "dspark": lambda: dspark("own", VOCABULARY // 2, base, tmp_path, "float64"),
