@@ -113,30 +113,6 @@ class Unranked(NamedTuple):
     width: int
 
 
-class SlotRows(Protocol):
-    """What the slots of one request's block gave, [slots, hidden], each for one position, and the
-    logits [slots, V] of that; None as long as neither was needed."""
-
-    logits: torch.Tensor | None
-
-    @property
-    def out(self) -> torch.Tensor | None:
-        """See above."""
-
-
-def score_slots(every: Sequence[SlotRows], logits: Callable[[torch.Tensor], torch.Tensor]) -> int:
-    """Have the logits of all slots there, by one product for those that lack them: its rows, 0 if
-    there was none."""
-    fresh = [(one, one.out) for one in every if one.logits is None and one.out is not None]
-    if not fresh:
-        return 0
-    rows = [len(out) for _, out in fresh]
-    found = logits(torch.cat([out for _, out in fresh]))
-    for (one, _), own in zip(fresh, found.split(rows), strict=True):
-        one.logits = own
-    return sum(rows)
-
-
 class Ranking:
     """The guesses that follow from one model's logits.
 

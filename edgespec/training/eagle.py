@@ -11,8 +11,7 @@ from torch.nn.functional import smooth_l1_loss
 from edgespec.drafting.eagle.format import write_head
 from edgespec.drafting.eagle.head import EagleHead
 from edgespec.drafting.eagle.shape import HeadShape, Kind
-from edgespec.training.loop import DECAY, Trainer, TrainingSettings
-from edgespec.training.muon import Muon
+from edgespec.training.loop import DECAY, Trainer, TrainingSettings, muon
 from edgespec.training.start import begin
 from edgespec.training.teacher import Teacher
 from edgespec.training.texts import TextRows, counted_tokens
@@ -80,7 +79,7 @@ def optimizers(student: Student, rate: float) -> list[torch.optim.Optimizer]:
     named = list(student.named_parameters())
     inner = [w for name, w in named if w.dim() == 2 and not name.startswith("lm_head")]
     outer = [w for name, w in named if w.dim() != 2 or name.startswith("lm_head")]
-    return [Muon(inner, rate), torch.optim.AdamW(outer, rate, betas=(0.9, 0.95), weight_decay=0.0)]
+    return [muon(inner, rate), torch.optim.AdamW(outer, rate, betas=(0.9, 0.95), weight_decay=0.0)]
 
 
 def learn(student: Student, teacher: Teacher, rows: TextRows, unroll: int) -> tuple[float, float]:

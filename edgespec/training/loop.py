@@ -6,7 +6,7 @@ import json
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from edgespec.errors import ModelError
+from edgespec.errors import ConfigError, ModelError
 from edgespec.files import part_of, settle
 from edgespec.training.remaining import duration
 from edgespec.training.teacher import Teacher
@@ -310,3 +310,11 @@ def write_state(state: dict[str, Any], file: Path) -> None:
     """Write a checkpoint, whole or not at all."""
     torch.save(state, part_of(file))
     settle(part_of(file), file)
+
+
+def muon(matrices: Iterable[torch.Tensor], rate: float) -> torch.optim.Optimizer:
+    """Keller Jordan's optimiser of matrices, scaled to steps of AdamW's size (arXiv 2502.16982,
+    §2.2). Raises ConfigError if torch has none."""
+    if not hasattr(torch.optim, "Muon"):
+        raise ConfigError(f"training needs torch 2.9 or newer, this is {torch.__version__}")
+    return torch.optim.Muon(matrices, rate, weight_decay=0.0, adjust_lr_fn="match_rms_adamw")

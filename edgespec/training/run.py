@@ -174,8 +174,8 @@ def _written(folder: Path, config: ModelConfig) -> DSparkStudent:
     """A head that `edgespec train` wrote."""
     whole = int(config.vocab_size)
     files = read_one_pass(folder, int(config.hidden_size), whole, int(config.num_hidden_layers))
-    shape = files.shapes[0]
-    if shape.windows or len(files.shapes) > 1:
+    shape = files.shape
+    if shape.windows:
         raise ConfigError(
             f"{folder} is no head that edgespec train wrote; begin with one of those, with a small "
             "model, or without --start"

@@ -91,9 +91,6 @@ def begin_as_model(
     if head.shape.markov_rank:
         torch.nn.init.normal_(head.markov_head.markov_w1.weight, std=head.shape.markov_rank**-0.5)
         head.markov_head.markov_w2.weight.zero_()
-    if head.shape.confidence is not None:
-        head.confidence_head.proj.weight.zero_()
-        head.confidence_head.proj.bias.zero_()
     _fit_context(student, small, teacher, rows, lesson_of)
 
 

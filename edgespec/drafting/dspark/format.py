@@ -32,20 +32,20 @@ from edgespec.model.reading import read_object
 SAFE, PICKLED, CONFIG = "model.safetensors", "pytorch_model.bin", "config.json"
 
 _ENDS = ("embed_tokens.weight", "lm_head.weight")
-_EXTRA = ("d2t", "t2d", "verifier_norm.weight", "verifier_lm_head.weight")
+_CONFIDENCE = "confidence_head."
+"""Of tensors that are not needed: policies calibrate scores by what turns out right."""
 
 
 @dataclass(frozen=True)
 class DSparkFiles:
     """One head as read.
 
-    `shapes`: what it may be, the likeliest first (see settings.read_settings). `weights`: by
-    DSparkHead's names. `embedding` [V, hidden] and `matrix` [vocab, hidden] are None where the
-    base's are borrowed. `tokens` int64 [vocab]: the base's token of each column, None where column
-    v is token v; with a borrowed matrix, the rows of it that the head scores with.
+    `weights`: by DSparkHead's names. `embedding` [V, hidden] and `matrix` [vocab, hidden] are None
+    where the base's are borrowed. `tokens` int64 [vocab]: the base's token of each column, None
+    where column v is token v; with a borrowed matrix, the rows of it that the head scores with.
     """
 
-    shapes: tuple[DSparkShape, ...]
+    shape: DSparkShape
     weights: dict[str, torch.Tensor]
     embedding: torch.Tensor | None
     matrix: torch.Tensor | None
@@ -70,13 +70,12 @@ def read_head(path: str | Path, base_hidden: int, base_vocab: int, base_layers: 
     stored = {
         name.removeprefix("model."): tensor
         for name, tensor in raw.items()
-        if not name.endswith("rotary_emb.inv_freq")
+        if not name.endswith("rotary_emb.inv_freq") and not name.startswith(_CONFIDENCE)
     }
-    shapes = read_settings(config, stored, base_hidden, base_vocab, base_layers)
-    shape = shapes[0]
+    shape = read_settings(config, stored, base_hidden, base_vocab, base_layers)
     with torch.device("meta"):
         named = {name: tuple(w.shape) for name, w in DSparkHead(shape).named_parameters()}
-    strange = stored.keys() - named.keys() - set(_ENDS) - set(_EXTRA)
+    strange = stored.keys() - named.keys() - {*_ENDS, "d2t", "t2d"}
     if strange:
         # Leaving a bias or norm out would compute something else than the head.
         raise ModelError(
@@ -96,7 +95,7 @@ def read_head(path: str | Path, base_hidden: int, base_vocab: int, base_layers: 
     for name, size in wanted.items():
         check_tensor(name, stored.get(name), size, file)
     return DSparkFiles(
-        shapes,
+        shape,
         {name: stored[name] for name in named},
         stored["embed_tokens.weight"] if shape.own_embedding else None,
         stored["lm_head.weight"] if shape.own_head else None,
@@ -157,8 +156,7 @@ def _settings(
         "mask_token_id": shape.mask_token,
         "markov_rank": shape.markov_rank,
         "markov_head_type": "vanilla",
-        "enable_confidence_head": shape.confidence is not None,
-        "confidence_head_with_markov": bool(shape.confidence),
+        "enable_confidence_head": False,
         "layer_types": [
             "sliding_attention" if shape.window(layer) else "full_attention"
             for layer in range(shape.layers)

@@ -1,14 +1,12 @@
 """Head settings: config.json of a one-pass head as its writers have it, and the head's shape.
 
-DeepSpec writes plain settings side by side, z-lab's DFlash, SpecForge and JetSpec put theirs into
-`dflash_config`, speculators puts those of a layer into `transformer_layer_config`. What a file
-leaves open is told apart later, by text.
+DeepSpec writes plain settings side by side, z-lab's DFlash and JetSpec put theirs into
+`dflash_config`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +21,7 @@ from edgespec.planning.architecture import MOST_LAYERS
 MOST_SLOTS = 64
 """Slots of a block: more would guess further ahead than any ring is long."""
 
-_SPECULATORS, _NESTED = "transformer_layer_config", "dflash_config"
+_NESTED = "dflash_config"
 _FIRST = "layers.0.self_attn."
 _KNOWN = {
     "hidden_act": ("silu",),
@@ -40,16 +38,15 @@ def read_settings(
     base_hidden: int,
     base_vocab: int,
     base_layers: int,
-) -> tuple[DSparkShape, ...]:
-    """What the head with this config.json and these tensors may be, the likeliest first: several
-    where the file does not say which slot guesses what, or what a slot sees.
+) -> DSparkShape:
+    """The shape of the head with this config.json and these tensors.
 
     Raises ModelError for settings that are damaged, of another base, or that edgespec does not
     compute.
     """
     raw = read_object(file, "download the head again")
-    inner = {name: raw[name] for name in (_SPECULATORS, _NESTED) if isinstance(raw.get(name), dict)}
-    settings = {**raw, **inner.get(_SPECULATORS, {}), **inner.get(_NESTED, {})}
+    nested = raw.get(_NESTED)
+    settings = {**raw, **nested} if isinstance(nested, dict) else raw
     for name, fine in _KNOWN.items():
         if settings.get(name, fine[0]) not in fine:
             raise ModelError(
@@ -80,7 +77,6 @@ def read_settings(
         )
     markov = tensors.get("markov_head.markov_w1.weight")
     rank = 0 if markov is None else int(markov.shape[-1])
-    confidence = tensors.get("confidence_head.proj.weight")
     down = tensors.get("direct_maps.down.weight")
     scored = next((tensors[n] for n in ("lm_head.weight", "d2t") if n in tensors), None)
     shape = DSparkShape(
@@ -94,17 +90,18 @@ def read_settings(
         vocab=base_vocab if scored is None else len(scored),
         block=block,
         eps=number(settings.get("rms_norm_eps", 1e-6), "rms_norm_eps", file),
-        aux_hidden=_taps(settings, layers, base_layers, _SPECULATORS in inner, file),
+        aux_hidden=_taps(settings, layers, base_layers, file),
         rope=rope(settings, file),
         qk_norm=f"{_FIRST}q_norm.weight" in tensors,
         qkv_bias=f"{_FIRST}q_proj.bias" in tensors,
         o_bias=f"{_FIRST}o_proj.bias" in tensors,
+        # DeepSpec lets the anchor's slot guess the next token, the others do not.
+        offset=int(_flag(settings, "sample_from_anchor", settings is raw, file)),
         mask_token=_mask_token(settings, tensors, base_vocab, file),
         markov_rank=rank,
         markov_rows=0 if markov is None else len(markov),
-        confidence=None if confidence is None else confidence.shape[-1] > hidden,
+        causal=_flag(settings, "causal_head", False, file),
         windows=_windows(settings, layers, file),
-        windows_causal=_SPECULATORS in inner and not settings.get("sliding_window_non_causal"),
         revealed=_revealed(settings, block, file),
         direct=0 if down is None or block < 2 else len(down) // (block - 1),
         own_embedding="embed_tokens.weight" in tensors,
@@ -115,20 +112,14 @@ def read_settings(
             f"the head beside {file} is {hidden} wide and brings no embedding and output matrix of "
             f"its own, the base is {base_hidden} wide; use the head that was trained for this base"
         )
-    # DeepSpec and speculators let the anchor's slot guess the next token, the others do not.
-    usual = int(not inner or settings.get("speculators_model_type") == "dspark")
-    offsets = _said(settings, ("sample_from_anchor", "shift_label", "draft_shift"))
-    causal = _said(settings, ("causal_head", "is_causal", "causal"))
-    return tuple(
-        replace(shape, offset=int(offset), causal=one)
-        for one in ((causal,) if causal is not None else (False, True))
-        for offset in ((offsets,) if offsets is not None else (usual, 1 - usual))
-    )
+    return shape
 
 
-def _said(settings: Mapping[str, Any], names: tuple[str, ...]) -> bool | None:
-    """The first of these flags that the file has; None if it has none."""
-    return next((settings[name] for name in names if isinstance(settings.get(name), bool)), None)
+def _flag(settings: Mapping[str, Any], name: str, usual: bool, file: Path) -> bool:
+    said = settings.get(name, usual)
+    if not isinstance(said, bool):
+        raise ModelError(f"{name} in {file} is {said!r}, no flag; download the head again")
+    return said
 
 
 def _rows(tensors: Mapping[str, torch.Tensor], name: str, file: Path) -> int:
@@ -151,17 +142,17 @@ def usual_taps(base_layers: int, layers: int) -> tuple[int, ...]:
 
 
 def _taps(
-    settings: Mapping[str, Any], layers: int, base_layers: int, entering: bool, file: Path
+    settings: Mapping[str, Any], layers: int, base_layers: int, file: Path
 ) -> tuple[int, ...]:
-    """The base's layers whose incoming rows are read. `entering`: speculators counts a layer by
-    what enters it, the others by what leaves it, so that -1 is the embedding."""
-    name = "aux_hidden_state_layer_ids" if entering else "target_layer_ids"
+    """The base's layers whose incoming rows are read: the file counts a layer by what leaves it, so
+    that -1 is the embedding."""
+    name = "target_layer_ids"
     said = settings.get(name)
-    if said is None and not entering and base_layers > layers + 2:
+    if said is None and base_layers > layers + 2:
         return usual_taps(base_layers, layers)
     if not isinstance(said, list) or not said or not all(type(i) is int for i in said):
         raise ModelError(f"{file} has no list of layers {name!r}; download the head again")
-    taps = tuple(said) if entering else tuple(layer + 1 for layer in said)
+    taps = tuple(layer + 1 for layer in said)
     if not all(0 <= layer < base_layers for layer in taps) or len(set(taps)) < len(taps):
         raise ModelError(
             f"{name} in {file} names layers {said!r}, the base has {base_layers}; use the head "
