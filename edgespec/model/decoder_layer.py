@@ -17,10 +17,10 @@ from edgespec.model.joint import JointCache, RowCache
 from edgespec.model.layer_form import LayerForm
 from edgespec.model.matrices import MatrixReader
 from edgespec.model.model_config import ModelConfig
-from edgespec.model.rope import Angles, Turn
+from edgespec.model.rope import Angles, Rotary
 from edgespec.model.row_math import HeadNorm, Norm, RowMath
 from edgespec.model.source import TensorSource, load_parameter
-from edgespec.model.tree_attention import AttentionForm, JointVisibility, Visibility
+from edgespec.model.tree_attention import AttentionForm, Seen
 
 
 class DecoderLayer:
@@ -69,20 +69,16 @@ class DecoderLayer:
         self._attention = AttentionForm(form.scaling, form.softcap, form.window)
 
     def __call__(
-        self,
-        hidden: torch.Tensor,
-        turn: Turn,
-        cache: RowCache | JointCache,
-        seen: Visibility | JointVisibility,
+        self, hidden: torch.Tensor, rotary: Rotary, cache: RowCache | JointCache, seen: Seen
     ) -> torch.Tensor:
         """Hidden rows [R, H] to such rows, in new memory; keys and values go into the cache.
 
-        `turn`: cosines and signed sines of the rows' positions (see Angles).
+        `rotary`: cosines and signed sines of the rows' positions (see Angles).
         """
         form, math = self._form, self._math
         rows, heads = hidden.shape[0], form.heads
         qkv = self._qkv(math.norm(hidden, self._enter)).view(rows, -1, form.head_dim)
-        math.turn(qkv, heads, form.kv_heads, turn if form.turned else None, self._head_norm)
+        math.rotate(qkv, heads, form.kv_heads, rotary if form.turned else None, self._head_norm)
         kv = qkv.narrow(1, heads, 2 * form.kv_heads)
         kv = kv.view(rows, 2, form.kv_heads, form.head_dim).permute(1, 2, 0, 3)
         keys, values = cache.append(kv, self._index)
@@ -123,7 +119,7 @@ class OwnLayers:
         weight = load_parameter(source, "model.norm.weight", shape, dtype, device)
         return partial(self._math.norm, norm=Norm(weight.data, form.eps, form.above_one))
 
-    def turns(
+    def rotary(
         self, kind: str | None, dtype: torch.dtype, device: torch.device
-    ) -> Callable[[torch.Tensor], Turn]:
+    ) -> Callable[[torch.Tensor], Rotary]:
         return partial(self._math.angles, Angles(self._config, kind, dtype, device))

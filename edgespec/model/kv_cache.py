@@ -22,6 +22,9 @@ Held = torch.Tensor | tuple[torch.Tensor, ...]
 """Keys or values of a layer, [1, kv_heads, T, head_dim]; of a cache with stems in pieces, of which
 each has its share of the T slots, in order."""
 
+AnyHeld = Held | list[Held]
+"""Those of one request, or of each of several."""
+
 
 class Stem:
     """Keys and values of committed rows that several caches begin with; they never change.

@@ -11,25 +11,21 @@ from edgespec.model.decoder_layer import OwnLayers
 from edgespec.model.joint import JointCache, RowCache
 from edgespec.model.layer_form import layer_form
 from edgespec.model.model_config import ModelConfig
-from edgespec.model.rope import Turn
+from edgespec.model.rope import Rotary
 from edgespec.model.row_math import BATCHED, RowMath
 from edgespec.model.source import TensorSource
-from edgespec.model.tree_attention import JointVisibility, Visibility
+from edgespec.model.tree_attention import Seen
 
 
 class Layer(Protocol):
     """One decoder layer."""
 
     def __call__(
-        self,
-        hidden: torch.Tensor,
-        turn: Turn,
-        cache: RowCache | JointCache,
-        seen: Visibility | JointVisibility,
+        self, hidden: torch.Tensor, rotary: Rotary, cache: RowCache | JointCache, seen: Seen
     ) -> torch.Tensor:
         """Hidden rows [R, H] behind the layer, in new memory; keys and values go into `cache`.
 
-        `turn`: what `ModelLayers.turns` made of the rows' positions.
+        `rotary`: what `ModelLayers.rotary` made of the rows' positions.
         """
 
 
@@ -56,9 +52,9 @@ class ModelLayers(Protocol):
     ) -> Callable[[torch.Tensor], torch.Tensor]:
         """Read the final norm, of rows [R, H]. Raises ModelError as the source does."""
 
-    def turns(
+    def rotary(
         self, kind: str | None, dtype: torch.dtype, device: torch.device
-    ) -> Callable[[torch.Tensor], Turn]:
+    ) -> Callable[[torch.Tensor], Rotary]:
         """Makes of positions int64 [R] what the layers of a kind are told of them.
 
         `kind`: the layer type that has rotary embeddings of its own; None: all share one.

@@ -22,14 +22,14 @@ from transformers.activations import ACT2CLS
 from edgespec.errors import ModelError
 from edgespec.model.experts import Expert, Experts, separate_experts
 from edgespec.model.joint import JointCache, RowCache
-from edgespec.model.kv_cache import Held
+from edgespec.model.kv_cache import AnyHeld
 from edgespec.model.model_config import ModelConfig
 from edgespec.model.quantised.exact import ExactLinear, row_product
 from edgespec.model.quantised.linear import linear_from
-from edgespec.model.rope import Turn
+from edgespec.model.rope import Rotary
 from edgespec.model.row_math import RowMath
 from edgespec.model.source import TensorSource, load_parameter
-from edgespec.model.tree_attention import AttentionForm, JointVisibility, Visibility
+from edgespec.model.tree_attention import AttentionForm, Seen
 
 _ACTIVATIONS: tuple[type[nn.Module], ...] = tuple(
     one if isinstance(one, type) else one[0] for one in ACT2CLS.values()
@@ -84,16 +84,16 @@ class LibraryLayers:
         norm: nn.Module = self._model.norm
         return norm
 
-    def turns(
+    def rotary(
         self, kind: str | None, dtype: torch.dtype, device: torch.device
-    ) -> Callable[[torch.Tensor], Turn]:
+    ) -> Callable[[torch.Tensor], Rotary]:
         # Made again, as the one on the meta device has no frequencies; they stay float32.
         # None where no layer turns its keys.
         rotary = self._model.rotary_emb
         made = None if rotary is None else type(rotary)(self._model.config).to(device)
         like = torch.empty(0, dtype=dtype, device=device)
 
-        def turn(positions: torch.Tensor) -> Turn:
+        def make(positions: torch.Tensor) -> Rotary:
             if made is None:
                 return (positions,)
             kinds = () if kind is None else (kind,)
@@ -103,7 +103,7 @@ class LibraryLayers:
 
             return positions, *self._math.by_row(angles, positions).unbind(-1)
 
-        return turn
+        return make
 
 
 class RowByRow(nn.Module):
@@ -131,15 +131,11 @@ class LibraryLayer:
         self.module, self._math = module, math
 
     def __call__(
-        self,
-        hidden: torch.Tensor,
-        turn: Turn,
-        cache: RowCache | JointCache,
-        seen: Visibility | JointVisibility,
+        self, hidden: torch.Tensor, rotary: Rotary, cache: RowCache | JointCache, seen: Seen
     ) -> torch.Tensor:
-        """See model.layers. `turn`: the positions int64 [R], and, unless the model turns no keys,
+        """See model.layers. `rotary`: the positions int64 [R], and, unless the model turns no keys,
         cosines and sines [R, D]."""
-        positions, *angles = turn
+        positions, *angles = rotary
         out: torch.Tensor = self.module(
             hidden[None],
             attention_mask=partial(self._math.attention, seen=seen),
@@ -153,8 +149,8 @@ class LibraryLayer:
 def library_attention(
     module: nn.Module,
     query: torch.Tensor,
-    key: Held | list[Held],
-    value: Held | list[Held],
+    key: AnyHeld,
+    value: AnyHeld,
     attention_mask: Callable[..., torch.Tensor],
     scaling: float,
     dropout: float = 0.0,

@@ -372,7 +372,7 @@ def test_masks_and_angles_are_made_once_a_pass(
         pytest.skip("there is no C compiler")
     pipeline = zoo.pipeline("gemma3_text", 1)
     made: list[Any] = []
-    turns = pipeline.stages[0].block._turns
+    turns = pipeline.stages[0].block._rotary
     assert set(turns) == {FULL, SLIDING}
     for kind in turns:
         monkeypatch.setitem(turns, kind, counted(made, kind, turns[kind]))

@@ -287,7 +287,7 @@ class BlockRows(HeadRows):
 
     def _run(self, count: int) -> Steps[None]:
         part, self._waiting = self._waiting[:count], self._waiting[count:]
-        return call(self._passes.run, NextSlots(self.request, self._kv, self._held, part))
+        yield from call(self._passes.run, NextSlots(self.request, self._kv, self._held, part))
 
 
 class TreeRows(HeadRows):

@@ -20,7 +20,7 @@ from torch.nn.functional import embedding, linear, scaled_dot_product_attention,
 from edgespec.drafting.easyspec.layers import LayerReader, Mlp, Projections
 from edgespec.model.block import EMBEDDING
 from edgespec.model.kv_cache import TwoRegionCache
-from edgespec.model.rope import Angles, turn_heads
+from edgespec.model.rope import Angles, apply_rotary
 from edgespec.model.source import TensorSource, load_parameter
 from edgespec.model.tensors import compute_dtype
 
@@ -161,8 +161,8 @@ class GroupedModel:
         if by.query_gain is not None and by.key_gain is not None:
             query = self._normed(query) * by.query_gain
             key = self._normed(key) * by.key_gain
-        turn_heads(query, run.cosines, run.sines)
-        turn_heads(key, run.cosines, run.sines)
+        apply_rotary(query, run.cosines, run.sines)
+        apply_rotary(key, run.cosines, run.sines)
         shares = (every.split(run.rows, 2) for every in (query, key, value))
         seen = [
             self._looked_up(part, first, *share)

@@ -80,7 +80,7 @@ def _norm_launcher(width: int, added: bool, added_normed: bool, normed: bool) ->
     )
 
 
-def turn(
+def rotate(
     qkv: torch.Tensor,
     heads: int,
     kv_heads: int,
