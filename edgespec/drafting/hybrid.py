@@ -13,7 +13,7 @@ from operator import or_
 import numpy as np
 
 from edgespec.drafting.base import Guesser, TokenPath
-from edgespec.drafting.feedback import Feedback
+from edgespec.drafting.ranking import Feedback
 from edgespec.drafting.steps import Steps, alone
 from edgespec.policy.calibration import Calibration
 from edgespec.tree.drafted import Children

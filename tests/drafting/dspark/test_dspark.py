@@ -13,9 +13,8 @@ from support.dspark_heads import FORMS, HIDDEN, LAYERS, TAPS, VOCAB, Form, Refer
 from support.passes import rows_of
 
 from edgespec.config import Quantisation
-from edgespec.drafting.dspark.format import read_head
+from edgespec.drafting.dspark.format import MOST_SLOTS, read_head
 from edgespec.drafting.dspark.guesser import DSparkGuesser, load_dspark
-from edgespec.drafting.dspark.settings import MOST_SLOTS
 from edgespec.drafting.grower import DraftSource, Further
 from edgespec.drafting.hybrid import HybridGuesser
 from edgespec.drafting.independent import IndependentGuesser

@@ -13,8 +13,7 @@ from safetensors.torch import load_file, save_file
 from support.cases import case
 from support.dspark_heads import FORMS, HIDDEN, LAYERS, VOCAB, write_dspark
 
-from edgespec.drafting.dspark.format import read_head
-from edgespec.drafting.dspark.settings import usual_taps
+from edgespec.drafting.dspark.format import read_head, usual_taps
 from edgespec.errors import ModelError
 
 Edit = Callable[[dict[str, torch.Tensor]], Any]
