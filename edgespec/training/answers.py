@@ -12,9 +12,8 @@ import torch
 
 from edgespec.errors import ConfigError
 from edgespec.files import write_whole
-from edgespec.training.kept_rows import KeptRows
-from edgespec.training.remaining import Remaining
-from edgespec.training.teacher import Teacher
+from edgespec.training.loop import Remaining
+from edgespec.training.teacher import KeptRows, Teacher
 from edgespec.training.texts import TextRows
 
 

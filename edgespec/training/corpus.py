@@ -10,15 +10,13 @@ from pathlib import Path
 import torch
 
 from edgespec.errors import ConfigError
-from edgespec.model.device import best_device
 from edgespec.model.hub import local_folder
 from edgespec.model.template_process import render_apart
+from edgespec.model.tensors import best_device
 from edgespec.model.tokenizer import Tokenizer
 from edgespec.training.answers import OwnAnswers, rows_of
-from edgespec.training.kept_rows import KeptRows
-from edgespec.training.loop import TrainingSettings
-from edgespec.training.remaining import Remaining
-from edgespec.training.teacher import Teacher
+from edgespec.training.loop import Remaining, TrainingSettings
+from edgespec.training.teacher import KeptRows, Teacher
 from edgespec.training.texts import Document, TextRows, documents, encoded, is_held_out, packed
 
 _CHECKED_ROWS = 96

@@ -15,11 +15,10 @@ from edgespec.drafting.dspark.shape import DSparkShape
 from edgespec.drafting.eagle.shape import Rope
 from edgespec.model.model_config import ModelConfig
 from edgespec.training.blocks import Blocks, beside, drawn
-from edgespec.training.kept_rows import KeptRows
+from edgespec.training.eagle import theta_of
 from edgespec.training.loop import Trainer, TrainingSettings, muon
 from edgespec.training.regression import LessonOf, fit_direct
-from edgespec.training.start import theta_of
-from edgespec.training.teacher import Lesson, Teacher
+from edgespec.training.teacher import KeptRows, Lesson, Teacher
 from edgespec.training.texts import TextRows
 
 CROSS_ENTROPY, VARIATION = 0.1, 0.9

@@ -27,11 +27,10 @@ from edgespec.training.dspark import (
     divergence,
 )
 from edgespec.training.evaluate import dspark_agreement
-from edgespec.training.kept_rows import KeptRows
 from edgespec.training.loop import TrainingSettings
 from edgespec.training.run import DSparkPlan, train_dspark
 from edgespec.training.small_start import begin_as_model, small_shape
-from edgespec.training.teacher import Lesson, Teacher
+from edgespec.training.teacher import KeptRows, Lesson, Teacher
 from edgespec.training.texts import TextRows
 
 CPU = torch.device("cpu")

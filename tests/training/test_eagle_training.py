@@ -22,13 +22,11 @@ from edgespec.model.aux_hidden import packed as taps_of
 from edgespec.model.ends import OutputHead
 from edgespec.model.loader import Checkpoint
 from edgespec.model.tensors import from_torch
-from edgespec.training.eagle import FEATURE_SHARE, Student, counted, learn
+from edgespec.training.eagle import FEATURE_SHARE, Student, counted, learn, shape_for, unrolled
 from edgespec.training.loop import DECAY, TrainingSettings
 from edgespec.training.run import EaglePlan, train_eagle
-from edgespec.training.start import shape_for
 from edgespec.training.teacher import Teacher
 from edgespec.training.texts import TextRows, documents, packed
-from edgespec.training.unrolled import unrolled
 from edgespec.types.features import Features, Layers
 from edgespec.verify.sampling import Sampling
 
