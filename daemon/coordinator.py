@@ -132,7 +132,7 @@ def _own_stage(
 ) -> OwnStage:
     """The stage beside this coordinator, which has loaded its models: the memory that is left is
     the stage's, less what the coordinator is planned to take while it answers."""
-    from edgespec.model.device import best_device
+    from edgespec.model.tensors import best_device
 
     device = best_device().type
     if device == "cuda":
@@ -166,10 +166,10 @@ def _build(
     from edgespec.daemon.ring_model import RingModel
     from edgespec.drafting.lens import read_lenses
     from edgespec.drafting.registry import BaseParts, build_draft
-    from edgespec.model.device import best_device
     from edgespec.model.ends import OutputHead
     from edgespec.model.grammar_process import COMPILE_S, GrammarProcess
     from edgespec.model.template_process import RENDER_S, TemplateProcess
+    from edgespec.model.tensors import best_device
     from edgespec.model.tokenizer import Tokenizer
 
     model = RingModel(config)

@@ -55,9 +55,8 @@ from edgespec.daemon.profile_figures import (
 from edgespec.daemon.timing import round_trips
 from edgespec.errors import ConfigError, ModelError
 from edgespec.model.block import row_math
-from edgespec.model.device import best_device
 from edgespec.model.sources import open_source
-from edgespec.model.tensors import compute_dtype
+from edgespec.model.tensors import best_device, compute_dtype
 from edgespec.net.keys import Identity
 from edgespec.net.slowness import slowness
 from edgespec.net.sockets import own_address_towards

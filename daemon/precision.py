@@ -157,7 +157,7 @@ def sixteen_bit_dtype() -> str:
     if not _has_gpu():
         return "bfloat16"  # torch, which takes seconds to import, need not be asked
     from edgespec.daemon.kernels import sixteen_bit_type
-    from edgespec.model.device import best_device
+    from edgespec.model.tensors import best_device
 
     return sixteen_bit_type(best_device())
 

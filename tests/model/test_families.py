@@ -39,9 +39,9 @@ from edgespec.model import block as block_module
 from edgespec.model import families, library_layers, matrices
 from edgespec.model.block import Block
 from edgespec.model.ends import OutputHead
-from edgespec.model.experts import Experts
 from edgespec.model.inventory import held_bytes
 from edgespec.model.kv_cache import TwoRegionCache
+from edgespec.model.library_layers import Experts
 from edgespec.model.loader import Checkpoint
 from edgespec.model.row_math import BATCHED
 from edgespec.model.tree_attention import Visibility

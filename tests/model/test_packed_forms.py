@@ -11,7 +11,7 @@ from support.packed_forms import FORMS, Sample, sample
 
 from edgespec.config import FILE, QUANTISATIONS, Quantisation
 from edgespec.errors import ModelError
-from edgespec.model.quantised.int8_groups import NibblesLinear
+from edgespec.model.quantised.int8 import NibblesLinear
 from edgespec.model.quantised.kernels import relative_error
 from edgespec.model.quantised.linear import (
     dequantised,

@@ -11,10 +11,8 @@ from edgespec.config import FILE, Quantisation
 from edgespec.errors import ModelError
 from edgespec.model.loader import Checkpoint
 from edgespec.model.packed import settings
-from edgespec.model.packed.awq import Awq
 from edgespec.model.packed.bitsandbytes import BitsAndBytes
-from edgespec.model.packed.compressed_tensors import CompressedTensors
-from edgespec.model.packed.gptq import Gptq
+from edgespec.model.packed.grouped import Awq, CompressedTensors, Gptq
 from edgespec.model.packed.matrix import Dialect, PackedMatrix
 from edgespec.model.packed.settings import Packing
 from edgespec.model.quantised.linear import dequantised

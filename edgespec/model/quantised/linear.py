@@ -13,7 +13,7 @@ from edgespec.config import Quantisation
 from edgespec.errors import ModelError
 from edgespec.kernels.gpu.usable import DTYPES, usable
 from edgespec.kernels.products import TILE, RowProduct
-from edgespec.model.quantised import int4, int8, int8_groups, nf4
+from edgespec.model.quantised import int4, int8, nf4
 from edgespec.model.quantised.exact import ExactLinear
 from edgespec.model.quantised.group_scales import check_columns
 from edgespec.model.quantised.int4_kernels import kernel_group
@@ -149,7 +149,7 @@ def _sliced(
 ) -> SlicedLinear:
     layer = _SLICED[form.kind]
     if form.kind == "int8" and form.group:
-        layer = int8_groups.layer_for(form, dtype, torch.device(device))
+        layer = int8.layer_for(form, dtype, torch.device(device))
     return layer(packed, bias, shape, form, dtype, device)
 
 
