@@ -21,8 +21,7 @@ from edgespec.drafting.grower import DraftSource
 from edgespec.drafting.hybrid import HybridGuesser
 from edgespec.drafting.independent import IndependentGuesser
 from edgespec.drafting.ngram import NgramGuesser
-from edgespec.drafting.ppd.format import read_ppd_tokens
-from edgespec.drafting.ppd.guesser import PPDGuesser
+from edgespec.drafting.ppd import PPDGuesser, read_ppd_tokens
 from edgespec.model.ends import OutputHead
 from edgespec.model.hub import local_folder
 from edgespec.model.source import TensorSource

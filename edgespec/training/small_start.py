@@ -12,7 +12,7 @@ from torch import nn
 
 from edgespec.drafting.dspark.shape import DSparkShape
 from edgespec.drafting.eagle.head import normed
-from edgespec.drafting.head_settings import rope
+from edgespec.drafting.eagle.shape import rope
 from edgespec.errors import ConfigError
 from edgespec.model.model_config import ModelConfig
 from edgespec.training.blocks import Blocks, drawn

@@ -44,7 +44,7 @@ from edgespec.model.sharding import Sharding
 from edgespec.model.sources import QuantisingSource
 from edgespec.net.keys import KeyPair, Token
 from edgespec.sim.campaign import read_trace
-from edgespec.training.answers import OwnAnswers
+from edgespec.training.corpus import OwnAnswers
 
 SETTINGS = ClusterSettings(model="m", stages=2)
 

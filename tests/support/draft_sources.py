@@ -19,8 +19,7 @@ from edgespec.drafting.eagle.shape import Kind
 from edgespec.drafting.easyspec.guesser import EasySpecGuesser
 from edgespec.drafting.easyspec.model import GroupedModel
 from edgespec.drafting.grower import DraftSource
-from edgespec.drafting.ppd.format import PPDTokens
-from edgespec.drafting.ppd.guesser import PPDGuesser
+from edgespec.drafting.ppd import PPDGuesser, PPDTokens
 from edgespec.drafting.steps import Steps
 from edgespec.model.aux_hidden import packed
 from edgespec.model.ends import OutputHead

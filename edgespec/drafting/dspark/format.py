@@ -17,7 +17,7 @@ import torch
 
 from edgespec.drafting.dspark.head import DSparkHead
 from edgespec.drafting.dspark.shape import DSparkShape
-from edgespec.drafting.head_settings import number, rope, whole
+from edgespec.drafting.eagle.shape import number, rope, whole
 from edgespec.drafting.weight_file import (
     check_tensor,
     read_tensors,

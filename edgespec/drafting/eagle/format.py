@@ -18,8 +18,7 @@ from typing import Any
 import torch
 
 from edgespec.drafting.eagle.head import EagleHead
-from edgespec.drafting.eagle.shape import HeadShape, Rope
-from edgespec.drafting.head_settings import number, rope, whole
+from edgespec.drafting.eagle.shape import HeadShape, Rope, number, rope, whole
 from edgespec.drafting.weight_file import (
     check_tensor,
     read_tensors,
