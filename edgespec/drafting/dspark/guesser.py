@@ -11,21 +11,18 @@ import numpy as np
 import torch
 
 from edgespec.config import Quantisation
-from edgespec.drafting.base import Guesser, TokenPath
+from edgespec.drafting.base import TokenPath
 from edgespec.drafting.dspark.format import DSparkFiles, read_head
 from edgespec.drafting.dspark.head import DSparkHead, rows_of
 from edgespec.drafting.dspark.rows import BlockPasses, BlockRows, HeadRows, Said, TreeRows
 from edgespec.drafting.eagle.guesser import PLAIN
-from edgespec.drafting.held_head import filled, output_product, tapped
-from edgespec.drafting.launches import Launches
-from edgespec.drafting.ranking import Ranking
+from edgespec.drafting.held_head import HeadGuesser, filled, output_product, tapped
 from edgespec.drafting.steps import Steps, call
 from edgespec.model.block import EMBEDDING, LM_HEAD
-from edgespec.model.ends import InputEmbedding, OutputHead
+from edgespec.model.ends import OutputHead
 from edgespec.model.families import logits_from
 from edgespec.model.quantised.linear import dequantised
 from edgespec.model.source import TensorSource
-from edgespec.model.tensors import compute_dtype
 from edgespec.tree.drafted import Children
 from edgespec.types.features import DraftNeeds, Features
 from edgespec.types.tensor import Layers
@@ -51,7 +48,7 @@ class _Asked(NamedTuple):
     width: int
 
 
-class DSparkGuesser(Guesser):
+class DSparkGuesser(HeadGuesser):
     """A Guesser: a DSpark, DFlash or JetSpec head beside the base's ends.
 
     What it says of a position is the same whatever guesses lie before it, but for what the Markov
@@ -74,9 +71,9 @@ class DSparkGuesser(Guesser):
         `head_quantisation` of the base's rows that it scores with. Raises ModelError for what
         cannot be lent or held so."""
         shape = self._shape = files.shape
-        super().__init__(NAME, DraftNeeds(aux_layers=Layers(tuple(sorted(shape.aux_hidden)))))
+        needs = DraftNeeds(aux_layers=Layers(tuple(sorted(shape.aux_hidden))))
+        super().__init__(NAME, needs, base, source, files.embedding, files.tokens, dtype, device)
         self.form = shape.form(source.config)
-        self._dtype, self._device = compute_dtype(dtype), torch.device(device)
         with torch.device("meta"):
             empty = DSparkHead(shape)
         spared = empty.spared(quantisation.group)
@@ -84,29 +81,17 @@ class DSparkGuesser(Guesser):
             empty, files.weights, quantisation, self._dtype, self._device, NAME, spared
         )
         self._rows = TreeRows if shape.shows else BlockRows
-        self._base, self._config = base, source.config
-        self._lent: InputEmbedding | None = None
-        self._embedding: torch.Tensor | None = None
-        if files.embedding is None:
-            self._lent = InputEmbedding(source, dtype, device, share=base)
-        else:
-            self._embedding = files.embedding.to(self._device, self._dtype, copy=True)
-        self._own_matrix = files.matrix is not None
-        matrix = files.matrix
-        if matrix is None and files.tokens is not None:
-            matrix = _rows_of_base(source, files.tokens)
-        self._matrix = None
-        if matrix is not None:
+        if files.matrix is not None:
             # One of its own is a draft's, as its layers are: no text depends on it.
-            form = quantisation if self._own_matrix else head_quantisation
-            self._matrix = output_product(matrix, form, self._dtype, self._device)
+            self._matrix = output_product(files.matrix, quantisation, self._dtype, self._device)
+        elif files.tokens is not None:
+            rows = _rows_of_base(source, files.tokens)
+            lent = output_product(rows, head_quantisation, self._dtype, self._device)
+            self._matrix = lambda out: logits_from(source.config, lent(out))
         self._scored = None if files.tokens is None else files.tokens.to(self._device)
-        self._tokens = None if files.tokens is None else files.tokens.numpy()
-        self._launches = Launches(device)
         self._passes = BlockPasses(
             self._head, self._embed, self._dtype, self._device, self.ran, self.between_layers
         )
-        self._ranking = Ranking(self.ranked, self.allowed)
         self._requests: dict[int, _BlockRequest] = {}
 
     @property
@@ -161,10 +146,6 @@ class DSparkGuesser(Guesser):
         self._requests.pop(request, None)
         self._ranking.close(request)
 
-    def between_layers(self) -> bool:
-        self._launches.keep_near()
-        return super().between_layers()
-
     @torch.inference_mode()
     def _taken(self, given: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         """What the base gave for each request's rows, as all layers of the head read it."""
@@ -217,21 +198,6 @@ class DSparkGuesser(Guesser):
         before = [path[-1] if path else state.context[-1] for path in paths]
         known = rows_of(torch.tensor(before, device=self._device), self._shape, self._scored)
         return rows + self._head.markov(known).to(rows.dtype)
-
-    def _embed(self, tokens: torch.Tensor) -> torch.Tensor:
-        if self._embedding is not None:
-            return self._embedding[tokens]
-        assert self._lent is not None
-        return self._lent.rows(tokens)
-
-    def _logits(self, out: torch.Tensor) -> torch.Tensor:
-        """Logits [R, vocab] of slots [R, hidden], in float32 at least, before the Markov head."""
-        if self._matrix is None:
-            return self._base.logits(out)
-        logits = self._matrix(out)
-        if not self._own_matrix:
-            logits = logits_from(self._config, logits)
-        return logits if self._dtype == torch.float64 else logits.float()
 
 
 def _rows_of_base(source: TensorSource, tokens: torch.Tensor) -> torch.Tensor:

@@ -13,11 +13,9 @@ import torch
 from edgespec.drafting.base import PASS_ROWS, TokenPath
 from edgespec.drafting.dspark.head import Attend, BlockPlaces, DSparkHead, packed_masks
 from edgespec.drafting.eagle.head import attention
+from edgespec.drafting.held_head import Embed
 from edgespec.drafting.steps import Steps, call
 from edgespec.model.kv_cache import TwoRegionCache
-
-Embed = Callable[[torch.Tensor], torch.Tensor]
-
 
 MASK = -1
 """Stands for a mask among tokens."""
@@ -55,8 +53,8 @@ class BlockPasses:
         ran: Callable[..., None],
         between_layers: Callable[[], object],
     ) -> None:
-        """`embed` gives the vectors [R, hidden] of tokens int64 [R]; `ran` is told the rows of
-        every pass, whose they were, and how many of them are of the base."""
+        """`ran` is told the rows of every pass, whose they were, and how many of them are of the
+        base."""
         self.head, self.dtype, self.device = head, dtype, device
         self._embed, self._ran, self._between_layers = embed, ran, between_layers
 
