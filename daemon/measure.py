@@ -31,7 +31,6 @@ from edgespec.daemon.layer_times import (
     check_room,
     default_shape,
     depth_on,
-    head_dim,
     measure_draft,
     measure_layer,
     misfits,
@@ -198,7 +197,7 @@ def measure(
     say("moving cache rows")
     heads = int(shape.config.num_key_value_heads)
     dtype = compute_dtype(session.dtype)
-    gather = session.rate(gather_rate, dtype, heads, head_dim(shape.config))
+    gather = session.rate(gather_rate, dtype, heads, shape.config.head_dim)
     say("reading the disk")
     disk = _disk(session)
     draft = _draft(session)

@@ -33,6 +33,12 @@ CLEAR = 1.5
 AGAIN = 512
 """Committed tokens until all are asked again; doubled each time, up to 8 times."""
 
+LEAST_GAIN = 0.01
+"""By which all together must rank the tokens that come better than the model alone, of one over the
+rank, or its guesses stay as they are: others' would take the places of better ones."""
+RECENT = 1 / 64
+"""Weight of a new committed token in what that gain was of late."""
+
 Guesses = dict[int, float]
 """Tokens with their own natural-log scores."""
 
@@ -130,7 +136,7 @@ class HybridGuesser(Guesser):
     Each member's score of a token is calibrated by how often tokens with such a score, named by the
     same members, were right (see policy.calibration); the mean of their log-odds counts, a model's
     twice. So over-confident scores are calibrated down, and so are tokens that the model does not
-    name.
+    name. Where that ranks the tokens that come no better than the model alone, it is left alone.
     """
 
     def __init__(self, members: Sequence[Guesser]) -> None:
@@ -140,6 +146,7 @@ class HybridGuesser(Guesser):
         self._members = tuple(members)
         models = [number for number, member in enumerate(members) if not member.is_free]
         self._choice = ModelChoice(models)
+        self._gain = 2 * LEAST_GAIN
         self._requests: dict[int, _HybridRequest] = {}
         self._agreed: defaultdict[tuple[Sampling, int, int, int], Calibration] = defaultdict(
             Calibration
@@ -247,7 +254,12 @@ class HybridGuesser(Guesser):
             for guess, score in guesses.items():
                 calibration = self._calibration(guessed, guess, number, sampling)
                 calibration.learn([(score, guess == token)])
-        self._choice.learn({n: _worth(guesses, token) for n, guesses in guessed.members.items()})
+        worth = {number: _worth(guesses, token) for number, guesses in guessed.members.items()}
+        self._choice.learn(worth)
+        models = self._models_of(guessed)
+        if len(models) == 1 < len(worth):
+            together = _worth(self._merged(guessed, sampling), token)
+            self._gain += RECENT * (together - worth[models[0]] - self._gain)
 
     def _calibration(
         self, guessed: _PathGuesses, token: int, number: int, sampling: Sampling
@@ -255,15 +267,25 @@ class HybridGuesser(Guesser):
         """The calibration of a member's word for tokens that just the same members named."""
         return self._agreed[sampling, guessed.able, guessed.sources[token], number]
 
+    def _models_of(self, guessed: _PathGuesses) -> list[int]:
+        """The members that run a model among those that were asked."""
+        return [number for number in guessed.members if not self._members[number].is_free]
+
     def _ranked(self, guessed: _PathGuesses, sampling: Sampling) -> list[tuple[int, float, int]]:
         """Tokens with their scores and the bits of their sources, the best first; of a member that
-        was asked alone, as it said: its scores compare without that."""
-        if len(guessed.members) == 1:
-            (scores,) = guessed.members.values()
-        else:
-            scores = {token: self._score(guessed, token, sampling) for token in guessed.sources}
+        alone named any, or that others hardly help, as it said: its scores compare without that."""
+        named = [number for number, guesses in guessed.members.items() if guesses]
+        models = self._models_of(guessed)
+        if len(models) == 1 and self._gain < LEAST_GAIN:
+            named = models
+        only = guessed.members[named[0]] if len(named) == 1 else None
+        scores = self._merged(guessed, sampling) if only is None else only
         found = [(token, score, guessed.sources[token]) for token, score in scores.items()]
         return sorted(found, key=lambda guess: (-guess[1], guess[0]))
+
+    def _merged(self, guessed: _PathGuesses, sampling: Sampling) -> Guesses:
+        """The score that all who named a token give it."""
+        return {token: self._score(guessed, token, sampling) for token in guessed.sources}
 
     def _score(self, guessed: _PathGuesses, token: int, sampling: Sampling) -> float:
         """The natural log of the probability that all who named a token give it."""

@@ -102,15 +102,13 @@ def shape_for(
     """A head with layers as wide as the base's, MLPs of `intermediate` (0: the base's), and direct
     maps of rank `direct`. With 0 there are none, and the head is causal and learns to be shown up
     to three quarters of a block: each slot is a lesson then, also one that is shown."""
-    heads = int(config.num_attention_heads)
-    dim = getattr(config, "head_dim", None) or config.hidden_size // heads
     return DSparkShape(
         layers=layers,
         hidden=int(config.hidden_size),
         base_hidden=int(config.hidden_size),
-        heads=heads,
+        heads=int(config.num_attention_heads),
         kv_heads=int(config.num_key_value_heads),
-        head_dim=int(dim),
+        head_dim=config.head_dim,
         intermediate=intermediate or int(config.intermediate_size),
         eps=float(config.rms_norm_eps),
         rope=Rope(theta=theta_of(config)),

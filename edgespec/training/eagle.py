@@ -141,16 +141,14 @@ def chosen_vocabulary(rows: TextRows, size: int, vocab: int) -> torch.Tensor | N
 
 def shape_for(kind: Kind, config: ModelConfig, vocab: int) -> HeadShape:
     """A head of the width of one of the base's layers. `vocab`: tokens that it scores."""
-    heads = int(config.num_attention_heads)
-    dim = getattr(config, "head_dim", None) or config.hidden_size // heads
     third = kind == "eagle3"
     return HeadShape(
         kind=kind,
         hidden=int(config.hidden_size),
         base_hidden=int(config.hidden_size),
-        heads=heads,
+        heads=int(config.num_attention_heads),
         kv_heads=int(config.num_key_value_heads),
-        head_dim=int(dim),
+        head_dim=config.head_dim,
         intermediate=int(config.intermediate_size),
         vocab=vocab,
         eps=float(config.rms_norm_eps),

@@ -51,16 +51,14 @@ def small_shape(
             f"--start {where}: it has {small.vocab_size} tokens, the base {base.vocab_size}; give "
             "a model with the base's tokenizer"
         )
-    heads = int(small.num_attention_heads)
-    dim = getattr(small, "head_dim", None) or small.hidden_size // heads
     biased = small.model_type == "qwen2" or bool(getattr(small, "attention_bias", False))
     return DSparkShape(
         layers=int(small.num_hidden_layers),
         hidden=int(small.hidden_size),
         base_hidden=int(base.hidden_size),
-        heads=heads,
+        heads=int(small.num_attention_heads),
         kv_heads=int(small.num_key_value_heads),
-        head_dim=int(dim),
+        head_dim=small.head_dim,
         intermediate=int(small.intermediate_size),
         eps=float(small.rms_norm_eps),
         rope=rope(dict(small.settings), where),

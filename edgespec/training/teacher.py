@@ -120,8 +120,8 @@ class Teacher:
         if self.device.type != "cuda":
             return _TEXTS
         config, free = self.config, torch.cuda.mem_get_info(self.device)[0]
-        dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        numbers = 2 * length * config.num_hidden_layers * config.num_key_value_heads * dim
+        numbers = 2 * length * config.num_hidden_layers * config.num_key_value_heads
+        numbers *= config.head_dim
         return max(1, min(_MOST_TEXTS, int(_SHARE * free / numbers / self._model.dtype.itemsize)))
 
     @torch.no_grad()

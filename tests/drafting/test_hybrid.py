@@ -302,3 +302,17 @@ def test_a_request_can_be_guessed_for_without_its_models() -> None:
     hybrid.read(1, [9] * (3 * MOST), NO_FEATURES)
     assert sorted(hybrid.guess(1, [()], 4).tokens.tolist()) == [1, 2]
     assert len(model.context) == 3 * MOST
+
+
+def test_guesses_that_rank_nothing_better_are_left_out_until_they_do() -> None:
+    """They would take the places of the model's own."""
+    grams = Scripted("grams", always((5, -0.2), (7, -0.4)))
+    model = Scripted("model", always((3, -0.3), (6, -1.5)), rows=10)
+    made = hybrid(grams, model)
+    assert made.guess(1, [()], 4).tokens.tolist() == [5, 3, 7, 6]
+    follow(made, lambda step: 3, 128)
+    children = made.guess(1, [()], 4)
+    assert (children.tokens.tolist(), children.scores.tolist()) == ([3, 6], [-0.3, -1.5])
+    assert grams.asked == model.asked, "they cost nothing"
+    hits = follow(made, lambda step: 5, 40)
+    assert all(hits[8:])

@@ -17,7 +17,8 @@ import torch
 
 from edgespec.drafting.dspark.head import DSparkHead
 from edgespec.drafting.dspark.shape import DSparkShape
-from edgespec.drafting.eagle.shape import number, rope, whole
+from edgespec.drafting.eagle.format import fields_of, matrix_rows
+from edgespec.drafting.eagle.shape import rope, whole
 from edgespec.drafting.weight_file import (
     check_tensor,
     read_tensors,
@@ -186,7 +187,7 @@ MOST_SLOTS = 64
 """Slots of a block: more would guess further ahead than any ring is long."""
 
 _NESTED = "dflash_config"
-_FIRST = "layers.0.self_attn."
+_KIND = "DSpark or DFlash"  # as messages call it
 _KNOWN = {
     "hidden_act": ("silu",),
     "markov_head_type": ("vanilla",),
@@ -230,15 +231,8 @@ def read_settings(
             f"block_size in {file} is {block}, edgespec computes blocks of up to {MOST_SLOTS} "
             "slots; use another head"
         )
-    heads = whole(settings, "num_attention_heads", file)
-    hidden = _rows(tensors, "fc.weight", file)
-    queries = _rows(tensors, f"{_FIRST}q_proj.weight", file)
-    keys = _rows(tensors, f"{_FIRST}k_proj.weight", file)
-    if queries % (2 * heads) or keys % (queries // heads) or heads % (keys // (queries // heads)):
-        raise ModelError(
-            f"{file} says {heads} attention heads, which does not fit queries of {queries} and "
-            f"keys of {keys} in the file beside it; download the head again"
-        )
+    layer_fields = fields_of(settings, tensors, "layers.0.", _KIND, file)
+    hidden = matrix_rows(tensors, "fc.weight", _KIND, file)
     markov = tensors.get("markov_head.markov_w1.weight")
     rank = 0 if markov is None else int(markov.shape[-1])
     down = tensors.get("direct_maps.down.weight")
@@ -247,18 +241,11 @@ def read_settings(
         layers=layers,
         hidden=hidden,
         base_hidden=base_hidden,
-        heads=heads,
-        kv_heads=keys // (queries // heads),
-        head_dim=queries // heads,
-        intermediate=_rows(tensors, "layers.0.mlp.gate_proj.weight", file),
         vocab=base_vocab if scored is None else len(scored),
         block=block,
-        eps=number(settings.get("rms_norm_eps", 1e-6), "rms_norm_eps", file),
         aux_hidden=_taps(settings, layers, base_layers, file),
         rope=rope(settings, file),
-        qk_norm=f"{_FIRST}q_norm.weight" in tensors,
-        qkv_bias=f"{_FIRST}q_proj.bias" in tensors,
-        o_bias=f"{_FIRST}o_proj.bias" in tensors,
+        qk_norm="layers.0.self_attn.q_norm.weight" in tensors,
         # DeepSpec lets the anchor's slot guess the next token, the others do not.
         offset=int(_flag(settings, "sample_from_anchor", settings is raw, file)),
         mask_token=_mask_token(settings, tensors, base_vocab, file),
@@ -270,6 +257,7 @@ def read_settings(
         direct=0 if down is None or block < 2 else len(down) // (block - 1),
         own_embedding="embed_tokens.weight" in tensors,
         own_head="lm_head.weight" in tensors,
+        **layer_fields,
     )
     if hidden != base_hidden and not (shape.own_embedding and shape.own_head):
         raise ModelError(
@@ -284,16 +272,6 @@ def _flag(settings: Mapping[str, Any], name: str, usual: bool, file: Path) -> bo
     if not isinstance(said, bool):
         raise ModelError(f"{name} in {file} is {said!r}, no flag; download the head again")
     return said
-
-
-def _rows(tensors: Mapping[str, torch.Tensor], name: str, file: Path) -> int:
-    tensor = tensors.get(name)
-    if tensor is None or tensor.dim() != 2 or not tensor.numel():
-        raise ModelError(
-            f"there is no matrix {name!r} beside {file}: this is no DSpark or DFlash head; name "
-            "the folder of a head that was trained for this base"
-        )
-    return int(tensor.shape[0])
 
 
 def usual_taps(base_layers: int, layers: int) -> tuple[int, ...]:

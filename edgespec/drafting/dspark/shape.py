@@ -88,7 +88,7 @@ class DSparkShape:
     def form(self, base: ModelConfig) -> HeadForm:
         """What it is made of, beside the base that it was trained for."""
         hidden, heads = int(base.hidden_size), int(base.num_attention_heads)
-        dim = int(getattr(base, "head_dim", None) or hidden // heads)
+        dim = base.head_dim
         kv_heads = int(getattr(base, "num_key_value_heads", None) or heads)
         own_rows = (self.heads + self.kv_heads) * self.head_dim * self.hidden
         return HeadForm(

@@ -13,7 +13,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 
@@ -158,6 +158,7 @@ def _checked(
 # Set, they change the arithmetic in ways that are not documented.
 _UNKNOWN_FLAGS = ("fc_norm", "norm_before_fc", "norm_output", "use_aux_norm")
 _SPECULATORS = "transformer_layer_config"
+_KIND = "EAGLE"  # as messages call it
 
 
 def usual_taps(layers: int) -> tuple[int, int, int]:
@@ -186,47 +187,77 @@ def read_settings(
             "another head"
         )
     third = "layer.hidden_norm.weight" in tensors
-    heads = whole(settings, "num_attention_heads", file)
+    layer_fields = fields_of(settings, tensors, "layer.", _KIND, file)
     # EAGLE-1 and EAGLE-2 give out the base's own features; a file that does not is found later.
-    hidden = _rows(tensors, "fc.weight", file) if third else base_hidden
-    _rows(tensors, "fc.weight", file)
-    queries = _rows(tensors, "layer.self_attn.q_proj.weight", file)
-    keys = _rows(tensors, "layer.self_attn.k_proj.weight", file)
-    if queries % (2 * heads) or keys % (queries // heads) or heads % (keys // (queries // heads)):
-        raise ModelError(
-            f"{file} says {heads} attention heads, which does not fit queries of {queries} and "
-            f"keys of {keys} in the file beside it; download the head again"
-        )
+    hidden = matrix_rows(tensors, "fc.weight", _KIND, file)
+    hidden = hidden if third else base_hidden
     own_head = third and ("lm_head.weight" in tensors or hidden != base_hidden)
     whole_vocab = whole(settings, "vocab_size", file)
     return HeadShape(
         kind="eagle3" if third else "eagle",
         hidden=hidden,
         base_hidden=base_hidden,
-        heads=heads,
-        kv_heads=keys // (queries // heads),
-        head_dim=queries // heads,
-        intermediate=_rows(tensors, "layer.mlp.gate_proj.weight", file),
-        vocab=_rows(tensors, "lm_head.weight", file) if own_head else whole_vocab,
-        eps=number(settings.get("rms_norm_eps", 1e-6), "rms_norm_eps", file),
+        vocab=matrix_rows(tensors, "lm_head.weight", _KIND, file) if own_head else whole_vocab,
         ropes=_ropes(settings, file),
         fc_bias="fc.bias" in tensors,
-        qkv_bias="layer.self_attn.q_proj.bias" in tensors,
-        o_bias="layer.self_attn.o_proj.bias" in tensors,
         # Some exports of EAGLE-3 carry an embedding that was never trained: the base's is right,
         # unless the head has another width than the base.
         own_embedding=hidden != base_hidden if third else "embed_tokens.weight" in tensors,
         own_head=own_head,
         residual_normed=bool(settings.get("norm_before_residual", False)),
         aux_hidden=_taps(settings, base_layers, file) if third else (),
+        **layer_fields,
     )
 
 
-def _rows(tensors: Mapping[str, torch.Tensor], name: str, file: Path) -> int:
+class LayerFields(TypedDict):
+    """The fields of a head's shape that are of its layers, one like the other."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate: int
+    eps: float
+    qkv_bias: bool
+    o_bias: bool
+
+
+def fields_of(
+    settings: dict[str, Any],
+    tensors: Mapping[str, torch.Tensor],
+    layer: str,
+    kind: str,
+    file: Path,
+) -> LayerFields:
+    """Those of a head, by its config.json `file` and the tensors of the `layer` whose names begin
+    so. Raises ModelError, which calls the head a `kind`."""
+    heads = whole(settings, "num_attention_heads", file)
+    queries, keys, intermediate = (
+        matrix_rows(tensors, f"{layer}{name}_proj.weight", kind, file)
+        for name in ("self_attn.q", "self_attn.k", "mlp.gate")
+    )
+    if queries % (2 * heads) or keys % (queries // heads) or heads % (keys // (queries // heads)):
+        raise ModelError(
+            f"{file} says {heads} attention heads, which does not fit queries of {queries} and "
+            f"keys of {keys} in the file beside it; download the head again"
+        )
+    return LayerFields(
+        heads=heads,
+        kv_heads=keys // (queries // heads),
+        head_dim=queries // heads,
+        intermediate=intermediate,
+        eps=number(settings.get("rms_norm_eps", 1e-6), "rms_norm_eps", file),
+        qkv_bias=f"{layer}self_attn.q_proj.bias" in tensors,
+        o_bias=f"{layer}self_attn.o_proj.bias" in tensors,
+    )
+
+
+def matrix_rows(tensors: Mapping[str, torch.Tensor], name: str, kind: str, file: Path) -> int:
+    """How many rows a matrix beside a config.json has. Raises ModelError if it is not there."""
     tensor = tensors.get(name)
     if tensor is None or tensor.dim() != 2 or not tensor.numel():
         raise ModelError(
-            f"there is no matrix {name!r} beside {file}: this is no EAGLE head; name the folder "
+            f"there is no matrix {name!r} beside {file}: this is no {kind} head; name the folder "
             "of a head that was trained for this base"
         )
     return int(tensor.shape[0])

@@ -92,8 +92,7 @@ class LayerReader:
         self._source, self._dtype, self._device = source, dtype, device
         self.heads = int(config.num_attention_heads)
         self.kv_heads = int(config.num_key_value_heads)
-        given = getattr(config, "head_dim", None)
-        self.head_dim = int(given or config.hidden_size // self.heads)
+        self.head_dim = config.head_dim
 
     def projections(self, first: int, end: int) -> Projections:
         """Attention's matrices of layers [first, end)."""
