@@ -29,7 +29,6 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed-by-make
 DEMO_STAMP := $(VENV)/.installed-for-demo
-TYPES := build/types
 
 help:
 	@echo "make demo      set up, then answer one question on a ring of $(STAGES) stages on this machine"
@@ -74,16 +73,10 @@ ARM64 ?= build/arm64
 test-arm64: $(STAMP)
 	@$(BIN)/python tools/arm64.py --folder $(ARM64)
 
-# mypy has to see daemon/ and cli/ where they install, inside edgespec: a folder of links does it.
 lint: $(STAMP)
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
-	@rm -rf $(TYPES) && mkdir -p $(TYPES)/edgespec
-	@ln -s $(CURDIR)/edgespec/* $(CURDIR)/daemon $(CURDIR)/cli $(TYPES)/edgespec/
-	@ln -s $(CURDIR)/tools $(TYPES)/
-	@cd $(TYPES) && $(CURDIR)/$(BIN)/mypy --config-file $(CURDIR)/setup.cfg \
-	  --cache-dir $(CURDIR)/.mypy_cache edgespec tools \
-	  | sed -E 's,^edgespec/(daemon|cli)/,\1/,'
+	@$(BIN)/mypy edgespec tools
 
 # A hook that is there stays, and so do those of core.hooksPath, which other clones may share.
 HOOK := tools/commit_msg.py

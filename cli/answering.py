@@ -246,7 +246,7 @@ def tokens_per_second(finished: Finished) -> float:
 
 
 def figures(finished: Finished) -> dict[str, object]:
-    """The JSON object of `demo --json` and `prompt --json` (docs/commands.md)."""
+    """The JSON object of `demo --json` and `prompt --json` (docs/figures.md)."""
     result = as_dict(finished)
     del result["tag"]
     trips = finished.trips

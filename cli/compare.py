@@ -79,7 +79,7 @@ class Comparison:
         return self.plain.token_ids == self.usual.token_ids
 
     def figures(self) -> dict[str, object]:
-        """What `--json` has beside the figures of the usual answer (docs/commands.md)."""
+        """What `--json` has beside the figures of the usual answer (docs/figures.md)."""
         return {
             "plain_tokens_per_second": tokens_per_second(self.plain),
             "speedup": self.speedup,

@@ -25,14 +25,14 @@ GROUPS = {
     "A cluster": ("init", "serve", "join", "leave"),
     "Ask": ("prompt", "chat", "api"),
     "Look": ("status", "top", "doctor"),
-    "Plan and measure": ("plan", "profile", "simulate", "bench"),
+    "Plan and measure": ("plan", "profile", "simulate", "bench", "replay", "campaign"),
     "Prepare models": ("shard", "train"),
     "Access, and starting at boot": ("token", "device", "key", "service"),
 }
 """The commands as --help shows them; each is a function or a group of that name in the module of
 that name."""
 COMMANDS = tuple(word for words in GROUPS.values() for word in words)
-OF_RINGS = ("demo", "init", "serve", "bench", "simulate")
+OF_RINGS = ("demo", "init", "serve", "bench", "simulate", "replay")
 """Those that take all options of a ring."""
 OTHERS_WORDS = {
     "run": "`edgespec init --model NAME`, `edgespec serve` and then `edgespec chat`",

@@ -46,12 +46,18 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
+MOVED = {"--campaign": "edgespec campaign RUNS", "--replay": "edgespec replay FILE"}
+"""What were options of `simulate` once, and the commands that they are now."""
+
+
 class RingCommand(TyperCommand):
     """A command whose --with-stage may be given without a number."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         words = list(args)
         for at, word in enumerate(words):
+            if command := MOVED.get(word.partition("=")[0]):
+                raise ConfigError(f"{word} is a command of its own now: {command}")
             following = words[at + 1 : at + 2]
             if word == "--with-stage" and not (following and following[0].isdecimal()):
                 words[at] = f"{word}={LAST_STAGE}"
@@ -87,6 +93,7 @@ CLIENT_TOKEN = typer.Option(
     help="A token of `edgespec token new --client`: lets this machine ask, from now on. "
     "-: read it from standard input.",
 )
+JOBS = typer.Option(0, help="Processes that compute at once; 0: one a processor.")
 JSON = typer.Option(False, "--json", help="Print one JSON object instead of text.")
 RAW = typer.Option(
     False,

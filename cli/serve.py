@@ -50,7 +50,7 @@ def serve(
     record: str = typer.Option(
         "",
         metavar="FILE",
-        help="File to write every request and its answer into, for `edgespec simulate --replay`.",
+        help="File to write every request and its answer into, for `edgespec replay`.",
     ),
     http: str = options.HTTP,
     alias: list[str] | None = options.ALIAS,

@@ -1,19 +1,17 @@
-"""edgespec simulate: policies on a ring in virtual time; random faults; what failed once, again."""
+"""edgespec simulate: policies on a ring in virtual time; the options of such a ring."""
 
 from __future__ import annotations
 
 import json
 import math
-import sys
-import time
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import typer
 
-from edgespec.bench.campaigns import campaign as run_campaign
 from edgespec.bench.load import Load
-from edgespec.bench.recorded import is_recording, prompts_of, read_recording
 from edgespec.bench.report import (
     COLUMNS,
     LOAD_COLUMNS,
@@ -23,22 +21,21 @@ from edgespec.bench.report import (
     as_json,
     cells,
 )
-from edgespec.bench.simulated import Setup, answerable, chosen_policies
+from edgespec.bench.setup import Setup, answerable
+from edgespec.bench.simulated import chosen_policies
 from edgespec.bench.simulated import simulate as run_policies
-from edgespec.bench.workloads import DEFAULT_WORKLOAD, default_prompts, read_prompts
+from edgespec.bench.workloads import DEFAULT_WORKLOAD, Prompt, default_prompts, read_prompts
 from edgespec.cli import options
 from edgespec.cli.answering import USUAL, SamplingOptions
 from edgespec.cli.notes import Notes, TimeLeft
-from edgespec.cli.replays import show_replay
 from edgespec.cli.tables import show_table
-from edgespec.config import DEFAULT_LIVE, DTYPES, HEAD_ON_COORDINATOR, MOST_STAGES, Quantisation
+from edgespec.config import DTYPES, HEAD_ON_COORDINATOR, MOST_STAGES, Quantisation
 from edgespec.daemon.bundled_models import bundled
 from edgespec.daemon.planning import Quants, model_to_plan
 from edgespec.daemon.precision import AUTO
-from edgespec.daemon.process import EXIT_FAILED
 from edgespec.daemon.profiles import profile_named, unproven
 from edgespec.daemon.settings import LAST_STAGE, chosen_draft, chosen_hints
-from edgespec.drafting.choice import NONE, DraftChoice
+from edgespec.drafting.choice import NONE
 from edgespec.errors import ConfigError
 from edgespec.model.hub import require_model
 from edgespec.planning.cost_model import (
@@ -48,37 +45,131 @@ from edgespec.planning.cost_model import (
     cost_model_named,
 )
 from edgespec.planning.profile import DATA_SHEET, Profile, RowPrice
-from edgespec.sim.campaign import replay as play_again
 from edgespec.sim.durations import Jitter
 from edgespec.sim.links import LinkSpec
 
 DEFAULT_PROFILE = "jetson-orin-nano-8gb"
 
 
-@options.grouped
-def simulate(
+@dataclass(frozen=True)
+class SimulatedRing:
+    """Options of a ring in virtual time, which `simulate` and `replay` have."""
+
     profile: list[str] | None = typer.Option(
         None,
         metavar="PROFILE[,PROFILE...]",
         help="The devices, by name or file: one for all, or those of D0, V1, ... VN, separated by "
         f"commas or given one by one. Default: {DEFAULT_PROFILE}.",
-    ),
+    )
     cost_model: str = typer.Option(
         "",
         help="The model whose costs are charged: a name, or a folder or file, whose sizes are "
         "taken, with those of the draft. Default: the one that the profile was fitted with, or "
         "llama-2-13b.",
-    ),
+    )
     head_quant: str = typer.Option(
         AUTO,
         help="How the coordinator is charged for output heads, the base's and the draft's: as "
         "`edgespec serve` holds them with this option; none: in 16 bit, as published systems do.",
-    ),
-    stages: int = typer.Option(4, help="Number of stages in the ring."),
-    with_stage: int | None = options.WITH_STAGE,
+    )
+    stages: int = typer.Option(4, help="Number of stages in the ring.")
+    with_stage: int | None = options.WITH_STAGE
     head: str = typer.Option(
         HEAD_ON_COORDINATOR, help="Where the output head is: coordinator, or last-stage."
-    ),
+    )
+    link: str = typer.Option(
+        "",
+        metavar="LATENCY_MS:MBIT[:JITTER_MS[:LOSS]]",
+        help="Every link of the ring, instead of the profiles' own; MBIT 0: no limit.",
+    )
+    row_price: str = typer.Option(
+        "",
+        metavar=f"F|{DATA_SHEET}",
+        help="Each further row of a pass costs F of a step of one row, on every device, whatever "
+        "the profile's tables say, but never more in all than a prompt's chunk of 64 rows; "
+        f"{DATA_SHEET}: the least that its arithmetic allows. Default: as the profile has it, for "
+        "boards 0.04, which is what published figures give.",
+    )
+    d0_free: bool = typer.Option(
+        False,
+        "--d0-free",
+        help="Head, choosing, ranking and drafts take D0 no time: what the ring alone could do.",
+    )
+    loop_free: bool = typer.Option(
+        False,
+        "--loop-free",
+        help="The coordinator's own loop, which is Python, takes no time.",
+    )
+    jitter: str = typer.Option(
+        "",
+        metavar="KIND",
+        help="Noise, by --seed: 1%x100ms: of each hundred jobs of the stages and of D0 one takes "
+        "100 ms more; exp5ms: each takes an exponential time of that mean more.",
+    )
+    model: str = options.MODEL
+    draft: str = options.DRAFT
+    hints: str = options.HINTS
+    dtype: options.Dtype = "float64"
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Those of the profiles of D0, V1 … VN; one stands for all. Raises ConfigError for a wrong
+        number of them."""
+        if not 1 <= self.stages <= MOST_STAGES:
+            raise ConfigError(f"{self.stages} stages; a ring has 1 to {MOST_STAGES}")
+        names = split_names(self.profile or [DEFAULT_PROFILE])
+        if len(names) == 1:
+            names *= self.stages + 1
+        if len(names) != self.stages + 1:
+            raise ConfigError(
+                f"{len(names)} profiles for a coordinator and {self.stages} stage(s); name one for "
+                f"all devices, or {self.stages + 1}: D0's first, then those of the stages"
+            )
+        return tuple(names)
+
+    def setup(
+        self,
+        prompts: Sequence[Prompt],
+        sampling: SamplingOptions,
+        load: Load | None,
+        notes: Notes,
+    ) -> Setup:
+        """What is played of it. Raises ConfigError, before torch is imported for what is found
+        most often."""
+        base, chosen = self.model or bundled("base"), chosen_draft(self.draft, self.model)
+        if self.dtype not in DTYPES:
+            raise ConfigError(f"unknown dtype {self.dtype!r}; choose one of: {', '.join(DTYPES)}")
+        for model in (base, *chosen.folders):
+            require_model(model)
+        draft = str(chosen)
+        profiles = tuple(map(cache(profile_named), self.names))
+        return Setup(
+            model=base,
+            draft=draft,
+            dtype=self.dtype,
+            profiles=profiles,
+            cost_model=charged_model(self.cost_model, profiles, draft, self.head_quant),
+            link=parse_link(self.link) if self.link else None,
+            prompts=tuple(answerable(base, prompts, notes.say)),
+            max_new_tokens=sampling.max_new_tokens,
+            sampling=sampling.sampling,
+            row_price=_price(self.row_price),
+            d0_free=self.d0_free,
+            loop_free=self.loop_free,
+            jitter=Jitter.parse(self.jitter) if self.jitter else None,
+            with_stage=self.stages if self.with_stage == LAST_STAGE else self.with_stage or 0,
+            head=self.head,
+            load=load,
+            hints=chosen_hints(self.hints, base),
+        )
+
+
+USUAL_RING = SimulatedRing()
+
+
+@options.grouped
+def simulate(
+    ring: SimulatedRing = USUAL_RING,
     policy: str = options.POLICIES,
     prompts: str = options.PROMPTS,
     limit: int = options.LIMIT,
@@ -90,120 +181,21 @@ def simulate(
         "before them are answered or not.",
     ),
     sampling: SamplingOptions = USUAL,
-    link: str = typer.Option(
-        "",
-        metavar="LATENCY_MS:MBIT[:JITTER_MS[:LOSS]]",
-        help="Every link of the ring, instead of the profiles' own; MBIT 0: no limit.",
-    ),
-    row_price: str = typer.Option(
-        "",
-        metavar=f"F|{DATA_SHEET}",
-        help="Each further row of a pass costs F of a step of one row, on every device, whatever "
-        "the profile's tables say, but never more in all than a prompt's chunk of 64 rows; "
-        f"{DATA_SHEET}: the least that its arithmetic allows. Default: as the profile has it, for "
-        "boards 0.04, which is what published figures give.",
-    ),
-    d0_free: bool = typer.Option(
-        False,
-        "--d0-free",
-        help="Head, choosing, ranking and drafts take D0 no time: what the ring alone could do.",
-    ),
-    loop_free: bool = typer.Option(
-        False,
-        "--loop-free",
-        help="The coordinator's own loop, which is Python, takes no time.",
-    ),
-    jitter: str = typer.Option(
-        "",
-        metavar="KIND",
-        help="Noise, by --seed: 1%x100ms: of each hundred jobs of the stages and of D0 one takes "
-        "100 ms more; exp5ms: each takes an exponential time of that mean more.",
-    ),
-    model: str = options.MODEL,
-    draft: str = options.DRAFT,
-    hints: str = options.HINTS,
-    dtype: options.Dtype = "float64",
-    jobs: int = typer.Option(0, help="Processes that compute at once; 0: one a processor."),
+    jobs: int = options.JOBS,
     as_json_object: bool = options.JSON,
-    campaign: int | None = typer.Option(
-        None,
-        metavar="RUNS",
-        help="Instead: play so many random scenarios of toy rings with faults, the first one "
-        "of --seed, and check every event.",
-    ),
-    traces: str = typer.Option(
-        "traces", help="Folder that --campaign writes the trace of a failure into."
-    ),
-    replay: str = typer.Option(
-        "",
-        metavar="FILE",
-        help="Instead: play again what `edgespec serve --record` wrote, each request with its "
-        "own policy and settings (with one --policy: with that), up to --live at once, or the "
-        "scenario of a trace.",
-    ),
 ) -> None:
     """Play policies on a simulated ring, with real tokens and charged times, side by side.
 
     A pair of models computes the tokens; how long it takes is what the devices of the profiles
     would have needed for a published model. The same command gives the same figures everywhere.
     """
-    if campaign is not None and replay:
-        raise ConfigError("--campaign and --replay exclude each other; give one of them")
     load = None if live is None and arrivals is None else Load(live, arrivals)
-    if arrivals is not None and replay:
-        raise ConfigError("--arrivals goes with prompts; what --replay plays has its own times")
-    if load is not None and campaign is not None:
-        raise ConfigError("--live and --arrivals do not go with --campaign, which draws its own")
-    recording = Path(replay) if replay and is_recording(Path(replay)) else None
-    if (campaign is not None or (replay and recording is None)) and as_json_object:
-        raise ConfigError(
-            "--json goes with the policies and with recorded requests, not with --campaign or the "
-            "trace of one"
-        )
-    if live is not None and replay and recording is None:
-        raise ConfigError("--live does not go with the trace of a campaign, which has its own")
-    if replay and recording is None:
-        _replay(Path(replay))
-        return
-    if campaign is not None:
-        _campaign(sampling.seed, campaign, Path(traces), jobs)
-        return
-
-    base, chosen = model or bundled("base"), chosen_draft(draft, model)
-    _look_at_models(base, chosen, dtype)
-    recorded = read_recording(recording) if recording is not None else []
-    policies = chosen_policies(split_names([policy]), str(chosen))
-    names, profiles = ring_of(profile or [DEFAULT_PROFILE], stages)
-    if recording is not None:
-        workload = prompts_of(recorded)
-    else:
-        workload = read_prompts(prompts, limit) if prompts else default_prompts(limit)
+    policies = chosen_policies(split_names([policy]), str(chosen_draft(ring.draft, ring.model)))
+    workload = read_prompts(prompts, limit) if prompts else default_prompts(limit)
     notes = Notes()
-    workload = answerable(base, workload, notes.say)
-    setup = Setup(
-        model=base,
-        draft=str(chosen),
-        dtype=dtype,
-        profiles=profiles,
-        cost_model=charged_model(cost_model, profiles, str(chosen), head_quant),
-        link=parse_link(link) if link else None,
-        prompts=tuple(workload),
-        max_new_tokens=sampling.max_new_tokens,
-        sampling=sampling.sampling,
-        row_price=_price(row_price),
-        d0_free=d0_free,
-        loop_free=loop_free,
-        jitter=Jitter.parse(jitter) if jitter else None,
-        with_stage=stages if with_stage == LAST_STAGE else with_stage or 0,
-        head=head,
-        load=Load(live or DEFAULT_LIVE) if recording is not None else load,
-        hints=chosen_hints(hints, base),
-    )
-    if recording is not None:
-        show_replay(setup, recorded, policies[0] if len(policies) == 1 else "", as_json_object)
-        return
+    setup = ring.setup(workload, sampling, load, notes)
     if load is not None:
-        load.check_prompts(len(workload), notes.say)
+        load.check_prompts(len(setup.prompts), notes.say)
     with notes.waiting("loading the models") as waiting:
         left = TimeLeft()
         runs = run_policies(
@@ -213,14 +205,14 @@ def simulate(
         settings = {
             **setup.settings(),
             "policies": list(policies),
-            "profiles": list(names),
-            "model": model or options.BUNDLED,
-            "draft": draft or (options.BUNDLED if chosen.members else ""),
+            "profiles": list(ring.names),
+            "model": ring.model or options.BUNDLED,
+            "draft": ring.draft or (options.BUNDLED if setup.draft else ""),
             "workload": prompts or DEFAULT_WORKLOAD,
         }
         print(json.dumps(as_json(runs, settings)))
     else:
-        _show(runs, setup, names)
+        _show(runs, setup, ring.names)
     if not all(run.exact for run in runs):
         notes.say(f"some answers are not those of {REFERENCE}: a fault, whatever the dtype")
 
@@ -231,25 +223,6 @@ def simulate(
 def split_names(values: Sequence[str]) -> list[str]:
     """The names in comma-separated lists, in order."""
     return [name.strip() for value in values for name in value.split(",") if name.strip()]
-
-
-def ring_of(values: Sequence[str], stages: int) -> tuple[tuple[str, ...], tuple[Profile, ...]]:
-    """The names of the profiles of D0, V1 … VN, and the profiles; one name stands for all.
-
-    Raises ConfigError for an unknown name and for a wrong number of them.
-    """
-    if not 1 <= stages <= MOST_STAGES:
-        raise ConfigError(f"{stages} stages; a ring has 1 to {MOST_STAGES}")
-    names = split_names(values)
-    if len(names) == 1:
-        names *= stages + 1
-    if len(names) != stages + 1:
-        raise ConfigError(
-            f"{len(names)} profiles for a coordinator and {stages} stage(s); name one for all "
-            f"devices, or {stages + 1}: D0's first, then those of the stages"
-        )
-    known = {name: profile_named(name) for name in dict.fromkeys(names)}
-    return tuple(names), tuple(known[name] for name in names)
 
 
 def charged_model(
@@ -290,14 +263,6 @@ def parse_link(text: str) -> LinkSpec:
             "must be sent again, must be below 1"
         )
     return LinkSpec(latency / 1e3, mbit * 1e6 / 8, jitter / 1e3, loss)
-
-
-def _look_at_models(base: str, draft: DraftChoice, dtype: str) -> None:
-    """Find the most frequent mistakes before torch is imported."""
-    if dtype not in DTYPES:
-        raise ConfigError(f"unknown dtype {dtype!r}; choose one of: {', '.join(DTYPES)}")
-    for model in (base, *draft.folders):
-        require_model(model)
 
 
 # --- showing ------------------------------------------------------------------------------------
@@ -364,33 +329,3 @@ def _instead(setup: Setup) -> str:
         told += f"; {mean} jobs take {jitter.seconds * 1e3:g} ms more"
     told += "; D0's own work costs nothing" if setup.d0_free else ""
     return told + ("; D0's loop costs nothing" if setup.loop_free else "")
-
-
-# --- replays and campaigns ----------------------------------------------------------------------
-
-
-def _replay(path: Path) -> None:
-    """Play a recorded scenario; exit code 1 if it fails, as recorded or otherwise."""
-    outcome = play_again(path)
-    print(outcome.words())
-    if outcome.failure:
-        raise typer.Exit(EXIT_FAILED)
-
-
-def _campaign(first: int, runs: int, traces: Path, jobs: int) -> None:
-    notes = Notes()
-    start = time.monotonic()
-    with notes.waiting("playing") as waiting:
-        left = TimeLeft()
-        played = run_campaign(
-            first,
-            runs,
-            traces,
-            jobs,
-            lambda done: waiting(f"{done}/{runs} scenarios{left(done, runs)}"),
-        )
-    rate = played / max(time.monotonic() - start, 1e-9)
-    sys.stdout.write(
-        f"{played} scenarios kept every promise: seeds {first} to {first + runs - 1}, "
-        f"{rate:.0f} a second\n"
-    )

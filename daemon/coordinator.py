@@ -6,7 +6,9 @@ import logging
 import secrets
 import socket
 from contextlib import ExitStack, nullcontext
+from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING
 
 from edgespec.backends.compute import CoordinatorCompute
 from edgespec.config import Address, CoordinatorConfig
@@ -49,10 +51,36 @@ from edgespec.types.tool_forms import form_in
 from edgespec.wire.client_messages import NodeStatus
 from edgespec.wire.messages import Assign, Connect
 
+if TYPE_CHECKING:
+    import torch
+
+    from edgespec.daemon.ring_model import RingModel
+    from edgespec.drafting.grower import DraftSource
+    from edgespec.model.ends import OutputHead
+    from edgespec.model.tokenizer import Tokenizer
+
 SECRET_BYTES = 32
 """Of what the keys of all rings are made from."""
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Home:
+    """What a coordinator has before its models: settings, keys, sockets.
+
+    `costs`: of an emulated ring. `own`: the stage on this machine; `shared_device`: the emulated
+    device that both have the use of. `ends`: closes the node's resources.
+    """
+
+    config: CoordinatorConfig
+    cluster: ClusterFolder
+    access_policy: AccessStore
+    transport: PacedTransport
+    costs: RingCosts | None
+    own: ClusterFolder | None
+    shared_device: SharedDevice | None
+    ends: ExitStack
 
 
 def run_coordinator(
@@ -95,10 +123,9 @@ def run_coordinator(
         beside = address_beside(config, transport.control_port)
         own = admitted(cluster, access_policy, beside) if config.with_stage else None
         shared = SharedDevice(new_file(), COORDINATOR) if costs is not None and own else None
+        home = Home(config, cluster, access_policy, transport, costs, own, shared, ends)
         with going_on("loading the models"):
-            node, blocks = _build(
-                *(config, cluster, access_policy, transport, costs, trace, ends, own, shared)
-            )
+            node, blocks = _build(home, trace)
     except BaseException:
         ends.close()
         transport.close()
@@ -145,73 +172,130 @@ def _own_stage(
     return OwnStage(config, own, address, reserved, descriptor)
 
 
-def _build(
-    config: CoordinatorConfig,
-    cluster: ClusterFolder,
-    access_policy: AccessStore,
-    transport: PacedTransport,
-    costs: RingCosts | None,
-    trace: Trace | None,
-    ends: ExitStack,
-    own: ClusterFolder | None,
-    shared_device: SharedDevice | None,
-) -> tuple[CoordinatorNode, BlockServer]:
-    """Load head, draft and tokenizer; put the node and its block server together.
-
-    `ends`: closes the node's resources. `own`: the stage on this machine; `shared_device`: the
-    emulated device that both have the use of.
-    """
-    # torch and transformers take seconds to import: not before the address is taken.
+def _build(home: Home, trace: Trace | None) -> tuple[CoordinatorNode, BlockServer]:
+    """Load the models; put the node and its block server together."""
     from edgespec.backends.torch_backend import TorchHead
-    from edgespec.daemon.ring_model import RingModel
-    from edgespec.drafting.lens import read_lenses
-    from edgespec.drafting.registry import BaseParts, build_draft
-    from edgespec.model.ends import OutputHead
+
+    config, costs = home.config, home.costs
+    loaded = Loaded.load(home)
+    machine = CoordinatorMachine(loaded.ring, loaded.codec)
+    planned: list[Assign] = []
+    blocks = BlockServer(
+        Address(config.address.host, 0),
+        home.cluster.identity.own,
+        partial(admits, home.access_policy, blocks=True),
+        partial(loaded.model.prepare, planned),
+        busy=lambda: machine.is_working,
+    )
+    like = loaded.assign(blocks.port)
+    assignment = LayerAssignment(loaded.model.layers, like, config.layers, planned)
+    draft, device = loaded.draft, home.shared_device
+    pace = None if costs is None else lambda _: coordinator_pace(costs, draft, device)
+    node = CoordinatorNode(
+        home.transport,
+        CoordinatorCompute(TorchHead(loaded.head) if loaded.head else None, draft),
+        machine,
+        _membership(home, loaded, machine, assignment),
+        home.access_policy,
+        Instrumentation(home.transport, pace, trace),
+    )
+    return node, blocks
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """The coordinator's models in memory; `head`: None if the last stage has it."""
+
+    config: CoordinatorConfig
+    model: RingModel
+    device: torch.device
+    head: OutputHead | None
+    draft: DraftSource | None
+    codec: Tokenizer
+
+    @staticmethod
+    def load(home: Home) -> Loaded:
+        # torch and transformers take seconds to import: not before the address is taken.
+        from edgespec.daemon.ring_model import RingModel
+        from edgespec.drafting.registry import BaseParts, build_draft
+        from edgespec.model.ends import OutputHead
+        from edgespec.model.tensors import best_device
+
+        config, head = home.config, None
+        model, device = RingModel(config), best_device()
+        if not config.head_last:
+            log.info("loading the output head of %s", config.model)
+            head = OutputHead(model.kept_head(), config.dtype, device)
+        choice = parse_draft(config.draft)
+        if choice.members:
+            log.info("loading the draft source %s", choice)
+        own_head = draft_head(config.head_quantisation)
+        base = BaseParts(
+            *(model.tokenizer, model.head, head, config.dtype, device),
+            *(config.draft_quantisation, own_head),
+        )
+        draft = build_draft(choice, base)
+        return Loaded(config, model, device, head, draft, _codec(model, home.ends))
+
+    @property
+    def context_length(self) -> int:
+        return context_of(self.config, self.model.longest_context)
+
+    @property
+    def rows(self) -> int:
+        """Of one request of full length, for which every device is planned (planning.memory); when
+        the ring is up, of as many as there is memory for."""
+        return self.context_length + SPECULATIVE_ROWS
+
+    @property
+    def ring(self) -> Ring:
+        """What the machine has to know of its ring."""
+        from edgespec.drafting.lens import read_lenses
+
+        config, draft, settings = self.config, self.draft, self.model.head.config
+        layers, hints = self.model.layers, config.hints
+        return Ring(
+            config.stages,
+            self.context_length,
+            draft.name if draft else "",
+            recovery=config.timing.recovery,
+            kept_rows=self.rows,
+            shares_prefixes=config.share_prefixes,
+            needs=draft.needs if draft else NO_NEEDS,
+            sources=draft.sources if draft else (),
+            head_last=config.head_last,
+            live=config.live,
+            lenses=read_lenses(hints, layers, settings) if hints else None,
+            vocabulary=int(settings.vocab_size),
+            own_stage=config.with_stage,
+        )
+
+    def assign(self, blocks_port: int) -> Assign:
+        """What the assignments of all stages share."""
+        config = self.config
+        return Assign(
+            stage=0,
+            stages=config.stages,
+            first=0,
+            end=0,
+            model=self.model.name,
+            fingerprint=self.model.fingerprint,
+            dtype=config.dtype,
+            quantisation=config.quantisation.name,
+            context_length=self.context_length,
+            blocks_port=blocks_port,
+            ring_key=secrets.token_hex(SECRET_BYTES),
+            head=config.head_quantisation.name if config.head_last else "",
+            rows=self.rows,
+        )
+
+
+def _codec(model: RingModel, ends: ExitStack) -> Tokenizer:
+    """The tokenizer, with processes of its own for templates and grammars that clients give."""
     from edgespec.model.grammar_process import COMPILE_S, GrammarProcess
     from edgespec.model.template_process import RENDER_S, TemplateProcess
-    from edgespec.model.tensors import best_device
     from edgespec.model.tokenizer import Tokenizer
 
-    model = RingModel(config)
-    device = best_device()
-    head = None
-    if not config.head_last:
-        log.info("loading the output head of %s", config.model)
-        head = OutputHead(model.kept_head(), config.dtype, device)
-    choice = parse_draft(config.draft)
-    if choice.members:
-        log.info("loading the draft source %s", choice)
-    draft = build_draft(
-        choice,
-        BaseParts(
-            model.tokenizer,
-            model.head,
-            head,
-            config.dtype,
-            device,
-            config.draft_quantisation,
-            draft_head(config.head_quantisation),
-        ),
-    )
-    context_length = context_of(config, model.longest_context)
-    # Of one request of full length, for which every device is planned (planning.memory); when the
-    # ring is up, of as many as there is memory for.
-    rows = context_length + SPECULATIVE_ROWS
-    ring = Ring(
-        config.stages,
-        context_length,
-        draft.name if draft else "",
-        recovery=config.timing.recovery,
-        kept_rows=rows,
-        shares_prefixes=config.share_prefixes,
-        needs=draft.needs if draft else NO_NEEDS,
-        sources=draft.sources if draft else (),
-        head_last=config.head_last,
-        live=config.live,
-        lenses=read_lenses(config.hints, model.layers, model.head.config) if config.hints else None,
-        vocabulary=int(model.head.config.vocab_size),
-        own_stage=config.with_stage,
-    )
     codec = Tokenizer(model.tokenizer)
     _ = codec.bound  # found here, and not while the first prompt waits
     if codec.chat_template:
@@ -224,60 +308,34 @@ def _build(
     grammars = GrammarProcess(lambda: codec.vocabulary, COMPILE_S * slowness())
     ends.callback(grammars.close)
     codec.try_grammar = grammars.check
-    machine = CoordinatorMachine(ring, codec)
-    planned: list[Assign] = []
-    blocks = BlockServer(
-        Address(config.address.host, 0),
-        cluster.identity.own,
-        partial(admits, access_policy, blocks=True),
-        partial(model.prepare, planned),
-        busy=lambda: machine.is_working,
+    return codec
+
+
+def _membership(
+    home: Home, loaded: Loaded, machine: CoordinatorMachine, assignment: LayerAssignment
+) -> MembershipMachine:
+    config, cluster, context = home.config, home.cluster, loaded.context_length
+    device = loaded.device.type
+    # An emulated ring is what was asked for.
+    can_replan = loaded.model.can_be_cut_anew and home.costs is None
+    needs = needs_of(config, context) if can_replan else None
+    return MembershipMachine(
+        assignment.assigned,
+        Connect("", home.transport.data_port, cluster.identity.own.public),
+        config.timing,
+        requests=machine.load,
+        live=machine.live,
+        names=_names(config, home.own),
+        replan=partial(assignment.repartition, needs) if needs else None,
+        own_keys=[one.identity.own.public for one in (cluster, home.own) if one is not None],
+        rows=cache_rows(config, context, device),
+        rows_told=machine.rows_told,
+        here=partial(_here, home.ends.enter_context(SensorReader(device))),
+        plain=machine.learnt.plain_speed,
+        tools=form_in(loaded.codec.chat_template),
+        own_stage=config.with_stage,
+        holders=cluster.holders(),
     )
-    like = Assign(
-        stage=0,
-        stages=config.stages,
-        first=0,
-        end=0,
-        model=model.name,
-        fingerprint=model.fingerprint,
-        dtype=config.dtype,
-        quantisation=config.quantisation.name,
-        context_length=context_length,
-        blocks_port=blocks.port,
-        ring_key=secrets.token_hex(SECRET_BYTES),
-        head=config.head_quantisation.name if config.head_last else "",
-        rows=rows,
-    )
-    assignment = LayerAssignment(model.layers, like, config.layers, planned)
-    can_replan = model.can_be_cut_anew and costs is None  # an emulated ring is what was asked for
-    needs = needs_of(config, context_length) if can_replan else None
-    home = Connect("", transport.data_port, cluster.identity.own.public)
-    pace = None if costs is None else lambda _: coordinator_pace(costs, draft, shared_device)
-    node = CoordinatorNode(
-        transport,
-        CoordinatorCompute(TorchHead(head) if head else None, draft),
-        machine,
-        MembershipMachine(
-            assignment.assigned,
-            home,
-            config.timing,
-            requests=machine.load,
-            live=machine.live,
-            names=_names(config, own),
-            replan=partial(assignment.repartition, needs) if needs else None,
-            own_keys=[one.identity.own.public for one in (cluster, own) if one is not None],
-            rows=cache_rows(config, context_length, device.type),
-            rows_told=machine.rows_told,
-            here=partial(_here, ends.enter_context(SensorReader(device.type))),
-            plain=machine.learnt.plain_speed,
-            tools=form_in(codec.chat_template),
-            own_stage=config.with_stage,
-            holders=cluster.holders(),
-        ),
-        access_policy,
-        Instrumentation(transport, pace, trace),
-    )
-    return node, blocks
 
 
 def _join_words(config: CoordinatorConfig, cluster: ClusterFolder) -> str:

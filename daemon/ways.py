@@ -17,7 +17,7 @@ from edgespec.planning.problem import Problem
 from edgespec.verify.sampling import Sampling
 
 if TYPE_CHECKING:  # torch takes seconds to import
-    from edgespec.bench.simulated import Setup
+    from edgespec.bench.setup import Setup
 
 SHORT_CONTEXT = 256
 """Cached rows at which plain decoding is compared, and told beside that at a full context."""
@@ -105,14 +105,9 @@ def ways_to_run(
 
 def _play(setups: Sequence[Setup], news: Callable[[int], None]) -> Iterator[tuple[float, float]]:
     """Tokens a second in answers of ANSWER tokens, and which share of the tokens was guessed."""
-    from edgespec.bench.simulated import play
-    from edgespec.bench.together import play_together
+    from edgespec.bench.simulated import play_each
 
-    if setups[0].is_scripted:
-        results = play_together([(setup, "adaptive") for setup in setups], news)
-    else:
-        results = [play(setup, "adaptive", news) for setup in setups]
-    for played in results:
+    for played in play_each([(setup, "adaptive") for setup in setups], news):
         answers = played.answers
         tokens = sum(answer.new_tokens for answer in answers)
         first = sum(answer.first_token_seconds for answer in answers)
@@ -125,7 +120,7 @@ def _setup(plan: Plan) -> Setup | None:
     """What plays the plan's draft on it; None without a draft, or without bundled weights for it,
     and for a draft that takes rows of the base, with more stages than the bundled model has
     layers."""
-    from edgespec.bench.simulated import Setup
+    from edgespec.bench.setup import Setup
     from edgespec.bench.workloads import Prompt
 
     base = bundled("base")

@@ -17,7 +17,7 @@ DOCS = REPOSITORY / "docs"
 PAGES = sorted(
     [
         *REPOSITORY.glob("*.md"),
-        *DOCS.glob("*.md"),
+        *DOCS.rglob("*.md"),
         REPOSITORY / "profiles" / "README.md",
         REPOSITORY / "edgespec" / "models" / "MODEL_CARD.md",
     ]
@@ -66,15 +66,16 @@ def test_every_link_leads_somewhere(path: Path) -> None:
 
 
 def test_the_index_has_every_page() -> None:
-    listed = links_of((DOCS / "README.md").read_text(encoding="utf-8"))
-    pages = {path.name for path in DOCS.glob("*.md")} - {"README.md"}
-    assert pages - set(listed) == set()
+    for folder in (DOCS, DOCS / "results", DOCS / "decisions"):
+        listed = links_of((folder / "README.md").read_text(encoding="utf-8"))
+        pages = {path.name for path in folder.glob("*.md")} - {"README.md"}
+        assert pages - set(listed) == set()
 
 
 def test_every_picture_is_shown() -> None:
-    shown = {link for path in PAGES for link in links_of(path.read_text(encoding="utf-8"))}
-    kept = {f"images/{path.name}" for path in (DOCS / "images").iterdir()}
-    assert kept - shown == set()
+    links = {path: links_of(path.read_text(encoding="utf-8")) for path in PAGES}
+    shown = {(path.parent / link).resolve() for path, found in links.items() for link in found}
+    assert {*(DOCS / "images").iterdir()} - shown == set()
 
 
 SAMPLE = """# A title: with `code` & [a link](other.md)

@@ -56,7 +56,7 @@ BLIND = {("net", "model"), ("net", "kernels")}  # moving bytes needs no torch
 # Guessing knows no machine: what both speak of are values in lower rooms.
 BLIND |= {("drafting", room) for room in ("machines", "decoding", "ring", "blocks")}
 DATA = {"models", "profiles", "systemd"}  # demo pair, device profiles, units: files, no code
-OUTSIDE = {"daemon", "cli"}  # folders beside edgespec/, mapped into it by setup.cfg
+OUTSIDE = {"daemon", "cli"}  # folders beside edgespec/, which has links to them
 ROOT_NAMES = {"__version__"}  # what edgespec/__init__.py itself offers
 
 PURE = {room for room in HEIGHT if HEIGHT[room] <= HEIGHT["decoding"]}
@@ -187,9 +187,9 @@ def modules_under(root: Path) -> Iterator[tuple[str, bool, Path]]:
 def breaches_under(root: Path) -> list[str]:
     """Every breach in a checkout, rooms in the wrong place included."""
     found = [
-        f"edgespec/{name}: lies beside edgespec/, not in it"
+        f"edgespec/{name}: lies beside edgespec/, which has no more than a link to it"
         for name in sorted(OUTSIDE)
-        if (root / "edgespec" / name).exists() or (root / "edgespec" / f"{name}.py").exists()
+        if (place := root / "edgespec" / name).is_dir() and not place.is_symlink()
     ]
     for module, is_package, path in modules_under(root):
         found += breaches(path.read_text(encoding="utf-8"), module, is_package)

@@ -20,7 +20,7 @@ import edgespec
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 DATA_FOLDER = "models"
-BESIDE = ("daemon", "cli", "profiles", "systemd")  # folders beside edgespec/ that install inside it
+BESIDE = ("daemon", "cli", "profiles", "systemd")  # folders beside edgespec/, linked into it
 
 
 def setup_cfg() -> configparser.ConfigParser:
@@ -57,16 +57,6 @@ def normal(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def folders_with_code() -> set[str]:
-    """The dotted name of every folder that holds Python files."""
-    names = set()
-    for top in ("edgespec", *BESIDE):
-        for path in (REPOSITORY / top).rglob("*.py"):
-            parts = path.parent.relative_to(REPOSITORY).parts
-            names.add(".".join(parts if top == "edgespec" else ("edgespec", *parts)))
-    return names
-
-
 def run_elsewhere(cwd: Path, *command: str) -> subprocess.CompletedProcess[str]:
     """Run a command from a folder that is not the checkout."""
     return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=500)
@@ -78,12 +68,17 @@ def test_the_version_is_the_same_everywhere() -> None:
     assert f"## [{edgespec.__version__}]" in changelog
 
 
-def test_every_folder_with_code_is_listed_and_has_a_purpose() -> None:
-    assert set(lines(setup_cfg()["options"]["packages"])) == folders_with_code()
-    for package in folders_with_code():
-        parts = package.split(".")
-        folder = REPOSITORY.joinpath(*(parts[1:] if set(parts[1:2]) & set(BESIDE) else parts))
-        assert (folder / "__init__.py").is_file(), f"{package} has no __init__.py"
+def test_every_folder_with_code_is_packed_and_has_a_purpose() -> None:
+    for top in ("edgespec", *BESIDE):
+        for path in (REPOSITORY / top).rglob("*.py"):  # does not follow links
+            assert path.with_name("__init__.py").is_file(), f"{path.parent} has no __init__.py"
+
+
+def test_the_folders_beside_the_package_are_linked_into_it() -> None:
+    links = {path.name: path for path in (REPOSITORY / "edgespec").iterdir() if path.is_symlink()}
+    assert {name: str(path.readlink()) for name, path in links.items()} == {
+        name: f"../{name}" for name in BESIDE
+    }
 
 
 def test_daemon_and_cli_import_from_anywhere(tmp_path: Path) -> None:
@@ -139,7 +134,7 @@ def test_a_wheel_holds_every_module_the_models_and_the_profiles(tmp_path: Path) 
     source = tmp_path / "source"
     for name in ("edgespec", *BESIDE):
         ignored = shutil.ignore_patterns("__pycache__", "*.safetensors")
-        shutil.copytree(REPOSITORY / name, source / name, ignore=ignored)
+        shutil.copytree(REPOSITORY / name, source / name, symlinks=True, ignore=ignored)
     for name in ("setup.cfg", "pyproject.toml", "README.md", "LICENSE"):
         if (REPOSITORY / name).exists():
             shutil.copy(REPOSITORY / name, source)

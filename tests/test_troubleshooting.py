@@ -1,6 +1,6 @@
-"""Every message that docs/troubleshooting.md quotes is one that some line of the source can say.
+"""Every message that docs/troubleshooting*.md quote is one that some line of the source can say.
 
-The page quotes messages in the first column of its tables, with `…` for what differs each time.
+The pages quote messages in the first column of its tables, with `…` for what differs each time.
 Here the packages' texts are read from their syntax trees, with f-strings and concatenation undone
 and a hole for each value; a quoted message must fit one of them, hole for hole.
 """
@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 REPOSITORY = Path(__file__).resolve().parent.parent
-PAGE = REPOSITORY / "docs" / "troubleshooting.md"
+PAGES = sorted((REPOSITORY / "docs").glob("troubleshooting*.md"))
 PACKAGES = ("cli", "daemon", "edgespec")
 HOLE = "…"
 LEAST_LETTERS = 10  # of a quoted message beside its holes: less could be found anywhere
@@ -89,7 +89,7 @@ def texts() -> str:
 
 
 def test_every_quoted_message_is_in_the_source(texts: str) -> None:
-    messages = quoted(PAGE.read_text(encoding="utf-8"))
+    messages = [said for page in PAGES for said in quoted(page.read_text(encoding="utf-8"))]
     assert len(set(messages)) >= LEAST_MESSAGES
     assert len(set(messages)) == len(messages), "a message is there twice"
     assert [m for m in messages if letters(m) < LEAST_LETTERS] == []

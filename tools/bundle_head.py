@@ -49,7 +49,7 @@ What it guesses changes the speed of an answer, never its text.
 hours of {device}. It learnt from the base's own answers
 alone: {rows} of them, {tokens} tokens, greedy or drawn at temperature 1 by turns, to prompts of
 `tools/smollm2_prompts.py`.{start}
-[docs/drafts.md](../../../docs/drafts.md#one-pass-heads) has the commands.
+[docs/training.md](../../../docs/training.md#one-pass-heads) has the commands.
 
 The prompts are made of GSM8K's training split (MIT), pages of tldr-pages (CC BY 4.0, the
 tldr-pages project and its contributors), modules and language help of Python's standard library

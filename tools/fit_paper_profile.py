@@ -14,7 +14,8 @@ import sys
 import estimate_profiles
 import numpy as np
 
-from edgespec.bench.simulated import Setup, play
+from edgespec.bench.setup import Setup
+from edgespec.bench.simulated import play
 from edgespec.bench.workloads import read_prompts
 from edgespec.daemon.bundled_models import bundled
 from edgespec.planning.cost_model import cost_model_named

@@ -20,7 +20,7 @@ import numpy as np
 from msgspec import structs
 
 from edgespec.bench.report import Played
-from edgespec.bench.simulated import Setup
+from edgespec.bench.setup import Setup
 from edgespec.bench.together import play_together
 from edgespec.bench.workloads import Prompt
 from edgespec.config import HEADS

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
 from edgespec.bench.load import Course
+from edgespec.bench.report import Played
+from edgespec.bench.setup import Setup
 from edgespec.bench.workloads import submit_of
 from edgespec.errors import ConfigError
 from edgespec.sim.world import World
 from edgespec.wire.client_messages import Failed, Finished, Tokens
-
-if TYPE_CHECKING:
-    from edgespec.bench.simulated import Setup
 
 
 class Asking:
@@ -49,6 +47,14 @@ class Asking:
             Course(self._asked[number], tuple(self._tokens[number]), at)
             for number, (at, _) in sorted(self._ends.items())
         )
+
+    @property
+    def played(self) -> Played:
+        """What has come of it so far."""
+        world, load = self.world, self.setup.load
+        courses = () if load is None else self.courses
+        busy, loop = tuple(world.busy_seconds), world.loop_seconds
+        return Played(tuple(self.answers), world.now, busy, load, courses, loop)
 
     def has_answered(self, number: int) -> bool:
         return number in self._ends

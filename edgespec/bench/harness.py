@@ -227,7 +227,7 @@ def results(
     settings: Mapping[str, object],
     load: Load | None = None,
 ) -> dict[str, object]:
-    """The object of results.json (docs/commands.md); `activities`: see `overall`."""
+    """The object of results.json (docs/figures.md); `activities`: see `overall`."""
     categories = list(dict.fromkeys(answer.category for answer in answers if answer.category))
     runs = _figures(answers, activities, ring, load)
     for run in runs:

@@ -63,7 +63,7 @@ class Course:
 
 @dataclass(frozen=True, slots=True)
 class LoadFigures:
-    """Figures of answers under load (docs/commands.md)."""
+    """Figures of answers under load (docs/figures.md)."""
 
     live: float
     ttft_mean: float

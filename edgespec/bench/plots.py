@@ -35,7 +35,7 @@ def plot_timeline(
     path: Path, activities: Sequence[tuple[str, Activity, float]], title: str
 ) -> None:
     """One panel a policy, one lane a node: (policy, activity, tokens per second)."""
-    plt = _pyplot()
+    plt = pyplot()
     nodes = len(activities[0][1].busy)
     height = 0.7 + len(activities) * (0.55 + 0.26 * nodes)
     figure, panels = plt.subplots(
@@ -49,7 +49,7 @@ def plot_timeline(
     handles = [plt.Rectangle((0, 0), 1, 1, color=COLORS[kind]) for kind in LABELS]
     figure.legend(handles, LABELS.values(), loc="outside lower center", ncols=len(LABELS),
                   fontsize=9, frameon=False)  # fmt: skip
-    _save(plt, figure, panels[:, 0], path, title)
+    save(plt, figure, panels[:, 0], path, title)
 
 
 def _draw_lanes(panel: Any, activity: Activity, nodes: int) -> None:
@@ -73,7 +73,7 @@ def _draw_lanes(panel: Any, activity: Activity, nodes: int) -> None:
 
 def plot_speedup(path: Path, speedups: Mapping[str, Mapping[str, float]], title: str) -> None:
     """Bars of {group: {policy: speed-up over the reference}}; a group is a category, or all."""
-    plt = _pyplot()
+    plt = pyplot()
     groups = list(speedups)
     policies = [name for name in next(iter(speedups.values())) if name != REFERENCE] or [REFERENCE]
     width = 0.82 / len(policies)
@@ -97,7 +97,7 @@ def plot_speedup(path: Path, speedups: Mapping[str, Mapping[str, float]], title:
     panel.set_ylim(0, 1.12 * max(1.0, *(max(group.values()) for group in speedups.values())))
     if len(groups) > 1:
         figure.legend(loc="outside right upper", fontsize=9, frameon=False)
-    _save(plt, figure, [panel], path, title)
+    save(plt, figure, [panel], path, title)
 
 
 def plot_profile(
@@ -114,7 +114,7 @@ def plot_profile(
     the time in which `bandwidth` (bytes a second) reads so many bytes: nothing can be below it,
     unless weights are still in a cache.
     """
-    plt = _pyplot()
+    plt = pyplot()
     from matplotlib.lines import Line2D
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
@@ -153,46 +153,15 @@ def plot_profile(
     figure.legend(handles=handles, loc="outside right upper", fontsize=9, frameon=False,
                   title="a layer's matrices", alignment="left")  # fmt: skip
     panel.set_title(subtitle, loc="left", fontsize=9, color="#555555")
-    _save(plt, figure, [panel], path, title)
-
-
-def plot_load(path: Path, runs: Mapping[str, Sequence[Mapping[str, Any]]], title: str) -> None:
-    """{policy: its figures (docs/commands.md) for each number of requests at once}: tokens a second
-    of all together on the left, seconds between tokens on the right, with what 99 % of them do not
-    exceed as a dashed line of the same colour."""
-    plt = _pyplot()
-    from matplotlib.ticker import FuncFormatter
-
-    figure, (speed, between) = plt.subplots(1, 2, figsize=(12, 4.8), layout="constrained")
-    colors = plt.get_cmap("tab10").colors
-    for number, (policy, figures) in enumerate(runs.items()):
-        color, live = colors[number % 10], [one["live"] for one in figures]
-        line = {"color": color, "marker": "o", "markersize": 5, "linewidth": 1.8}
-        speed.plot(live, [one["tokens_per_second"] for one in figures], label=policy, **line)
-        between.plot(live, [one["tbt_mean"] * 1e3 for one in figures], **line)
-        between.plot(
-            live, [one["tbt_p99"] * 1e3 for one in figures], color=color, linestyle=(0, (4, 3))
-        )
-    for panel in (speed, between):
-        ticks = sorted({one["live"] for figures in runs.values() for one in figures})
-        panel.set_xscale("log", base=2)
-        panel.set_xticks(ticks, [f"{live:g}" for live in ticks])
-        panel.set_xlabel("requests at once")
-        panel.set_ylim(0)
-        panel.grid(axis="y", color="#dddddd", linewidth=0.6)
-        panel.set_axisbelow(True)
-        panel.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    speed.set_ylabel("tokens a second, of all together")
-    between.set_ylabel("ms between tokens (dashed: 99th percentile)")
-    figure.legend(loc="outside lower center", ncols=len(runs), fontsize=9, frameon=False)
-    _save(plt, figure, [speed, between], path, title)
+    save(plt, figure, [panel], path, title)
 
 
 def _bytes(count: int) -> str:
     return f"{count / 1e9:.2f} GB" if count >= 1e9 else f"{count / 1e6:.3g} MB"
 
 
-def _save(plt: Any, figure: Any, panels: Iterable[Any], path: Path, title: str) -> None:
+def save(plt: Any, figure: Any, panels: Iterable[Any], path: Path, title: str) -> None:
+    """As one file, with a heading."""
     for panel in panels:
         panel.spines[["top", "right"]].set_visible(False)
     figure.suptitle(title, x=0.01, ha="left", fontsize=11)
@@ -200,7 +169,7 @@ def _save(plt: Any, figure: Any, panels: Iterable[Any], path: Path, title: str) 
     plt.close(figure)
 
 
-def _pyplot() -> Any:
+def pyplot() -> Any:
     """matplotlib without a display; it takes a second to import, so not before it is needed."""
     import matplotlib
 

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct, structs
 
-from edgespec.bench.simulated import Setup, load_base, one_thread, world_of
+from edgespec.bench.setup import Setup, load_base, one_thread, world_of
 from edgespec.bench.workloads import Prompt
 from edgespec.errors import ConfigError
 from edgespec.runtime.request_log import FORMAT, KIND

@@ -55,7 +55,7 @@ class Played:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One policy's figures (docs/commands.md); None where the other policy could not run.
+    """One policy's figures (docs/figures.md); None where the other policy could not run.
 
     `load`: those of answers under load, None without one.
     """

@@ -20,14 +20,7 @@ from edgespec.bench.script import (
     Text,
     plain_texts,
 )
-from edgespec.bench.simulated import (
-    Setup,
-    draft_of,
-    load_base,
-    one_thread,
-    played_in,
-    ring_world,
-)
+from edgespec.bench.setup import Setup, draft_of, load_base, one_thread, ring_world
 from edgespec.drafting.base import Guesser
 from edgespec.model.hub import local_folder
 from edgespec.model.sources import open_source
@@ -36,15 +29,6 @@ from edgespec.sim.faults import Fault
 from edgespec.sim.toy_model import FakeBlock
 from edgespec.sim.world import CoordinatorParts
 from edgespec.types.features import NO_NEEDS
-
-
-class Play(Asking):
-    """One policy in a world of its own."""
-
-    @property
-    def played(self) -> Played:
-        """What has come of it so far."""
-        return played_in(self)
 
 
 class Together:
@@ -59,16 +43,16 @@ class Together:
         self._loaded = load_base(first.model, first.dtype, 1)
         self._known: dict[str, KnownGuesses] = {}
         self._texts: list[Text] = []
-        self.plays: list[Play] = []
+        self.plays: list[Asking] = []
 
-    def add(self, setup: Setup, policy: str, faults: Sequence[Fault] = ()) -> Play:
+    def add(self, setup: Setup, policy: str, faults: Sequence[Fault] = ()) -> Asking:
         """Another play."""
         head = ScriptedHead(setup.stages)
         draft = draft_of(setup, self._loaded.head, self._independent)
         assert draft is None or draft.needs == NO_NEEDS, "that source takes rows of the base"
         parts = CoordinatorParts(head, draft)
         world = ring_world(setup, self._loaded, parts, lambda n: FakeBlock(n - 1), faults)
-        self.plays.append(Play(world, setup, policy, lambda number: self._begin(number, head)))
+        self.plays.append(Asking(world, setup, policy, lambda number: self._begin(number, head)))
         return self.plays[-1]
 
     def run(self, news: News = lambda done: None) -> list[Played]:

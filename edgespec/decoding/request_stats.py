@@ -16,7 +16,7 @@ MOST_FRUITLESS = 10
 
 @dataclass(slots=True)
 class RequestStats:
-    """Figures of a request; docs/commands.md defines each.
+    """Figures of a request; docs/figures.md defines each.
 
     `sources`: tokens by which members of the draft source guessed them, as bits (see tree.drafted).
     `entered`: when its first segment entered the ring, on the ring's clock, in trips.

@@ -6,8 +6,8 @@ a node sends its address without a zone, and a node that connects to it adds its
 
 from __future__ import annotations
 
-import socket
-import struct
+import re
+import subprocess
 from collections.abc import Iterator
 from ipaddress import IPv6Address
 
@@ -15,13 +15,8 @@ import psutil
 
 from edgespec.errors import AddressUnavailable
 
-_MESSAGE = struct.Struct("=IHHII")  # length, type, flags, number, port (netlink(7))
-_NEIGHBOUR = struct.Struct("=BxxxiHBB")  # family, interface, state, flags, type (rtnetlink(7))
-_ATTRIBUTE = struct.Struct("=HH")
-_DONE, _ERROR, _NEW_NEIGHBOUR, _GET_NEIGHBOURS = 3, 2, 28, 30
-_REQUEST_ALL = 0x301
-_DESTINATION = 1
-_UNUSABLE = 0x21  # incomplete, failed: no machine answered there
+_INTERFACE = re.compile(r"\bdev (\S+)")
+_UNUSABLE = ("INCOMPLETE", "FAILED")  # no machine answered there
 _WAIT_S = 1.0
 
 
@@ -47,7 +42,7 @@ def with_zone(host: str, coordinator: str = "") -> str:
     if not is_link_local(host) or "%" in host:
         return host
     _, _, usual = coordinator.partition("%")
-    known = [*_own(host), *_neighbours(IPv6Address(host))]
+    known = [*_own(host), *_neighbours(host)]
     zone = usual if usual in known or not known else known[0]
     if not zone:
         raise AddressUnavailable(
@@ -65,46 +60,16 @@ def _own(host: str) -> Iterator[str]:
             yield name
 
 
-def _neighbours(address: IPv6Address) -> list[str]:
+def _neighbours(host: str) -> list[str]:
     """Interfaces on which the kernel knows this neighbour, as it does while a connection lasts."""
     try:
-        with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as kernel:
-            kernel.settimeout(_WAIT_S)
-            ask = _NEIGHBOUR.pack(socket.AF_INET6, 0, 0, 0, 0)
-            size = _MESSAGE.size + len(ask)
-            kernel.send(_MESSAGE.pack(size, _GET_NEIGHBOURS, _REQUEST_ALL, 1, 0) + ask)
-            return [
-                socket.if_indextoname(interface)
-                for interface, state, found in _answers(kernel)
-                if found == address.packed and not state & _UNUSABLE
-            ]
-    except OSError:  # the kernel or a sandbox refuses, or an interface has just gone
+        done = subprocess.run(
+            ["ip", "-6", "neighbour", "show", "to", host],
+            capture_output=True,
+            text=True,
+            timeout=_WAIT_S,
+        )
+    except (OSError, subprocess.TimeoutExpired):  # there is no such program, or none is let
         return []
-
-
-def _answers(kernel: socket.socket) -> Iterator[tuple[int, int, bytes]]:
-    """(interface's index, state, address) of each neighbour."""
-    while True:
-        data = kernel.recv(1 << 16)
-        while data:
-            size, kind, *_ = _MESSAGE.unpack_from(data)
-            if kind in (_DONE, _ERROR):
-                return
-            if kind == _NEW_NEIGHBOUR:
-                _, interface, state, *_ = _NEIGHBOUR.unpack_from(data, _MESSAGE.size)
-                rest = data[_MESSAGE.size + _NEIGHBOUR.size : size]
-                yield interface, state, _attribute(rest, _DESTINATION)
-            data = data[_aligned(size) :]
-
-
-def _attribute(data: bytes, wanted: int) -> bytes:
-    while len(data) >= _ATTRIBUTE.size:
-        size, kind = _ATTRIBUTE.unpack_from(data)
-        if kind == wanted:
-            return data[_ATTRIBUTE.size : size]
-        data = data[max(_aligned(size), _ATTRIBUTE.size) :]
-    return b""
-
-
-def _aligned(size: int) -> int:
-    return (size + 3) & ~3
+    known = (line for line in done.stdout.splitlines() if not line.endswith(_UNUSABLE))
+    return [found[1] for line in known if (found := _INTERFACE.search(line))]

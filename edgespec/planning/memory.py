@@ -19,7 +19,7 @@ from edgespec.planning.profile import Profile
 GIB = 2**30
 
 RUNTIME_BYTES = 600 * 2**20
-"""The process without a model: interpreter, torch, transformers, sockets (docs/planning.md)."""
+"""The process without a model: interpreter, torch, transformers, sockets (docs/memory.md)."""
 
 SHARED_BYTES = 90 * 2**20
 """Of these, pages of libraries that a second process on the same board does not need once more."""

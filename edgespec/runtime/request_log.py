@@ -1,6 +1,6 @@
 """Request log: every request of a coordinator, and its end, as JSON lines in a file.
 
-`edgespec simulate --replay` plays them again. The file holds prompts and answers: only its owner
+`edgespec replay` plays them again. The file holds prompts and answers: only its owner
 may read it.
 """
 

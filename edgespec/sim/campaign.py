@@ -119,7 +119,7 @@ def build(
         scenario.network,
         scenario.faults,
         scenario.seed,
-        checks,
+        checks.after,
         log,
     )
     for ask in scenario.asks:
@@ -160,7 +160,7 @@ def play_and_trace(scenario: Scenario, folder: Path, parts: Parts = DEFAULT_PART
         path.write_text(json_text(trace, _FORMAT), encoding="utf-8")
         raise ScenarioFailed(
             f"the scenario of seed {scenario.seed} failed: {failure}\n"
-            f"trace: {path}\nsee it again with: edgespec simulate --replay {path}"
+            f"trace: {path}\nsee it again with: edgespec replay {path}"
         ) from problem
 
 
@@ -170,7 +170,7 @@ def read_trace(path: Path) -> FailureTrace:
         content = path.read_bytes()
     except OSError as problem:
         raise ConfigError(f"{path} cannot be read: {problem}") from problem
-    return read_as(FailureTrace, content, str(path), "give a file of `edgespec simulate`", _FORMAT)
+    return read_as(FailureTrace, content, str(path), "give one of `edgespec campaign`", _FORMAT)
 
 
 def run_campaign(seeds: Iterable[int], folder: Path, parts: Parts = DEFAULT_PARTS) -> int:

@@ -103,9 +103,9 @@ class Checks:
             left[f"cache of V{number}"] = _open_requests(stage.block) - len(kept)
             left[f"work of V{number}"] = not world.quiet(number)
             counted = world.coordinator.rows.used(0)
-            if here == kept and not world.lost:
+            if here == kept and not world.wires.lost:
                 left[f"rows of V{number}"] = stage.machine.held_rows - counted
-        left["ring"] = world.segments
+        left["ring"] = world.wires.segments
         left["draft"] = max(0, _open_requests(world.draft) - len(kept))
         found = {place: what for place, what in left.items() if what}
         if found:
@@ -249,7 +249,7 @@ def _check_credits(world: World, number: int) -> None:
     request = world.coordinator.accepts(number)
     if request is None:
         return
-    flying = sum(number in owners for owners in world.segments.values())
+    flying = sum(number in owners for owners in world.wires.segments.values())
     waiting = len(request.leaving) + len(request.results)
     if request.in_flight != flying + waiting:
         raise InvariantViolated(
@@ -265,7 +265,7 @@ def _check_ledgers(world: World, number: int) -> None:
     A stage that never got the newest retained set may hold dead rows as well, but lacks no live
     one. PPD tokens come and go with the retained sets, and nothing hangs from them.
     """
-    if world.control[number] or world.work[number] or _is_flying(world, number):
+    if world.wires.control[number] or world.work[number] or _is_flying(world, number):
         return
     request = world.coordinator.accepts(number)
     if world.gone or request is None or not request.is_read or request.leaving:
@@ -278,7 +278,7 @@ def _check_ledgers(world: World, number: int) -> None:
         if ledger is None:
             raise InvariantViolated("ledgers agree", f"V{node} knows no request {number}")
         rows = tuple(row for row in ledger.speculative if row not in (request.ppd_rows or ()))
-        if world.lost.get((node, number)) == epoch:
+        if world.wires.lost.get((node, number)) == epoch:
             accepted = ledger.committed + sum(row not in live for row in rows)
             if not live.issubset(rows) or accepted < committed:
                 raise InvariantViolated(
@@ -300,7 +300,7 @@ def _check_ledgers(world: World, number: int) -> None:
 
 
 def _is_flying(world: World, number: int) -> bool:
-    return any(number in owners for owners in world.segments.values())
+    return any(number in owners for owners in world.wires.segments.values())
 
 
 def _held(request: Request) -> tuple[int, int, set[int]]:

@@ -78,12 +78,3 @@ class Network(FileStruct, frozen=True):
         """Equal links everywhere; the control channel like the ring unless told otherwise."""
         channel = (control or ring,) * stages
         return Network((ring,) * (stages + 1), channel, channel)
-
-
-class RingLinks:
-    """The state of all links of one ring; a ring that is set up again starts with new ones."""
-
-    def __init__(self, network: Network, rng: random.Random) -> None:
-        self.ring = [Link(spec, rng) for spec in network.ring]
-        self.to_stages = [Link(spec, rng) for spec in network.to_stages]
-        self.from_stages = [Link(spec, rng) for spec in network.from_stages]

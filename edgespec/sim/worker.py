@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from math import inf
 
@@ -11,35 +12,12 @@ from edgespec.backends.charged_time import ChargedTime
 from edgespec.backends.compute import FIRST, INTERRUPTIBLE, lane_of
 from edgespec.backends.emulated import Perform
 from edgespec.backends.jobs import effects_of, events_of, failure
+from edgespec.backends.loop_time import LoopTime
 from edgespec.backends.waiting import Waiting
-from edgespec.decoding.effects import RunHead
 from edgespec.errors import EdgespecError
 from edgespec.machines.effects import Effect, RunBlock
-from edgespec.machines.events import NO_JOB, Event
+from edgespec.machines.events import Event
 from edgespec.sim.clock import Booking, Clock
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """One effect that a node carried out, from `start` to `end` in virtual seconds.
-
-    `kind` is the effect's type. `ids` are the rows of a RunBlock, by which useful rows can be
-    told from wasted ones; `rows` counts what a RunBlock or RunHead ran. `stopped`:
-    it was aborted between two layers. `job` is -1 where the effect has none. Of effects that were
-    carried out together it is the first, with the rows of all. A draft that heads
-    interrupted has a span for each stretch in which it ran: no two spans of a node overlap, and
-    together they are its busy time.
-    """
-
-    node: int
-    kind: str
-    request: int
-    job: int
-    start: float
-    end: float
-    rows: int
-    ids: tuple[int, ...]
-    stopped: bool
 
 
 @dataclass(slots=True)
@@ -113,19 +91,17 @@ class VirtualWorker:
         seconds: Callable[[Effect, Event | None], float],
         parts: Callable[[Effect], Sequence[float]],
         done: Callable[[int, Effect, Event | None], None],
-        spans: list[Span] | None,
         turns: Turns,
         *,
         at_start: bool,
     ) -> None:
         """`seconds`: how long an effect that starts now takes, and what came of it if it was
         carried out; `parts`: the lengths of the parts that this falls into, in any unit."""
-        self._node = node
+        self.node = node
         self._clock = clock
         self._carry_out = perform
         self._seconds, self._parts = seconds, parts
         self._done = done
-        self._spans = spans
         self._turns = turns
         self._at_start = at_start
         self._queue = Waiting()
@@ -244,7 +220,7 @@ class VirtualWorker:
         running, now = self._running, self._clock.now
         assert running is not None, "a booking of a worker that does nothing"
         if now > running.start:
-            self._ran(running)
+            self.note_run(running.effect, running.start, now, running.stopped)
         running.charged.pause(now)
         self._running, self._interrupted = None, running
         self._turns.running = None
@@ -267,22 +243,19 @@ class VirtualWorker:
         running = self._running
         assert running is not None, "a booking of a worker that does nothing"
         self._running = self._turns.running = None
-        self._ran(running)
         effect = running.effect
+        self.note_run(effect, running.start, self._clock.now, running.stopped)
         event = running.result
         if not self._is_early(effect):
             event = self._perform(effect, running.stopped, running.left_out)
         effects, events = effects_of(effect), events_of(event) or (None,)
         with self._turns.gathering():
             for one, of_one in zip(effects, events, strict=True):
-                self._done(self._node, one, of_one)
+                self._done(self.node, one, of_one)
 
-    def _ran(self, running: _RunningEffect) -> None:
-        """Note that it ran until now."""
-        now = self._clock.now
-        self.busy += now - running.start
-        if self._spans is not None:
-            self._spans.append(_span(self._node, running, now))
+    def note_run(self, effect: Effect, start: float, end: float, stopped: bool) -> None:
+        """It ran so long, to its end or to an interruption; `stopped`: it was aborted."""
+        self.busy += end - start
 
     def _perform(
         self, effect: Effect, stopped: bool, left_out: Collection[int | None] = ()
@@ -293,22 +266,65 @@ class VirtualWorker:
             return failure(effect, problem)
 
 
+class VirtualLoop:
+    """D0's own loop, which takes up one event after the other, in the time that it is charged."""
+
+    def __init__(
+        self,
+        time: LoopTime | None,
+        clock: Clock,
+        turns: Turns,
+        worker: VirtualWorker,
+        handle: Callable[[Event], list[Effect]],
+        taken: Callable[[list[Effect]], None],
+    ) -> None:
+        """`time` None: it takes none. `handle` gives the effects of an event, which leave when
+        `taken` is called with them."""
+        self.time = time
+        self._clock, self._turns, self._worker = clock, turns, worker
+        self._handle, self._taken = handle, taken
+        self._events: deque[Event] = deque()
+        self._is_awake = False
+
+    def add(self, event: Event) -> None:
+        """It happened now."""
+        if self.time is None:
+            self._taken(self._handle(event))
+            return
+        self._events.append(event)
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._events and not self._is_awake:
+            self._is_awake = True
+            self._clock.book(self._clock.now, self._turn)  # behind all that happens at this time
+
+    def _turn(self) -> None:
+        """All that waits is taken up. What several events ask of the models may be one job: it
+        begins when all are done."""
+        events, self._events = self._events, deque()
+        gathered = ExitStack()
+        if len(events) > 1:
+            gathered.enter_context(self._turns.gathering())
+        self._take(events, gathered)
+
+    def _take(self, events: deque[Event], gathered: ExitStack) -> None:
+        assert self.time is not None
+        event = events.popleft()
+        effects = self._handle(event)
+        now, beside = self._clock.now, self._worker.is_at_work
+        end = self.time.ends(event, effects, now, beside=beside)
+        self._clock.book(end, self._end, effects, events, gathered)
+
+    def _end(self, effects: list[Effect], events: deque[Event], gathered: ExitStack) -> None:
+        self._taken(effects)
+        if events:
+            self._take(events, gathered)
+            return
+        gathered.close()
+        self._is_awake = False
+        self._wake()
+
+
 def _is_block(effect: Effect, job: int) -> bool:
     return isinstance(effect, RunBlock) and effect.job == job
-
-
-def _span(node: int, running: _RunningEffect, now: float) -> Span:
-    effects = effects_of(running.effect)
-    effect = effects[0]
-    rows = sum(len(one.rows) for one in effects if isinstance(one, RunBlock | RunHead))
-    return Span(
-        node,
-        type(effect).__name__,
-        getattr(effect, "request", -1),
-        getattr(effect, "job", NO_JOB),
-        running.start,
-        now,
-        rows,
-        tuple(effect.rows.ids.tolist()) if isinstance(effect, RunBlock) else (),
-        running.stopped,
-    )

@@ -7,16 +7,15 @@ equal worlds run alike.
 from __future__ import annotations
 
 import random
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from operator import add
-from typing import Protocol
 
 from edgespec.backends.base import BlockBackend, Head
 from edgespec.backends.compute import COMPUTE, CoordinatorCompute, StageCompute
+from edgespec.backends.emulated import Perform
 from edgespec.decoding.coordinator import CoordinatorMachine
 from edgespec.decoding.effects import AbortBlock, EncodePrompt, Renew, SendRing, TakeLenses
 from edgespec.decoding.events import SegmentArrived, StageBeat
@@ -27,12 +26,13 @@ from edgespec.machines.events import Event, Hold, MessageArrived, RingDown, Ring
 from edgespec.sim.clock import Booking, Clock
 from edgespec.sim.durations import Durations
 from edgespec.sim.faults import Change, Crash, Dice, Fault
-from edgespec.sim.links import Link, Network, RingLinks
+from edgespec.sim.links import Network
 from edgespec.sim.log import EventLog, effect_words, message_words
-from edgespec.sim.worker import Span, Turns, VirtualWorker
+from edgespec.sim.wires import Wires
+from edgespec.sim.worker import Turns, VirtualLoop, VirtualWorker
 from edgespec.wire.client_messages import Cancel, Submit
 from edgespec.wire.codec import decode, encode
-from edgespec.wire.messages import Message, Retain
+from edgespec.wire.messages import Message
 from edgespec.wire.segment import Segment
 
 CLIENT = b"client"
@@ -68,22 +68,15 @@ class TimedReply:
     message: Message
 
 
-class Observer(Protocol):
-    """Looks at the world after every event."""
-
-    def after(self, world: World, node: int) -> None:
-        """Something happened at `node` (0: the coordinator)."""
-
-
 class World:
     """A ring of one coordinator and N stages; `submit`, `run`, then read `replies`.
 
     `make_stages` is called for the first ring and again for every ring after a crash, from which
-    the stages that are gone take their place; the others forget what they had. `segments`:
-    {sequence number: requests} of those on their way round. `control`: how many messages of each
-    request are under way on the control channel, `work`: how many compute effects its stages have
-    still to do. `lost`: {(stage, request): epoch of the newest retained set that never arrived}.
+    the stages that are gone take their place; the others forget what they had. `wires`: the
+    messages under way. `work`: how many compute effects of each request stages have still to do.
     """
+
+    worker_kind: type[VirtualWorker] = VirtualWorker
 
     def __init__(
         self,
@@ -94,55 +87,45 @@ class World:
         network: Network,
         faults: Sequence[Fault] = (),
         seed: int = 0,
-        watch: Observer | None = None,
+        watch: Callable[[World, int], None] = lambda world, node: None,
         log: EventLog | None = None,
         *,
         with_stage: int = 0,
-        keep_spans: bool = False,
     ) -> None:
-        """`with_stage`: the stage that shares the coordinator's device; 0: none."""
+        """`watch`: called with the node (0: the coordinator) after every event there. `with_stage`:
+        the stage that shares the coordinator's device; 0: none."""
         self.coordinator = coordinator
         self.draft = device.draft
         self.replies: list[TimedReply] = []
-        self.spans: list[Span] | None = [] if keep_spans else None
         self.is_up = False
         self.is_faulty = False
-        self.segments: dict[int, tuple[int, ...]] = {}
-        self.control: Counter[int] = Counter()
         self.work: Counter[int] = Counter()
-        self.lost: dict[tuple[int, int], int] = {}
         self.down_since = 0.0
         self.stages: list[StageParts] = []
         self._make_stages = make_stages
         self._durations = durations
-        self._network = network
-        self._rng = random.Random(f"{seed} world")
-        self._dice = Dice(faults, self._rng)
+        rng = random.Random(f"{seed} world")
+        self._dice = Dice(faults, rng)
         self._watch = watch
         self._log = log
         self._clock = Clock()
-        self._rings = 0
+        self.wires = Wires(
+            *(network, self._dice, rng, self._clock),
+            *(durations.message_bytes, self._arrived, self._note),
+        )
         self._tick: Booking | None = None
         self._beats: Booking | None = None
         self._renewed = float("-inf")
-        self._loop = durations.loop
-        self._events: deque[Event] = deque()  # that wait for D0's loop, if that takes time
-        self._takes_events = False
         self._busy = [0.0] * len(network.ring)
         self._turns = [Turns() for _ in network.ring]
         self._turns[with_stage] = self._turns[0]
-        self._head = VirtualWorker(
-            0,
-            self._clock,
-            CoordinatorCompute(device.head, device.draft).perform,
-            self._head_seconds,
-            partial(durations.parts, 0),
-            self._computed,
-            self.spans,
-            self._turns[0],
-            at_start=True,
+        compute = CoordinatorCompute(device.head, device.draft)
+        self._head = self._worker(0, compute.perform, self._head_seconds)
+        self._loop = VirtualLoop(
+            *(durations.loop, self._clock, self._turns[0], self._head),
+            lambda event: self.coordinator.handle(event, self.now),
+            partial(self._take, 0),
         )
-        self._links = RingLinks(network, self._rng)
         self._workers: list[VirtualWorker] = []
         self._gone: set[int] = set(range(1, len(network.ring)))
         self._clock.book(0.0, self._ring_up)
@@ -194,7 +177,7 @@ class World:
     @property
     def loop_seconds(self) -> float | None:
         """How long D0's own loop has worked; None if it takes no time."""
-        return None if self._loop is None else self._loop.busy
+        return None if self._loop.time is None else self._loop.time.busy
 
     # --- what happens -------------------------------------------------------------------------
 
@@ -202,13 +185,7 @@ class World:
         self._note(0, message_words(message))
         self._handle(0, MessageArrived(CLIENT, message))
 
-    def _arrived(self, ring: int, node: int, frame: bytes, control: int | None) -> None:
-        """A message comes out of a link; `control`: its request, on the control channel."""
-        if control is not None:
-            self.control[control] -= 1
-        if ring != self._rings and (node or control is None):
-            return  # that ring is gone; what its stages said on the control channel still comes
-        message = decode(frame)
+    def _arrived(self, node: int, message: Message) -> None:
         if node in self._gone:
             self._note(node, f"gone: {message_words(message)}")
             self._look(node)
@@ -216,8 +193,9 @@ class World:
         self._note(node, message_words(message))
         if isinstance(message, Segment):
             if node == 0:
-                self.segments.pop(message.header.seq, None)
-                if not self.segments and self._beats is not None:
+                segments = self.wires.segments
+                segments.pop(message.header.seq, None)
+                if not segments and self._beats is not None:
                     self._beats.cancel()
                     self._beats = None
             self._handle(node, SegmentArrived(message))
@@ -252,13 +230,13 @@ class World:
         self._workers[node - 1].vanish()
         if self.is_up:
             at = self.now + crash.noticed_after
-            self._clock.book(at, self._ring_down, self._rings, node, crash.restart_after)
+            self._clock.book(at, self._ring_down, self.wires.rings, node, crash.restart_after)
             self._look(node)
         else:  # it will be replaced with the other one
             self._handle(0, RingDown(_crashed(node)))
 
     def _ring_down(self, ring: int, node: int, restart_after: float) -> None:
-        if ring != self._rings:
+        if ring != self.wires.rings:
             return  # another stage of that ring was missed before
         self._note(0, f"stage {node} is missed")
         self._end_ring(restart_after, RingDown(_crashed(node)))
@@ -266,14 +244,12 @@ class World:
     def _end_ring(self, seconds: float, why: RingDown) -> None:
         self.is_up = self.is_faulty = False
         self.down_since = self.now
-        self._rings += 1
-        self.segments.clear()
-        self.lost.clear()
+        self.wires.cut()
         self._clock.book(self.now + seconds, self._ring_up)
         self._handle(0, why)
 
     def _renew(self, ring: int, why: str) -> None:
-        if ring == self._rings and self.is_up:
+        if ring == self.wires.rings and self.is_up:
             self._note(0, f"a new ring: {why}")
             self._renewed = self.now
             self._end_ring(RENEWAL_S, RingDown(why))
@@ -289,17 +265,17 @@ class World:
             if number not in self._gone:
                 machine = stage.machine
                 self._handle(0, StageBeat(number, machine.holds, machine.passed))
-        if self.segments:
+        if self.wires.segments:
             self._book_beat()
 
     def _hold(self, change: Change) -> None:
         if self.is_up:
             self._note(0, "holds further requests")
             self._handle(0, Hold("the devices will get other layers"))
-            self._change(self._rings, change)
+            self._change(self.wires.rings, change)
 
     def _change(self, ring: int, change: Change) -> None:
-        if ring != self._rings:
+        if ring != self.wires.rings:
             return  # a stage of it was missed before
         if self.coordinator.load()[0]:
             self._clock.book(self.now + change.beat, self._change, ring, change)
@@ -310,34 +286,33 @@ class World:
 
     def _ring_up(self) -> None:
         self._note(0, "the ring is up")
-        self._links = RingLinks(self._network, self._rng)
         fresh = list(self._make_stages())
         if not self.stages:
             self.stages = fresh.copy()
-            self._workers = [self._worker(number) for number in sorted(self._gone)]
+            self._workers = [self._stage_worker(number) for number in sorted(self._gone)]
         for number, stage in enumerate(fresh, 1):
             if number not in self._gone:
                 self._dispatch(number, self.stages[number - 1].machine.reset())
                 continue
             self.stages[number - 1] = stage
             self._busy[number] += self._workers[number - 1].busy
-            self._workers[number - 1] = self._worker(number)
+            self._workers[number - 1] = self._stage_worker(number)
         self._gone.clear()
+        self.wires.mend()
         self.is_up = True
         self._handle(0, RingUp())
 
-    def _worker(self, number: int) -> VirtualWorker:
-        stage = self.stages[number - 1]
-        return VirtualWorker(
-            number,
-            self._clock,
-            StageCompute(stage.block, stage.head).perform,
-            partial(self._stage_seconds, number),
-            partial(self._durations.parts, number),
-            self._computed,
-            self.spans,
-            self._turns[number],
-            at_start=False,
+    def _stage_worker(self, number: int) -> VirtualWorker:
+        stage, seconds = self.stages[number - 1], partial(self._stage_seconds, number)
+        return self._worker(number, StageCompute(stage.block, stage.head).perform, seconds)
+
+    def _worker(
+        self, node: int, perform: Perform, seconds: Callable[[Effect, Event | None], float]
+    ) -> VirtualWorker:
+        return self.worker_kind(
+            *(node, self._clock, perform, seconds, partial(self._durations.parts, node)),
+            *(self._computed, self._turns[node]),
+            at_start=not node,
         )
 
     def _head_seconds(self, effect: Effect, done: Event | None) -> float:
@@ -350,53 +325,20 @@ class World:
     # --- machines -----------------------------------------------------------------------------
 
     def _handle(self, node: int, event: Event) -> None:
-        if node == 0 and self._loop is not None:
-            self._events.append(event)
-            self._wake_loop()
-            return
-        machine = self.stages[node - 1].machine if node else self.coordinator
-        self._dispatch(node, machine.handle(event, self.now))
+        if node == 0:
+            self._loop.add(event)
+        else:
+            self._take(node, self.stages[node - 1].machine.handle(event, self.now))
+
+    def _take(self, node: int, effects: list[Effect]) -> None:
+        """An event was handled there."""
+        self._dispatch(node, effects)
         if node == 0:
             self._book_tick()
         self._look(node)
 
-    def _wake_loop(self) -> None:
-        if self._events and not self._takes_events:
-            self._takes_events = True
-            self._clock.book(self.now, self._turn_loop)  # behind all that happens at this time
-
-    def _turn_loop(self) -> None:
-        """D0's loop takes up all that waits. What several events ask of the models may be one job:
-        it begins when all are done."""
-        events, self._events = self._events, deque()
-        gathered = ExitStack()
-        if len(events) > 1:
-            gathered.enter_context(self._turns[0].gathering())
-        self._take_event(events, gathered)
-
-    def _take_event(self, events: deque[Event], gathered: ExitStack) -> None:
-        assert self._loop is not None
-        event = events.popleft()
-        effects = self.coordinator.handle(event, self.now)
-        end = self._loop.ends(event, effects, self.now, beside=self._head.is_at_work)
-        self._clock.book(end, self._event_taken, effects, events, gathered)
-
-    def _event_taken(
-        self, effects: list[Effect], events: deque[Event], gathered: ExitStack
-    ) -> None:
-        self._dispatch(0, effects)
-        self._book_tick()
-        self._look(0)
-        if events:
-            self._take_event(events, gathered)
-            return
-        gathered.close()
-        self._takes_events = False
-        self._wake_loop()
-
     def _look(self, node: int) -> None:
-        if self._watch is not None:
-            self._watch.after(self, node)
+        self._watch(self, node)
 
     def _book_tick(self) -> None:
         deadline = self.coordinator.deadline()
@@ -415,16 +357,12 @@ class World:
             match effect:
                 case SendRing(segment):
                     if node == 0 and self.is_up:
-                        numbers = tuple(part.request for part in segment.parts)
-                        self.segments[segment.header.seq] = numbers
                         self._book_beat()
-                    after = (node + 1) % len(self._network.ring)
-                    self._send(self._links.ring[node], after, segment)
+                    self.wires.send_on(node, segment)
                 case SendStages(message):
-                    for number, link in enumerate(self._links.to_stages, 1):
-                        self._send(link, number, message)
+                    self.wires.send_stages(message)
                 case SendCoordinator(message):
-                    self._send(self._links.from_stages[node - 1], 0, message)
+                    self.wires.send_coordinator(node, message)
                 case SendPeer(_, message):
                     told = decode(encode(message))
                     self._note(0, f"tells {message_words(told)}")
@@ -432,7 +370,7 @@ class World:
                 case Renew(why):
                     self.is_faulty = True
                     at = max(self.now, self._renewed + RENEW_S)
-                    self._clock.book(at, self._renew, self._rings, f"V{node} was lost: {why}")
+                    self._clock.book(at, self._renew, self.wires.rings, f"V{node} was lost: {why}")
                 case EncodePrompt():  # beside all else, and of toy prompts: it is charged nothing
                     self._clock.book(self.now, self._encoded, effect)
                 case AbortBlock(job, request):
@@ -443,27 +381,6 @@ class World:
                     (self._workers[node - 1] if node else self._head).add(effect)
                 case _:
                     raise TypeError(f"a simulated ring carries out no {type(effect).__name__}")
-
-    # --- messages -----------------------------------------------------------------------------
-
-    def _send(self, link: Link, node: int, message: Message) -> None:
-        if not self.is_up:
-            return  # no ring to send on
-        if self._dice.loses(message):
-            self._note(node, f"never gets {message_words(message)}")
-            if isinstance(message, Retain):
-                self.lost[node, message.request] = message.keep.epoch
-            return
-        message = self._dice.bent(message)
-        frame = encode(message)
-        control = None if isinstance(message, Segment) else int(getattr(message, "request", -1))
-        size = self._durations.message_bytes(message, len(frame))
-        late = self._dice.lateness(message)
-        at = link.send(self.now, size, self._dice.delay()) + late
-        for when in (at, *(at + after for after in self._dice.repeats(message))):
-            if control is not None:
-                self.control[control] += 1
-            self._clock.book(when, self._arrived, self._rings, node, frame, control)
 
     def _note(self, node: int, what: str) -> None:
         if self._log is not None:

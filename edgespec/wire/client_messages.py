@@ -92,7 +92,7 @@ class SourceFigures(Record, frozen=True):
 
 
 class Finished(Message, tag=44, frozen=True):
-    """The one good end of a request: all of it again, with its figures (see docs/commands.md)."""
+    """The one good end of a request: all of it again, with its figures (see docs/figures.md)."""
 
     tag: int
     text: Text

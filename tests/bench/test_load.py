@@ -8,12 +8,14 @@ from math import inf, nan
 
 import pytest
 from msgspec import structs
+from support.plays import play_all
 from support.tiers import thorough, tiered
 from support.torch_rings import BASE, DRAFT
 
 from edgespec.bench.load import Course, Load, LoadFigures, load_figures, span
 from edgespec.bench.report import ALONE, Run, run_of
-from edgespec.bench.simulated import Setup, play, play_all, simulate
+from edgespec.bench.setup import Setup
+from edgespec.bench.simulated import play, simulate
 from edgespec.bench.workloads import default_prompts
 from edgespec.daemon.profiles import profile_named
 from edgespec.errors import ConfigError

@@ -6,8 +6,9 @@ import struct
 from pathlib import Path
 
 import pytest
+from support.load_plots import plot_load
 
-from edgespec.bench.plots import COLORS, LABELS, plot_load, plot_speedup, plot_timeline
+from edgespec.bench.plots import COLORS, LABELS, plot_speedup, plot_timeline
 from edgespec.bench.timeline import DRAFT, HEAD, USED, WASTED, Activity, Bar
 
 

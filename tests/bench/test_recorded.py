@@ -23,7 +23,7 @@ from edgespec.bench.recorded import (
     read_recording,
     replay_recording,
 )
-from edgespec.bench.simulated import Setup
+from edgespec.bench.setup import Setup
 from edgespec.daemon.bundled_models import bundled
 from edgespec.daemon.profiles import profile_named
 from edgespec.errors import ConfigError, RequestFailed

@@ -8,12 +8,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from msgspec import structs
+from support.plays import play_all
 from support.tiers import thorough, tiered
 from support.torch_rings import BASE, DRAFT, generated
 
 from edgespec.bench.report import Played, run_of
 from edgespec.bench.script import plain_texts
-from edgespec.bench.simulated import Setup, load_base, play, play_all, simulate
+from edgespec.bench.setup import Setup, load_base
+from edgespec.bench.simulated import play, simulate
 from edgespec.bench.together import Together
 from edgespec.bench.workloads import default_prompts
 from edgespec.daemon.bundled_models import bundled

@@ -17,7 +17,8 @@ from support.work import half
 
 from edgespec.bench.processes import map_in_processes
 from edgespec.bench.report import Played, as_json, run_of
-from edgespec.bench.simulated import Setup, answerable, chosen_policies, dealt, play, simulate
+from edgespec.bench.setup import Setup, answerable
+from edgespec.bench.simulated import chosen_policies, dealt, play, simulate
 from edgespec.bench.workloads import Prompt, default_prompts
 from edgespec.daemon.bundled_models import bundled
 from edgespec.daemon.profiles import profile_named

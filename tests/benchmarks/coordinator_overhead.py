@@ -22,8 +22,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 from unittest.mock import patch
 
+from support.plays import play_all
+
 from edgespec.bench.load import Load
-from edgespec.bench.simulated import Setup, chosen_policies, play_all
+from edgespec.bench.setup import Setup
+from edgespec.bench.simulated import chosen_policies
 from edgespec.bench.workloads import default_prompts, read_prompts
 from edgespec.daemon.bundled_models import bundled
 from edgespec.daemon.profiles import profile_named

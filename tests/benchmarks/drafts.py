@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from importlib import resources
 
 from edgespec.bench.processes import map_in_processes
-from edgespec.bench.simulated import Setup, play
+from edgespec.bench.setup import Setup
+from edgespec.bench.simulated import play
 from edgespec.bench.workloads import read_prompts
 from edgespec.daemon.bundled_models import bundled
 from edgespec.daemon.profiles import profile_named

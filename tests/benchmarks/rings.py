@@ -22,10 +22,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from edgespec.bench.asking import Asking
 from edgespec.bench.processes import News, map_in_processes, process_count
 from edgespec.bench.report import REFERENCE
-from edgespec.bench.simulated import Setup, chosen_policies, one_thread, play
-from edgespec.bench.together import Play, Together
+from edgespec.bench.setup import Setup, one_thread
+from edgespec.bench.simulated import chosen_policies, play
+from edgespec.bench.together import Together
 from edgespec.bench.workloads import Prompt, read_prompts
 from edgespec.cli.notes import Notes, TimeLeft
 from edgespec.cli.simulate import parse_link
@@ -114,7 +116,7 @@ def fitting_case(model: str, profile: str, link: str, asked: Asked) -> RingCase:
     return RingCase((profile,) * MOST_STAGES, model=model, head=profile, link=link)
 
 
-def learnt_against_charged(play: Play, case: RingCase) -> str:
+def learnt_against_charged(play: Asking, case: RingCase) -> str:
     """Seconds of the slowest stage by rows, and the spread, each learnt over charged."""
     setup, answers = play.setup, play.answers
     seen = sum(a.prompt_tokens + a.new_tokens // 2 for a in answers) // len(answers)
@@ -147,7 +149,7 @@ def play_rings(item: tuple[Asked, dict[str, RingCase]], news: News) -> list[dict
     return [figures(name, cases[name], plays[name], asked) for name in cases]
 
 
-def figures(name: str, case: RingCase, plays: Sequence[Play], asked: Asked) -> dict[str, Any]:
+def figures(name: str, case: RingCase, plays: Sequence[Asking], asked: Asked) -> dict[str, Any]:
     """One ring's."""
     speeds = {play.policy: play.played.speed for play in plays}
     own = next((play for play in plays if play.policy == "adaptive"), None)

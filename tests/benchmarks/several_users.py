@@ -23,11 +23,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from support.load_plots import plot_load
+
 from edgespec.bench.load import Load
-from edgespec.bench.plots import plot_load
 from edgespec.bench.processes import News, map_in_processes
 from edgespec.bench.report import ALONE, REFERENCE, Played, run_of
-from edgespec.bench.simulated import Setup
+from edgespec.bench.setup import Setup
 from edgespec.bench.together import play_together
 from edgespec.bench.workloads import Prompt, default_prompts, read_prompts
 from edgespec.cli.notes import Notes, TimeLeft

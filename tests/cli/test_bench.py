@@ -144,7 +144,7 @@ def test_a_stage_on_the_coordinators_device_shares_its_time(tmp_path: Path) -> N
 
 @pytest.mark.thorough
 def test_the_manual_names_every_figure(content: dict[str, Any]) -> None:
-    manual = (Path(__file__).parents[2] / "docs" / "commands.md").read_text(encoding="utf-8")
+    manual = (Path(__file__).parents[2] / "docs" / "figures.md").read_text(encoding="utf-8")
     missing = [name for name in content["runs"][0] if f"`{name}`" not in manual]
     assert not missing
 

@@ -99,7 +99,7 @@ def test_json_is_one_object_with_every_figure(ring: NodeRing, here: Here) -> Non
 
 
 def test_the_manual_defines_every_figure(here: Here) -> None:
-    manual = Path(__file__).parents[2] / "docs" / "commands.md"
+    manual = Path(__file__).parents[2] / "docs" / "figures.md"
     section = manual.read_text(encoding="utf-8").partition("\n## JSON\n")[2]
     defined = re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE)
     assert defined == list(dict.fromkeys(defined))

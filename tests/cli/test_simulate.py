@@ -1,4 +1,4 @@
-"""edgespec simulate: tables and JSON of policies, campaigns, replays, and what it refuses."""
+"""edgespec simulate, campaign and replay: tables, JSON, failures, and what they refuse."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from support.commands import Done, run, run_here
 from support.worlds import CALM
 
-from edgespec.cli.simulate import charged_model, parse_link, ring_of
+from edgespec.cli.simulate import SimulatedRing, charged_model, parse_link
 from edgespec.daemon.bundled_models import bundled
 from edgespec.daemon.profiles import profile_named
 from edgespec.decoding.coordinator import CoordinatorMachine
@@ -38,6 +38,12 @@ def here(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
     """Runs `edgespec simulate` in this process."""
     monkeypatch.setenv("COLUMNS", "80")
     return lambda *arguments: run_here(capfd, monkeypatch, "simulate", *arguments)
+
+
+@pytest.fixture
+def command(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Here:
+    """Runs `edgespec` in this process."""
+    return lambda *arguments: run_here(capfd, monkeypatch, *arguments)
 
 
 @pytest.mark.thorough
@@ -175,16 +181,11 @@ WRONG: dict[str, tuple[tuple[str, ...], str]] = {
     "draft": (("--draft", "/none"), "there is no model folder /none"),
     "dtype": (("--dtype", "int3"), "unknown dtype 'int3'; choose one of: float32"),
     "jobs": (("--jobs", "-1"), "jobs is -1"),
-    "no runs": (("--campaign", "0"), "a campaign of 0 runs"),
-    "seed": (("--campaign", "1", "--seed", "-1"), "seed is -1"),
-    "both": (("--campaign", "1", "--replay", "x"), "exclude each other"),
-    "JSON": (("--campaign", "1", "--json"), "--json goes with the policies"),
-    "no trace": (("--replay", "/none"), "/none cannot be read"),
+    "campaign": (("--campaign", "20"), "a command of its own now: edgespec campaign RUNS"),
+    "replay": (("--replay=x",), "--replay=x is a command of its own now: edgespec replay FILE"),
     "live": (("--live", "0"), "live is 0; it must be at least 1 request"),
     "arrivals": (("--arrivals", "-1"), "arrivals is -1; it must be above 0"),
     "both loads": (("--live", "2", "--arrivals", "1"), "exclude each other"),
-    "arrivals of a replay": (("--arrivals", "2", "--replay", "x"), "--arrivals goes with prompts"),
-    "load of a campaign": (("--arrivals", "2", "--campaign", "1"), "do not go with --campaign"),
 }
 
 
@@ -218,9 +219,7 @@ def test_a_profile_may_choose_the_cost_model() -> None:
     own = charged_model(bundled("base"), [nano], bundled("draft"))
     assert (own.name, own.layers, own.bits, own.draft.name) == ("base", 8, 16, "draft")
     assert charged_model(bundled("base"), [nano]).draft.layers == 0
-    names, profiles = ring_of(["paper-flowspec-7b"], 3)
-    assert names == ("paper-flowspec-7b",) * 4
-    assert profiles == (paper,) * 4
+    assert SimulatedRing(["paper-flowspec-7b"], stages=3).names == ("paper-flowspec-7b",) * 4
 
 
 # --- campaigns and replays ----------------------------------------------------------------------
@@ -250,45 +249,62 @@ def plant(monkeypatch: pytest.MonkeyPatch, function: Any) -> None:
     monkeypatch.setattr(function, "__defaults__", (*function.__defaults__[:-1], BUGGY))
 
 
-def test_a_campaign_counts_what_passed(here: Here) -> None:
-    done = here("--campaign", "20", "--jobs", "1")
+def test_a_campaign_counts_what_passed(command: Here) -> None:
+    done = command("campaign", "20", "--jobs", "1")
     assert done.code == 0, done
     assert done.out.startswith("20 scenarios kept every promise: seeds 0 to 19, ")
 
 
 def test_a_failure_names_seed_trace_and_the_way_back(
-    here: Here, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    command: Here, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     plant(monkeypatch, campaign.run_campaign)
     traces = tmp_path / "traces"
-    done = here("--campaign", "20", "--seed", "5", "--traces", str(traces), "--jobs", "1")
+    done = command("campaign", "20", "--seed", "5", "--traces", str(traces), "--jobs", "1")
     (trace,) = traces.iterdir()
     seed = trace.stem.removeprefix("seed-")
     assert int(seed) >= 5
     done.assert_refused(
         f"the scenario of seed {seed} failed",
         str(trace),
-        f"edgespec simulate --replay {trace}",
+        f"edgespec replay {trace}",
         code=1,
     )
 
 
 def test_a_replay_fails_while_the_bug_is_there(
-    here: Here, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    command: Here, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     with pytest.raises(ScenarioFailed):
         play_and_trace(CALM, tmp_path, BUGGY)
     trace = str(tmp_path / "seed-7.json")
-    mended = here("--replay", trace)
+    mended = command("replay", trace)
     assert mended.code == 0
     assert "it no longer fails" in mended.out
+    for wrong in ("--json", "--live=2"):
+        command("replay", trace, wrong).assert_refused("go with recorded requests")
     plant(monkeypatch, campaign.replay)
-    again = here("--replay", trace)
+    again = command("replay", trace)
     assert again.code == 1
     assert again.out.startswith("seed 7 fails as recorded: InvariantViolated")
 
 
-def test_recorded_requests_are_played_again(here: Here, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("campaign", "0"), "a campaign of 0 runs"),
+        (("campaign", "1", "--seed", "-1"), "seed is -1"),
+        (("replay", "/none"), "/none cannot be read"),
+        (("replay", "/none", "--live", "0"), "live is 0; it must be at least 1 request"),
+    ],
+)
+def test_what_no_campaign_or_replay_can_be_is_one_clear_error(
+    command: Here, arguments: tuple[str, ...], words: str
+) -> None:
+    command(*arguments).assert_refused(words)
+
+
+def test_recorded_requests_are_played_again(command: Here, tmp_path: Path) -> None:
     request = {
         "prompt": "def read(", "max_new_tokens": 5, "temperature": 0.0, "top_k": 0, "top_p": 1.0,
         "min_p": 0.0, "seed": 0, "stop": [], "policy": "autoregressive", "messages": "", "top": -1,
@@ -296,12 +312,12 @@ def test_recorded_requests_are_played_again(here: Here, tmp_path: Path) -> None:
     line = {"what": "request", "format": 1, "after": 3.0, "outcome": "client_left"}
     path = tmp_path / "requests.jsonl"
     path.write_text(json.dumps({**line, "request": request, "end": {}}) + "\n")
-    told = json.loads(here("--replay", str(path), "--stages", "2", "--json").out)
+    told = json.loads(command("replay", str(path), "--stages", "2", "--json").out)
     (played,) = told["requests"]
     assert (played["policy"], played["new_tokens"]) == ("autoregressive", 5)
     assert (played["same"], played["recorded_seconds"]) == (None, None)
     end = {"token_ids": played["token_ids"], "seconds": 0.5}
     path.write_text(json.dumps({**line, "outcome": "length", "request": request, "end": end}))
-    shown = here("--replay", str(path), "--stages", "2", "--policy", "flowspec").out
+    shown = command("replay", str(path), "--stages", "2", "--policy", "flowspec").out
     assert "1 request(s), 1 of 1 answers with the tokens that were recorded" in shown
     assert re.search(r"0\.00 s +flowspec +4 +5 +10\.00 +[\d.]+ +as recorded", shown)

@@ -1,7 +1,7 @@
 """Torn files: each file that the program writes, as a loss of power may leave it.
 
 What can be made again is made again. Of the others one message names the file and says what to do.
-docs/operations.md has the list.
+docs/files.md has the list.
 """
 
 from __future__ import annotations

@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 from support.tiers import thorough
 
-from edgespec.bench.simulated import Setup, play
+from edgespec.bench.setup import Setup
+from edgespec.bench.simulated import play
 from edgespec.bench.together import play_together
 from edgespec.bench.workloads import Prompt, default_prompts
 from edgespec.daemon import ways

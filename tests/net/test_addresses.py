@@ -110,10 +110,10 @@ def test_a_neighbour_that_nobody_has_met_is_an_error_that_says_what_to_do() -> N
 
 
 def test_a_kernel_that_tells_no_neighbours_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(*_: object) -> None:
+    def refused(*_: object, **__: object) -> None:
         raise PermissionError(1, "Operation not permitted")
 
-    monkeypatch.setattr(zones.socket, "socket", refused)
+    monkeypatch.setattr(zones.subprocess, "run", refused)
     assert with_zone("fe80::1234:5678", "fe80::9%eth0") == "fe80::1234:5678%eth0"
 
 

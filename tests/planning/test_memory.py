@@ -52,7 +52,7 @@ def test_the_engine_s_own_reserve_is_counted() -> None:
 
 
 def test_thirteen_billion_on_boards_of_8_gb() -> None:
-    """The arithmetic that docs/planning.md shows."""
+    """The arithmetic that docs/memory.md shows."""
     of = MODEL.of
     assert of.layer_weights == 317_194_240
     assert MODEL.costs.layer_bytes == 317_194_240 * 9 // 16 == 178_421_760

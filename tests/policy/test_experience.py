@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.rings import FakeRing
 from support.rings import submit as ask_of
+from support.spans import Span
 from support.tiers import examples, tiered
 from support.worlds import submit, toy_world
 
@@ -329,11 +330,11 @@ def test_times_and_spread_are_those_charged_after_a_hundred_segments(
     costs, draft = ring_named(ring), Oracle(random.Random("draft"), 0.7)
     ask = submit(prompt="h" * prompt, limit=80, policy="adaptive")
     draft.tell(plain_answer(ToyCodec(), ask, 4, 2000).whole)
-    world = toy_world(CostDurations(costs), network=network_of(costs), draft=draft, keep_spans=True)
+    spans: list[Span] = []
+    world = toy_world(CostDurations(costs), network=network_of(costs), draft=draft, spans=spans)
     world.submit(ask)
     world.run()
-    assert world.spans is not None
-    ran = [span for span in world.spans if span.kind == "RunBlock" and not span.stopped]
+    ran = [span for span in spans if span.kind == "RunBlock" and not span.stopped]
     assert sum(span.node == 1 for span in ran) >= 100
     estimates = world.coordinator.estimates_of("adaptive")
     rows = {span.rows for span in ran}
@@ -374,15 +375,14 @@ def test_what_is_learnt_of_drafts_is_their_own_time(monkeypatch: pytest.MonkeyPa
         CostDurations(costs, loop_free=True),
         network=network_of(costs),
         draft=draft,
-        keep_spans=True,
+        spans=(spans := list[Span]()),
     )
     learnt: list[float] = []
     times = world.coordinator.estimates_of("adaptive").draft
     monkeypatch.setattr(times, "record", lambda rows, seconds: learnt.append(seconds))
     world.submit(ask)
     world.run()
-    assert world.spans is not None
-    stretches = [span for span in world.spans if span.kind == "Draft"]
+    stretches = [span for span in spans if span.kind == "Draft"]
     own: dict[int, float] = {}
     for span in stretches:
         own[span.job] = own.get(span.job, 0.0) + span.end - span.start

@@ -139,8 +139,8 @@ def test_the_dashboard_uses_metrics_that_exist(scraped: str) -> None:
 
 
 def test_the_docs_name_every_metric(scraped: str) -> None:
-    docs = (DASHBOARD.parent / "api.md").read_text(encoding="utf-8")
+    docs = (DASHBOARD.parent / "metrics.md").read_text(encoding="utf-8")
     families = {f.name for f in text_string_to_metric_families(scraped)}
     for name in families:
         if name.startswith("edgespec_"):
-            assert name in docs, f"{name} is missing in docs/api.md"
+            assert name in docs, f"{name} is missing in docs/metrics.md"

@@ -264,7 +264,7 @@ def trace_path(tmp_path: Path) -> Path:
     path = tmp_path / "traces" / "seed-7.json"
     text = str(caught.value)
     assert "seed 7" in text
-    assert f"edgespec simulate --replay {path}" in text
+    assert f"edgespec replay {path}" in text
     assert "InvariantViolated: plain answer" in text
     return path
 
@@ -317,7 +317,7 @@ def test_a_replay_compares_only_what_was_kept(trace_path: Path) -> None:
     ("content", "message"),
     [
         ("no json", "is not JSON in UTF-8"),
-        ("[]", "it must be an object; give a file of `edgespec simulate`"),
+        ("[]", "it must be an object; give one of `edgespec campaign`"),
         ('{"format": 2}', "has format 2, and this edgespec reads format 1"),
         ('{"format": 1}', "the key 'scenario' is missing"),
         (

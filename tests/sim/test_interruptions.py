@@ -11,6 +11,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 from support.cases import case
+from support.spans import Span, keeping
 
 from edgespec.backends.emulated import Emulated
 from edgespec.backends.jobs import JointDone, effects_of
@@ -20,7 +21,7 @@ from edgespec.machines.effects import Effect
 from edgespec.machines.events import BlockDone, Event
 from edgespec.policy.base import Grow
 from edgespec.sim.clock import Clock
-from edgespec.sim.worker import Span, Turns, VirtualWorker
+from edgespec.sim.worker import Turns
 from edgespec.tree.ledger import Rows
 from edgespec.types.tensor import Tensor
 from edgespec.verify.sampling import Sampling
@@ -68,14 +69,13 @@ def simulated(schedule: Schedule) -> tuple[dict[int, float], list[Span]]:
     def done(node: int, effect: Effect, event: Event | None) -> None:
         ends[getattr(effect, "job", -1)] = clock.now
 
-    worker = VirtualWorker(
+    worker = keeping(spans)(
         0,
         clock,
         lambda effect, stop: JointDone((BlockDone(0, None),) * len(effects_of(effect))),
         schedule.seconds,
         schedule.parts,
         done,
-        spans,
         Turns(),
         at_start=True,
     )

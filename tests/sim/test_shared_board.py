@@ -7,6 +7,7 @@ import random
 import numpy as np
 import pytest
 from support.segments import run_block
+from support.spans import Span, keeping
 from support.worlds import FixedDurations, submit, toy_world
 
 from edgespec.decoding.effects import Draft, RunHead
@@ -18,7 +19,7 @@ from edgespec.sim.clock import Clock
 from edgespec.sim.faults import Crash
 from edgespec.sim.oracle import Oracle
 from edgespec.sim.toy import ToyCodec, plain_answer
-from edgespec.sim.worker import Span, Turns, VirtualWorker
+from edgespec.sim.worker import Turns
 from edgespec.tree.ledger import Rows
 from edgespec.types.draft_pass import DraftPass, DraftWork
 from edgespec.types.tensor import Tensor
@@ -51,14 +52,13 @@ class SharedBoard:
         self.spans: list[Span] = []
         self.done: list[tuple[float, int, str]] = []
         self.own, self.stage = (
-            VirtualWorker(
+            keeping(self.spans)(
                 node,
                 self.clock,
                 lambda effect, stop: None,
                 lambda effect, done: 1.0 if isinstance(effect, RunHead) else 4.0,
                 lambda effect: (1.0,) * 4,
                 self._done,
-                self.spans,
                 self.turns,
                 at_start=node == 0,
             )

@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 from support.segments import run_block
+from support.spans import Span, keeping
 
 from edgespec.decoding.effects import CloseCache, RunHead
 from edgespec.errors import CapacityError
 from edgespec.machines.effects import Effect, RunBlock
 from edgespec.machines.events import BlockDone, ComputeFailed, Event
 from edgespec.sim.clock import Clock
-from edgespec.sim.worker import Span, Turns, VirtualWorker
+from edgespec.sim.worker import Turns, VirtualWorker
 from edgespec.tree.ledger import Rows
 from edgespec.types.stop_check import StopCheck
 from edgespec.types.tensor import Tensor
@@ -37,14 +38,13 @@ class Bench:
         self.performed: list[tuple[float, Effect, bool]] = []
         self.done: list[tuple[float, Event | None]] = []
         self._seconds = seconds
-        self.worker = VirtualWorker(
+        self.worker = keeping(self.spans)(
             1,
             self.clock,
             self.perform,
             self.seconds,
             self.parts,
             self._done,
-            self.spans,
             Turns(),
             at_start=at_start,
         )
@@ -226,8 +226,7 @@ def test_a_request_is_left_out_of_a_block_that_makes_way_for_a_head() -> None:
 
 
 def worker_of(bench: Bench, node: int) -> tuple[Any, ...]:
-    done, spans = bench._done, bench.spans
-    return node, bench.clock, bench.perform, bench.seconds, bench.parts, done, spans
+    return node, bench.clock, bench.perform, bench.seconds, bench.parts, bench._done
 
 
 def test_a_failure_comes_back_as_an_event() -> None:

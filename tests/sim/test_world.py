@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
+from support.spans import Span
 from support.worlds import FixedDurations, submit, toy_world
 
 from edgespec.decoding.request import LOST_WAIT_S
@@ -57,12 +58,11 @@ def test_links_are_charged_the_bytes_of_the_charged_model() -> None:
 
 
 def test_prompt_chunks_overlap_along_the_ring() -> None:
-    world = toy_world(FixedDurations((0.25, 0.5)), prefill_chunk=2, keep_spans=True)
+    world = toy_world(FixedDurations((0.25, 0.5)), prefill_chunk=2, spans=(spans := list[Span]()))
     world.submit(submit(prompt="abcd", limit=1))
     world.run()
     assert token_times(world) == [1.25]
-    assert world.spans is not None
-    blocks = [(s.node, s.start, s.end, s.ids) for s in world.spans if s.kind == "RunBlock"]
+    blocks = [(s.node, s.start, s.end, s.ids) for s in spans if s.kind == "RunBlock"]
     assert sorted(blocks) == [
         (1, 0.0, 0.25, (0, 1)),
         (1, 0.25, 0.5, (2, 3)),

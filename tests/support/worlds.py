@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from support.spans import Span, keeping
+
 from edgespec.backends.compute import FIRST
 from edgespec.backends.loop_time import LoopTime
 from edgespec.decoding.admission import Ring
@@ -72,14 +74,14 @@ def toy_world(
     prefill_chunk: int = 8,
     row_limits: Sequence[int] = (),
     log: EventLog | None = None,
-    keep_spans: bool = False,
+    spans: list[Span] | None = None,
     network: Network | None = None,
     recovery: float = 60.0,
     with_stage: int = 0,
     told: bool = True,
 ) -> World:
     """A ring of toy stages: as many as there are fixed durations, or as the network has. `told`:
-    whether the coordinator knows of `with_stage`."""
+    whether the coordinator knows of `with_stage`. `spans`: gets what the nodes ran."""
     if network is None:
         assert isinstance(durations, FixedDurations)
         network = Network.even(len(durations.stages), link or LinkSpec(), control)
@@ -100,7 +102,10 @@ def toy_world(
         recovery=recovery,
         own_stage=with_stage if told else 0,
     )
-    return World(
+    kind = World
+    if spans is not None:
+        kind = type("SpanWorld", (World,), {"worker_kind": keeping(spans)})
+    return kind(
         CoordinatorMachine(ring, ToyCodec()),
         CoordinatorParts(FakeHead(VOCABULARY), draft),
         stages,
@@ -109,7 +114,6 @@ def toy_world(
         faults,
         log=log,
         with_stage=with_stage,
-        keep_spans=keep_spans,
     )
 
 

@@ -1,26 +1,77 @@
-"""Replays: recorded requests, played in virtual time and compared with the recording."""
+"""edgespec replay: recorded requests, or the scenario of a trace, again in virtual time."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 
-from edgespec.bench.recorded import Recorded, Replayed, replay_recording
-from edgespec.bench.simulated import Setup
+import typer
+
+from edgespec.bench.load import Load
+from edgespec.bench.recorded import (
+    Replayed,
+    is_recording,
+    prompts_of,
+    read_recording,
+    replay_recording,
+)
+from edgespec.bench.setup import Setup
+from edgespec.cli import options
+from edgespec.cli.answering import USUAL
 from edgespec.cli.notes import Notes
+from edgespec.cli.simulate import USUAL_RING, SimulatedRing
 from edgespec.cli.tables import show_table
+from edgespec.config import DEFAULT_LIVE
+from edgespec.daemon.process import EXIT_FAILED
+from edgespec.errors import ConfigError
+from edgespec.policy.registry import policy_named
+from edgespec.sim.campaign import replay as play_again
 from edgespec.wire.client_messages import Finished
 
 _COLUMNS = ("came at", "policy", "prompt", "new", "recorded tok/s", "virtual tok/s", "tokens")
 
 
-def show_replay(
-    setup: Setup, recording: Sequence[Recorded], policy: str, as_json_object: bool
+@options.grouped
+def replay(
+    file: Path = typer.Argument(
+        metavar="FILE",
+        help="What `edgespec serve --record` wrote, or the trace of an `edgespec campaign`.",
+    ),
+    ring: SimulatedRing = USUAL_RING,
+    policy: str = typer.Option("", help="The policy of all requests. Default: as recorded."),
+    live: int | None = typer.Option(
+        None,
+        metavar="K",
+        help=f"Requests that are answered at once. Default: {DEFAULT_LIVE}, as a coordinator has "
+        "it.",
+    ),
+    seed: int = typer.Option(0, help="Of the noise of links and jobs."),
+    as_json_object: bool = options.JSON,
 ) -> None:
-    """Play a recording and print each request's outcome. `policy` "": as recorded."""
-    notes = Notes()
-    with notes.waiting(f"playing {len(recording)} request(s) again"):
-        played = replay_recording(setup, list(recording), policy)
+    """Play recorded requests again on a simulated ring, each when it came and as it was asked.
+
+    Their tokens are compared with the recorded ones. The trace of a campaign's failure is played as
+    it was, and the options of the ring do not count: exit code 1 says that it fails still.
+    """
+    load = Load(DEFAULT_LIVE if live is None else live)
+    if not is_recording(file):
+        if as_json_object or live is not None:
+            raise ConfigError(
+                "--json and --live go with recorded requests, not with the trace of a campaign"
+            )
+        outcome = play_again(file)
+        print(outcome.words())
+        if outcome.failure:
+            raise typer.Exit(EXIT_FAILED)
+        return
+    if policy:
+        policy_named(policy)
+    notes, recorded = Notes(), read_recording(file)
+    setup = ring.setup(prompts_of(recorded), replace(USUAL, seed=seed), load, notes)
+    with notes.waiting(f"playing {len(recorded)} request(s) again"):
+        played = replay_recording(setup, recorded, policy)
     if as_json_object:
         print(json.dumps({"requests": [_as_json(p) for p in played], "settings": setup.settings()}))
         return
