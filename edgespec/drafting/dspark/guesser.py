@@ -14,7 +14,7 @@ from edgespec.config import Quantisation
 from edgespec.drafting.base import TokenPath
 from edgespec.drafting.dspark.format import DSparkFiles, read_head
 from edgespec.drafting.dspark.head import DSparkHead, rows_of
-from edgespec.drafting.dspark.rows import BlockPasses, BlockRows, HeadRows, Said, TreeRows
+from edgespec.drafting.dspark.rows import BlockPasses, BlockRows, HeadRows, SlotLogits, TreeRows
 from edgespec.drafting.eagle.guesser import PLAIN
 from edgespec.drafting.held_head import HeadGuesser, filled, output_product, tapped
 from edgespec.drafting.steps import Steps, call
@@ -173,7 +173,7 @@ class DSparkGuesser(HeadGuesser):
             product = 0
         return found
 
-    def _score(self, every: Sequence[Said]) -> int:
+    def _score(self, every: Sequence[SlotLogits]) -> int:
         """Have the logits of all slots there, by one product for those that lack them: its rows, 0
         if there was none."""
         fresh = [one for one in every if one.logits is None]

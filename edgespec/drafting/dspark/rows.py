@@ -168,7 +168,7 @@ class BlockPasses:
 
 
 @dataclass(slots=True)
-class Said:
+class SlotLogits:
     """What slots say of the positions behind a path: what they gave, [depths, hidden], and once it
     is needed the logits [depths, vocab] before the Markov head."""
 
@@ -186,7 +186,7 @@ class HeadRows(ABC):
     def __init__(self, request: int, passes: BlockPasses) -> None:
         """No rows."""
         self.request = request
-        self.said: dict[TokenPath, Said] = {}
+        self.said: dict[TokenPath, SlotLogits] = {}
         self._passes = passes
         self._kv = passes.new_cache()
         hidden, dtype, device = passes.head.shape.hidden, passes.dtype, passes.device
@@ -229,7 +229,7 @@ class HeadRows(ABC):
         """Have it said what follows these paths, by one pass of what is missing."""
 
     @abstractmethod
-    def about(self, path: TokenPath) -> tuple[Said, int] | None:
+    def about(self, path: TokenPath) -> tuple[SlotLogits, int] | None:
         """What was said of what follows a path, and at which depth; None if nothing."""
 
     @abstractmethod
@@ -277,9 +277,9 @@ class BlockRows(HeadRows):
         places = range(place, place + shape.block)
         given = NextSlots(self.request, self._kv, self._held, waiting, tokens, places, last=last)
         out = yield from call(self._passes.run, given)
-        self.said[()] = Said(out[shape.slot_of(0) :])
+        self.said[()] = SlotLogits(out[shape.slot_of(0) :])
 
-    def about(self, path: TokenPath) -> tuple[Said, int] | None:
+    def about(self, path: TokenPath) -> tuple[SlotLogits, int] | None:
         block = self.said.get(())
         return (block, len(path)) if block and len(path) < len(block.out) else None
 
@@ -348,9 +348,9 @@ class TreeRows(HeadRows):
         fresh = tuple(dict.fromkeys(way for way in ways if way not in self._out))
         if fresh:
             yield from self._run(len(self._waiting), fresh)
-        self.said |= {path: Said(self._out[way][None]) for path, way in missing.items()}
+        self.said |= {path: SlotLogits(self._out[way][None]) for path, way in missing.items()}
 
-    def about(self, path: TokenPath) -> tuple[Said, int] | None:
+    def about(self, path: TokenPath) -> tuple[SlotLogits, int] | None:
         found = self.said.get(path)
         return (found, 0) if found else None
 
