@@ -183,8 +183,8 @@ def test_the_loss_falls_and_a_stopped_run_gives_the_same_head(
     with pytest.raises(KeyboardInterrupt):
         train_dspark(stopped, stop, torch.float32)
     half = read_head(tmp_path / "b", 32, 420, 6)
-    assert half.shapes[0].shows
-    assert half.shapes[0].revealed == 3, "a head is there as soon as the run stops"
+    assert half.shape.shows
+    assert half.shape.revealed == 3, "a head is there as soon as the run stops"
     again = train_dspark(stopped, quiet, torch.float32)
     assert again == whole
     one, two = (read_head(tmp_path / name, 32, 420, 6) for name in "ab")
@@ -206,7 +206,7 @@ def test_a_run_begins_as_a_small_model(base: Path, text: Path, tmp_path: Path) -
     figures = train_dspark(first, quiet, torch.float32)
     assert figures["started"]
     found = read_head(tmp_path / "a", 32, 420, 6)
-    (shape,) = found.shapes
+    shape = found.shape
     assert (shape.layers, shape.hidden, shape.base_hidden, shape.block) == (2, 16, 32, 6)
     assert shape.shows
     assert shape.aux_hidden == (1, 3, 5)
@@ -233,7 +233,7 @@ def test_a_run_begins_as_a_small_model(base: Path, text: Path, tmp_path: Path) -
     (tmp_path / "b").mkdir()
     train_dspark(second, quiet, torch.float32)
     again = read_head(tmp_path / "b", 32, 420, 6)
-    assert again.shapes == found.shapes
+    assert again.shape == found.shape
     assert again.embedding is not None
     assert (again.embedding - found.embedding).abs().max() < 1e-2
 
@@ -245,7 +245,7 @@ def test_a_run_begins_with_the_neurons_of_a_head_that_say_most(
     made of one. So it is of a small model."""
     train_dspark(plan(base, text, tmp_path / "a", 1, 1e-9), quiet, torch.float32)
     files = read_head(tmp_path / "a", 32, 420, 6)
-    (shape,) = files.shapes
+    shape = files.shape
     silent = torch.arange(shape.intermediate) % 3 == 1
     for name, weight in files.weights.items():
         if ".mlp." in name:
@@ -259,7 +259,7 @@ def test_a_run_begins_with_the_neurons_of_a_head_that_say_most(
     narrow = replace(narrow, intermediate=width)
     train_dspark(narrow, quiet, torch.float32)
     found = read_head(tmp_path / "c", 32, 420, 6)
-    assert found.shapes == (replace(shape, intermediate=width),)
+    assert found.shape == replace(shape, intermediate=width)
     for part, axis in (("gate_proj", 0), ("up_proj", 0), ("down_proj", 1)):
         path = f"layers.0.mlp.{part}.weight"
         its = files.weights[path].index_select(axis, (~silent).nonzero()[:, 0])
@@ -278,7 +278,7 @@ def test_a_run_begins_as_a_small_model_with_narrower_layers(
     write_checkpoint(small, num_hidden_layers=2, vocab_size=420, hidden_size=16, head_dim=8)
     made = replace(plan(base, text, tmp_path / "a", 1, 1e-9), start=small, intermediate=10)
     train_dspark(made, quiet, torch.float32)
-    (shape,) = read_head(tmp_path / "a", 32, 420, 6).shapes
+    shape = read_head(tmp_path / "a", 32, 420, 6).shape
     assert (shape.intermediate, shape.hidden) == (10, 16)
 
 
@@ -338,7 +338,7 @@ def test_a_new_run_begins_with_a_head_that_was_written(
         has = [figures[name] for name in ("layers", "block", "rank", "vocab", "started")]
         assert has == [1, 4, 8, 60, started], "of the head, whatever the plan says"
     one, two = (read_head(tmp_path / name, 32, 420, 6) for name in "ab")
-    assert one.shapes == two.shapes
+    assert one.shape == two.shape
     for name, tensor in one.weights.items():
         assert (tensor - two.weights[name]).abs().max() < 1e-2, name
 
@@ -350,7 +350,7 @@ def test_steps_that_lead_away_are_taken_back(base: Path, text: Path, tmp_path: P
     rose = [line for line in said if line.startswith("the loss rose at step ")]
     assert rose, said
     assert figures["rate_lowered_to"] == 0.5 ** len(rose)
-    assert read_head(tmp_path, 32, 420, 6).shapes[0].block == 4
+    assert read_head(tmp_path, 32, 420, 6).shape.block == 4
 
 
 def test_a_run_that_always_diverges_ends_with_advice(
