@@ -1,4 +1,4 @@
-"""Requests of commands: their settings, cancelling, and the figures or JSON of the answer."""
+"""Requests of commands: cancelling, and the figures or JSON of the answer."""
 
 from __future__ import annotations
 
@@ -8,155 +8,13 @@ import sys
 import termios
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Annotated
-
-import typer
 
 from edgespec.cli.answer_view import AnswerView
 from edgespec.cli.notes import Notes
-from edgespec.config import MAX_TEMPERATURE
-from edgespec.errors import ConfigError, ProtocolError
-from edgespec.policy.registry import POLICIES, policy_named
+from edgespec.door.asking import Completion
 from edgespec.runtime.client import Client
-from edgespec.types.record import MOST_CHARS, as_dict
-from edgespec.verify.sampling import Sampling
-from edgespec.verify.stops import StopScanner
-from edgespec.wire.client_messages import Finished, Progress, Submit, Tokens
-from edgespec.wire.codec import encode
-
-TAG = 1
-"""A command sends one request per connection."""
-
-_POLICIES = " or ".join(", ".join(sorted(POLICIES)).rsplit(", ", 1))
-
-
-@dataclass(frozen=True)
-class _PolicyOption:
-    policy: Annotated[
-        str,
-        typer.Option(
-            help=f"What to send when: {_POLICIES}. Default: adaptive, or autoregressive where "
-            "there is no draft model."
-        ),
-    ] = ""
-
-
-@dataclass(frozen=True)
-class SamplingOptions:
-    """Options of sampling and length, which bench and simulate have too."""
-
-    max_new_tokens: Annotated[
-        int,
-        typer.Option(help="Tokens to generate at most; fewer if the context has no room for them."),
-    ] = 128
-    temperature: Annotated[
-        float,
-        typer.Option(
-            help=f"From 0, which takes the most likely token every time, to {MAX_TEMPERATURE:g}."
-        ),
-    ] = 0.0
-    top_k: Annotated[int, typer.Option(help="Sample from the K most likely tokens; 0 is off.")] = 0
-    top_p: Annotated[
-        float, typer.Option(help="Sample from the likeliest tokens of total share P.")
-    ] = 1.0
-    min_p: Annotated[
-        float, typer.Option(help="Leave out tokens below P times the likeliest one's share.")
-    ] = 0.0
-    seed: Annotated[int, typer.Option(help="The same seed gives the same text.")] = 0
-
-    @property
-    def sampling(self) -> Sampling:
-        """Raises ConfigError for values out of range."""
-        return Sampling(self.temperature, self.top_k, self.top_p, self.min_p, self.seed)
-
-
-@dataclass(frozen=True)
-class RequestSettings(SamplingOptions, _PolicyOption):  # the last base's field comes first
-    """All options of a request (docs/commands.md).
-
-    Raises ConfigError for values that every coordinator would refuse.
-    """
-
-    stop: Annotated[
-        list[str] | None, typer.Option(help="End before this text; may be given several times.")
-    ] = None
-
-    def __post_init__(self) -> None:
-        for text in self.stop or ():
-            _check_text("stop string", text)
-        if self.max_new_tokens < 1:
-            raise ConfigError(f"max-new-tokens is {self.max_new_tokens}; it must be at least 1")
-        _ = self.sampling  # raises for values out of range
-        StopScanner(tuple(self.stop or ()))
-        if self.policy:
-            policy_named(self.policy)
-
-    def complete(self, prompt: str) -> Submit:
-        """The request for a completion of a text. Raises ConfigError if it cannot be sent."""
-        _check_prompt(prompt)
-        return self._submit(prompt, "")
-
-    def ask(self, prompt: str) -> Submit:
-        """The request for an answer by the model's chat template; a model without one completes the
-        text. Raises ConfigError if it cannot be sent."""
-        _check_prompt(prompt)
-        return self._submit(prompt, _conversation([{"role": "user", "content": prompt}]))
-
-    def answer(self, messages: list[dict[str, str]]) -> Submit:
-        """The request for the next message of a conversation of {"role", "content"} objects.
-
-        Raises ConfigError if it cannot be sent.
-        """
-        return self._submit("", _conversation(messages))
-
-    def _submit(self, prompt: str, messages: str) -> Submit:
-        submit = Submit(
-            TAG,
-            prompt,
-            self.max_new_tokens,
-            float(self.temperature),
-            self.top_k,
-            float(self.top_p),
-            float(self.min_p),
-            self.seed,
-            tuple(self.stop or ()),
-            self.policy,
-            messages,
-        )
-        try:
-            encode(submit)  # what no peer would take would be dropped without a word
-        except ProtocolError as problem:
-            raise ConfigError(f"the request cannot be sent: {problem}") from None
-        return submit
-
-
-USUAL = RequestSettings()
-
-
-def _conversation(messages: list[dict[str, str]]) -> str:
-    """As it travels. Raises ConfigError if it cannot."""
-    for message in messages:
-        _check_text("prompt" if message["role"] == "user" else "conversation", message["content"])
-    text = json.dumps(messages, ensure_ascii=False)
-    _check_text("conversation", text)
-    return text
-
-
-def _check_prompt(prompt: str) -> None:
-    _check_text("prompt", prompt)
-    if not prompt.strip():
-        raise ConfigError("the prompt is empty; give at least one character that is no space")
-
-
-def _check_text(what: str, text: str) -> None:
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        raise ConfigError(f"the {what} is not valid UTF-8 text") from None
-    limit = MOST_CHARS
-    if len(text) > limit:
-        raise ConfigError(f"the {what} has {len(text)} characters; at most {limit} can be sent")
+from edgespec.types.record import as_dict
+from edgespec.wire.client_messages import Finished, Progress, Tokens
 
 
 @contextmanager
@@ -242,16 +100,15 @@ def summary(finished: Finished) -> str:
 
 
 def tokens_per_second(finished: Finished) -> float:
-    return finished.new_tokens / finished.seconds if finished.seconds > 0 else 0.0
+    return Completion.of(finished).tokens_per_second
 
 
 def figures(finished: Finished) -> dict[str, object]:
     """The JSON object of `demo --json` and `prompt --json` (docs/figures.md)."""
     result = as_dict(finished)
     del result["tag"]
-    trips = finished.trips
     result["tokens_per_second"] = tokens_per_second(finished)
-    result["tokens_per_trip"] = finished.new_tokens / trips if trips > 0 else 0.0
+    result["tokens_per_trip"] = Completion.of(finished).tokens_per_trip
     return result
 
 

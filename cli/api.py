@@ -18,6 +18,7 @@ def api(
     coordinator: str | None = options.COORDINATOR,
     http: str = options.HTTP,
     alias: list[str] | None = options.ALIAS,
+    policy: str = options.OWN_POLICY,
     wait: float = typer.Option(
         10.0, help="Seconds to look for the coordinator on the local network."
     ),

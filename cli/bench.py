@@ -31,7 +31,6 @@ from edgespec.bench.simulated import chosen_policies
 from edgespec.bench.timeline import Activity, activity_of, read_traces
 from edgespec.bench.workloads import DEFAULT_WORKLOAD, Prompt, default_prompts, read_prompts
 from edgespec.cli import options
-from edgespec.cli.answering import USUAL, SamplingOptions
 from edgespec.cli.demo import ring_here
 from edgespec.cli.kit import kit
 from edgespec.cli.notes import Notes
@@ -42,6 +41,7 @@ from edgespec.daemon.extras import require
 from edgespec.daemon.precision import AUTO
 from edgespec.daemon.process import EXIT_FAILED
 from edgespec.daemon.settings import RingOptions, coordinator_config
+from edgespec.door.asking import USUAL, SamplingOptions
 from edgespec.errors import ConfigError
 
 

@@ -8,7 +8,7 @@ import typer
 
 from edgespec.cli import options
 from edgespec.cli.answer_view import AnswerView
-from edgespec.cli.answering import RequestSettings, cancelling
+from edgespec.cli.answering import cancelling
 from edgespec.cli.chat_commands import WORDS, ChatState, Commands
 from edgespec.cli.conversation import Turn
 from edgespec.cli.line_input import History, LineInput, history_file
@@ -16,6 +16,7 @@ from edgespec.cli.notes import Notes
 from edgespec.cli.reach import given_token, introduced, reach
 from edgespec.config import Address
 from edgespec.daemon.process import EXIT_CANCELLED
+from edgespec.door.asking import RequestSettings
 from edgespec.errors import AccessRefused, ConfigError, EdgespecError, OtherVersion, RequestFailed
 from edgespec.net.keys import Identity
 from edgespec.runtime.client import Client

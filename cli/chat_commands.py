@@ -7,9 +7,10 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from edgespec.cli.answering import USUAL, RequestSettings, described
+from edgespec.cli.answering import described
 from edgespec.cli.conversation import Conversation
 from edgespec.cli.notes import Notes
+from edgespec.door.asking import USUAL, RequestSettings
 from edgespec.errors import ConfigError
 from edgespec.wire.client_messages import Finished
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -13,7 +12,7 @@ from pathlib import Path
 import typer
 
 from edgespec.cli import options
-from edgespec.cli.answering import USUAL, RequestSettings, cancelling, show
+from edgespec.cli.answering import cancelling, show
 from edgespec.cli.compare import check_comparable, show_comparison
 from edgespec.cli.notes import Notes
 from edgespec.cli.prompt import read_prompt
@@ -24,16 +23,14 @@ from edgespec.daemon.model_names import known_name, packaged
 from edgespec.daemon.precision import AUTO, precision_text
 from edgespec.daemon.process import EXIT_CANCELLED
 from edgespec.daemon.settings import RingOptions, coordinator_config
+from edgespec.door.asking import USUAL, RequestSettings
+from edgespec.door.llm import DEFAULT_MODEL, await_ready
 from edgespec.errors import EdgespecError
 from edgespec.model.hub import model_files
 from edgespec.planning.catalogue import MODELS
 from edgespec.runtime.client import Client
 from edgespec.types.shown import shown
-
-DEFAULT_MODEL = "smollm2-135m"
-
-LOOK_S = 0.2
-"""Seconds between two requests for the status while the ring starts."""
+from edgespec.wire.client_messages import Status
 
 
 @options.grouped
@@ -135,22 +132,20 @@ def ring_here(
         LocalRing(config, traces) as ring,
         Client(ring.address, ring.identity, LOAD_S, check=ring.check) as client,
     ):
+        with notes.waiting("the coordinator is loading") as waiting:
+
+            def loading(status: Status) -> None:
+                ready = sum(node.state == "ready" for node in status.nodes)
+                few = f"loading: {ready} of {status.stages} stage(s) are ready"
+                waiting("\n".join(status.lines) if notes.is_verbose else few)
+
+            status = await_ready(client, ring, loading)
+        for name, pid in ring.pids.items():
+            notes.detail(f"  {name}: process {pid}")
+        for line in status.lines:
+            notes.detail(f"  {line}")
         try:
-            _await_ring(client, ring, notes)
             yield client
         except EdgespecError:
             ring.check()  # the process that ended knows the cause better
             raise
-
-
-def _await_ring(client: Client, ring: LocalRing, notes: Notes) -> None:
-    with notes.waiting("the coordinator is loading") as waiting:
-        while not (status := client.status()).ready:
-            ready = sum(node.state == "ready" for node in status.nodes)
-            few = f"loading: {ready} of {status.stages} stage(s) are ready"
-            waiting("\n".join(status.lines) if notes.is_verbose else few)
-            time.sleep(LOOK_S)
-    for name, pid in ring.pids.items():
-        notes.detail(f"  {name}: process {pid}")
-    for line in status.lines:
-        notes.detail(f"  {line}")

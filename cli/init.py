@@ -218,7 +218,8 @@ def _absolute_draft(draft: str, model: str) -> str:
     if draft in ("", NONE):
         return draft
     chosen = chosen_draft(draft, model)
-    return str(DraftChoice(tuple(replace(m, folder=_absolute(m.folder)) for m in chosen.members)))
+    members = (m if m.is_own else replace(m, folder=_absolute(m.folder)) for m in chosen.members)
+    return str(DraftChoice(tuple(members)))
 
 
 def _is_cluster(folder: Path) -> bool:

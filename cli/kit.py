@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from edgespec import __version__
-from edgespec.cli.answering import RequestSettings, tokens_per_second
+from edgespec.cli.answering import tokens_per_second
 from edgespec.cli.demo import ring_here
 from edgespec.cli.notes import Notes
 from edgespec.config import LOOPBACK, Address
@@ -18,6 +18,7 @@ from edgespec.daemon.device import ROOT, board_facts, gpu_facts
 from edgespec.daemon.doctor import Finding, examine
 from edgespec.daemon.kit import Watch, own_names, versions, without_names
 from edgespec.daemon.settings import RingOptions, coordinator_config
+from edgespec.door.asking import SamplingParams
 from edgespec.errors import EdgespecError
 from edgespec.net.control import takes_connections
 from edgespec.net.keys import Identity
@@ -109,7 +110,7 @@ def _exactness(notes: Notes) -> dict[str, Any]:
     """The tokens of the bundled pair in float64, on a ring of two stages of this machine."""
     options = RingOptions(bundled("base"), bundled("draft"), 2, "float64", "none", "none", "none")
     config = coordinator_config(options, Address(LOOPBACK, 0))
-    submit = RequestSettings(max_new_tokens=len(TOKENS)).complete(PROMPT)
+    submit = SamplingParams(max_new_tokens=len(TOKENS)).complete(PROMPT)
     with ring_here(config, notes) as client:
         *_, done = client.ask(submit)
     assert isinstance(done, Finished)

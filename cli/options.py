@@ -6,7 +6,7 @@ import functools
 import inspect
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
 from typer.core import TyperCommand
@@ -15,13 +15,15 @@ from edgespec.config import MOST_STAGES
 from edgespec.daemon.model_names import resolved
 from edgespec.daemon.settings import LAST_STAGE
 from edgespec.errors import ConfigError
+from edgespec.plugins import known_policies
+from edgespec.policy.registry import policy_named
 
 
 def grouped(command: Callable[..., None]) -> Callable[..., None]:
     """Expand parameters that are dataclasses into one option for each field.
 
     Typer has no option groups. It sees the fields in place of the parameter; their defaults are the
-    values of the parameter's default.
+    values of the parameter's default, and a text that annotates one is its help.
     """
     signature = inspect.signature(command, eval_str=True)
     shown: list[inspect.Parameter] = []
@@ -34,7 +36,10 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
         types = get_type_hints(one.annotation, include_extras=True)
         for name in (field.name for field in fields(one.annotation)):
             default = getattr(one.default, name)
-            shown.append(one.replace(name=name, default=default, annotation=types[name]))
+            kind, (mark, *_) = types[name], getattr(types[name], "__metadata__", (None,))
+            if isinstance(mark, str):
+                kind = Annotated[get_args(kind)[0], typer.Option(help=mark)]
+            shown.append(one.replace(name=name, default=default, annotation=kind))
 
     @functools.wraps(command)
     def run(**given: Any) -> None:
@@ -69,6 +74,14 @@ def check_stages(context: typer.Context, value: int) -> int:
     source = context.get_parameter_source("stages")
     if not value and source is not None and source.name == "COMMANDLINE":
         raise ConfigError(f"{value} stages; a ring has 1 to {MOST_STAGES}")
+    return value
+
+
+def check_policies(value: str) -> str:
+    """Policies of somebody's own are known to this process from now on."""
+    names = [name.strip() for name in value.split(",") if name.strip()]
+    for name in known_policies(names):
+        policy_named(name)
     return value
 
 
@@ -117,8 +130,9 @@ DRAFT = typer.Option(
     help="Who guesses: none; ngram; independent, easyspec, eagle, eagle3, dspark or ppd, "
     "each with :MODEL, its weights by name, hub id or folder (MODEL alone: an independent draft "
     "model); or several, as in hybrid:ngram+eagle3:MODEL. Without :MODEL those that `edgespec "
-    "models` has for the base. Default: none; for the bundled base model independent, and "
-    "`init` serves smollm2-135m with hybrid:ngram+dspark.",
+    "models` has for the base. A source of your own: package.module:Class[:ARGUMENT]. "
+    "Default: none; for the bundled base model independent, and `init` serves smollm2-135m with "
+    "hybrid:ngram+dspark.",
 )
 HINTS = typer.Option(
     "",
@@ -223,7 +237,18 @@ COST_MODEL = typer.Option(
     "with, or llama-2-13b.",
 )
 TRACE = typer.Option("", help="File to write into, line by line, what this node does when.")
-POLICIES = typer.Option("all", help="Policies to compare, separated by commas; all: every one.")
+POLICIES = typer.Option(
+    "all",
+    help="Policies to compare, separated by commas; all: every one. One of your own is "
+    "package.module:Class.",
+)
+OWN_POLICY = typer.Option(
+    "",
+    "--policy",
+    metavar="package.module:Class[,...]",
+    help="Policies of your own that requests may name, each by its name, beside edgespec's.",
+    callback=check_policies,
+)
 PROMPTS = typer.Option(
     "",
     metavar="FILE",

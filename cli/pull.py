@@ -39,7 +39,7 @@ def pull(
     require_model(model)
     choice = chosen_draft(draft, model)
     wanted = [(model, False)]
-    wanted += [(one.folder, one.name not in WHOLE_MODELS) for one in choice.members if one.folder]
+    wanted += [(one.folder, one.name not in WHOLE_MODELS) for one in choice.members if one.weights]
     notes = Notes()
     places = {}
     try:

@@ -19,13 +19,14 @@ from edgespec.bench.recorded import (
 )
 from edgespec.bench.setup import Setup
 from edgespec.cli import options
-from edgespec.cli.answering import USUAL
 from edgespec.cli.notes import Notes
 from edgespec.cli.simulate import USUAL_RING, SimulatedRing
 from edgespec.cli.tables import show_table
 from edgespec.config import DEFAULT_LIVE
 from edgespec.daemon.process import EXIT_FAILED
+from edgespec.door.asking import USUAL
 from edgespec.errors import ConfigError
+from edgespec.plugins import known_policies
 from edgespec.policy.registry import policy_named
 from edgespec.sim.campaign import replay as play_again
 from edgespec.wire.client_messages import Finished
@@ -66,6 +67,7 @@ def replay(
         if outcome.failure:
             raise typer.Exit(EXIT_FAILED)
         return
+    (policy,) = known_policies([policy])
     if policy:
         policy_named(policy)
     notes, recorded = Notes(), read_recording(file)

@@ -25,6 +25,7 @@ def serve(
     ),
     model: str = options.MODEL,
     draft: str = options.DRAFT,
+    policy: str = options.OWN_POLICY,
     host: str = typer.Option(
         "", help="Address to listen on. Default: as the cluster has it, or 127.0.0.1."
     ),

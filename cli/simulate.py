@@ -7,7 +7,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 
 import typer
 
@@ -26,29 +25,21 @@ from edgespec.bench.simulated import chosen_policies
 from edgespec.bench.simulated import simulate as run_policies
 from edgespec.bench.workloads import DEFAULT_WORKLOAD, Prompt, default_prompts, read_prompts
 from edgespec.cli import options
-from edgespec.cli.answering import USUAL, SamplingOptions
 from edgespec.cli.notes import Notes, TimeLeft
 from edgespec.cli.tables import show_table
-from edgespec.config import DTYPES, HEAD_ON_COORDINATOR, MOST_STAGES, Quantisation
+from edgespec.config import DTYPES, HEAD_ON_COORDINATOR
 from edgespec.daemon.bundled_models import bundled
-from edgespec.daemon.planning import Quants, model_to_plan
 from edgespec.daemon.precision import AUTO
 from edgespec.daemon.profiles import profile_named, unproven
 from edgespec.daemon.settings import LAST_STAGE, chosen_draft, chosen_hints
-from edgespec.drafting.choice import NONE
+from edgespec.door.asking import USUAL, SamplingOptions
+from edgespec.door.simulation import DEFAULT_PROFILE, charged_model, ring_of
+from edgespec.drafting.own import say_measured
 from edgespec.errors import ConfigError
 from edgespec.model.hub import require_model
-from edgespec.planning.cost_model import (
-    COST_MODELS,
-    DEFAULT_COST_MODEL,
-    CostModel,
-    cost_model_named,
-)
-from edgespec.planning.profile import DATA_SHEET, Profile, RowPrice
+from edgespec.planning.profile import DATA_SHEET, RowPrice
 from edgespec.sim.durations import Jitter
 from edgespec.sim.links import LinkSpec
-
-DEFAULT_PROFILE = "jetson-orin-nano-8gb"
 
 
 @dataclass(frozen=True)
@@ -113,19 +104,8 @@ class SimulatedRing:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Those of the profiles of D0, V1 … VN; one stands for all. Raises ConfigError for a wrong
-        number of them."""
-        if not 1 <= self.stages <= MOST_STAGES:
-            raise ConfigError(f"{self.stages} stages; a ring has 1 to {MOST_STAGES}")
-        names = split_names(self.profile or [DEFAULT_PROFILE])
-        if len(names) == 1:
-            names *= self.stages + 1
-        if len(names) != self.stages + 1:
-            raise ConfigError(
-                f"{len(names)} profiles for a coordinator and {self.stages} stage(s); name one for "
-                f"all devices, or {self.stages + 1}: D0's first, then those of the stages"
-            )
-        return tuple(names)
+        """Those of the profiles of D0, V1 … VN (see ring_of)."""
+        return ring_of(split_names(self.profile or [DEFAULT_PROFILE]), self.stages)
 
     def setup(
         self,
@@ -137,6 +117,7 @@ class SimulatedRing:
         """What is played of it. Raises ConfigError, before torch is imported for what is found
         most often."""
         base, chosen = self.model or bundled("base"), chosen_draft(self.draft, self.model)
+        say_measured(chosen, notes.say)
         if self.dtype not in DTYPES:
             raise ConfigError(f"unknown dtype {self.dtype!r}; choose one of: {', '.join(DTYPES)}")
         for model in (base, *chosen.folders):
@@ -223,25 +204,6 @@ def simulate(
 def split_names(values: Sequence[str]) -> list[str]:
     """The names in comma-separated lists, in order."""
     return [name.strip() for value in values for name in value.split(",") if name.strip()]
-
-
-def charged_model(
-    name: str, profiles: Sequence[Profile], draft: str = "", head_quant: str = AUTO
-) -> CostModel:
-    """The cost model of that name; "": that of the profiles, or the default.
-
-    That of a folder or file is by its sizes, held as daemon.precision chooses, with `draft`.
-    `head_quant` "auto": with heads as the cost model has them.
-    """
-    if name and name not in COST_MODELS and Path(name).exists():
-        return model_to_plan(name, Quants(head=head_quant), draft or NONE).model.costs
-    wanted = dict.fromkeys(profile.cost_model for profile in profiles if profile.cost_model)
-    if not name and len(wanted) > 1:
-        raise ConfigError(
-            f"the profiles name several cost models ({', '.join(wanted)}); choose with --cost-model"
-        )
-    head = None if head_quant == AUTO else Quantisation.parse(head_quant)
-    return cost_model_named(name or next(iter(wanted), DEFAULT_COST_MODEL), head)
 
 
 def parse_link(text: str) -> LinkSpec:

@@ -13,6 +13,7 @@ from edgespec.daemon.cluster import VARIABLE, ClusterFolder
 from edgespec.daemon.extras import require
 from edgespec.errors import ConfigError
 from edgespec.net.discovery_interfaces import listens_everywhere
+from edgespec.plugins import own_policy_options
 
 HTTP_PORT = 8000
 NONE = "none"
@@ -83,6 +84,7 @@ class ApiProcess(ChildProcess):
         command = [sys.executable, "-m", "edgespec.cli.main", "api"]
         command += ["--coordinator", str(Address(host, coordinator.port)), "--http", str(http)]
         command += [part for name in aliases for part in ("--alias", name)]
+        command += own_policy_options()
         super().__init__("the HTTP API", command, {VARIABLE: str(folder.path)})
 
     def again_after(self, code: int, lived: float) -> float | None:

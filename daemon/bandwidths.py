@@ -23,7 +23,7 @@ from edgespec.model.kv_cache import TwoRegionCache
 CACHE_ROWS = 2048
 """Rows of the cache of which every second one is gathered."""
 MIB = 2**20
-_LEAST_BUFFER, _MOST_BUFFER = 256 * MIB, 1024 * MIB
+LEAST_BUFFER, MOST_BUFFER = 256 * MIB, 1024 * MIB
 _LEAST_FILE, _MOST_FILE = 16 * MIB, 256 * MIB
 _CHUNK = 4 * MIB
 _FREE_SHARE = 0.1  # of the disk's free space that a measurement may take for a moment
@@ -94,7 +94,7 @@ def gather_rate(
 
 
 def _buffer_size(room: int, beyond_cache: int) -> float:
-    return min(max(beyond_cache, _LEAST_BUFFER), _MOST_BUFFER, room / 4)
+    return min(max(beyond_cache, LEAST_BUFFER), MOST_BUFFER, room / 4)
 
 
 def _rate(size: int, work: Callable[[], object], seconds: float) -> Rate:
@@ -125,7 +125,7 @@ def disk_rate(folder: Path, clock: Clock = time.perf_counter, most: int = _MOST_
                 os.write(descriptor, os.urandom(_CHUNK))
             os.fsync(descriptor)
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-            cached = _resident(descriptor, size)
+            cached = resident(descriptor, size)
             seconds = _read_time(descriptor, clock)
     except OSError as problem:
         raise ConfigError(f"cannot measure the disk of {where}: {problem.strerror}") from None
@@ -141,7 +141,7 @@ def _read_time(descriptor: int, clock: Clock) -> float:
     return clock() - start
 
 
-def _resident(descriptor: int, size: int) -> float:
+def resident(descriptor: int, size: int) -> float:
     """The share of a file's pages that the kernel holds in memory (mincore); 1 if unknown."""
     pages = -(-size // mmap.PAGESIZE)
     states = (ctypes.c_ubyte * pages)()

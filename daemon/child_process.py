@@ -62,18 +62,18 @@ class ChildProcess(ABC):
         # What systemd gave this process is for this process alone.
         kept = {k: v for k, v in os.environ.items() if k not in ("NOTIFY_SOCKET", "WATCHDOG_PID")}
         self.name = name
-        self._command = list(command)
-        self._environment = {**kept, **own, **environment}
-        self._log_file = log_file
+        self.command = list(command)
+        self.environment = {**kept, **own, **environment}
+        self.log_file = log_file
         self._is_watched = is_watched
-        self._descriptors = descriptors
+        self.descriptors = descriptors
         self._beats: _Beats | None = None
         self._log_begins = 0
         self._over = threading.Event()
-        self._child: subprocess.Popen[bytes] | None = None
+        self.child: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()
         # The kernel ends a child with the thread that started it: this one lives to the end.
-        self._thread = threading.Thread(target=self._run, name=f"edgespec-{name}", daemon=True)
+        self.thread = threading.Thread(target=self._run, name=f"edgespec-{name}", daemon=True)
 
     @abstractmethod
     def again_after(self, code: int, lived: float) -> float | None:
@@ -82,16 +82,16 @@ class ChildProcess(ABC):
 
     def __enter__(self) -> ChildProcess:
         self._beats = _Beats() if self._is_watched else None
-        self._thread.start()
+        self.thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         with self._lock:
             self._over.set()
-            child = self._child
+            child = self.child
         if child is not None:
             _end(child, signal.SIGTERM)
-        self._thread.join(END_S)
+        self.thread.join(END_S)
         if self._beats is not None:
             self._beats.close()
 
@@ -99,7 +99,7 @@ class ChildProcess(ABC):
     def last_words(self) -> str:
         """The error that it logged since its last start, or else its last line; "" without a log
         of its own."""
-        return last_words(self._log_file, self._log_begins) if self._log_file is not None else ""
+        return last_words(self.log_file, self._log_begins) if self.log_file is not None else ""
 
     def _run(self) -> None:
         while True:
@@ -128,23 +128,23 @@ class ChildProcess(ABC):
         with self._lock, contextlib.ExitStack() as stack:
             if self._over.is_set():
                 return None
-            environment = self._environment
+            environment = self.environment
             if self._beats is not None:
                 environment = {**environment, **self._beats.begin()}
             stderr = None
-            if self._log_file is not None:
-                stderr = stack.enter_context(_log_at(self._log_file))
+            if self.log_file is not None:
+                stderr = stack.enter_context(_log_at(self.log_file))
                 self._log_begins = stderr.tell()
-            self._child = subprocess.Popen(
-                self._command,
+            self.child = subprocess.Popen(
+                self.command,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,  # the coordinator's is one line, its address
                 stderr=stderr,
                 env=environment,
-                pass_fds=self._descriptors,
+                pass_fds=self.descriptors,
                 start_new_session=True,  # a Ctrl-C is for the parent, which then ends it
             )
-            return self._child
+            return self.child
 
 
 def last_words(log_file: Path, since: int = 0) -> str:

@@ -27,7 +27,7 @@ from edgespec.daemon.own_stage import OwnStage, address_beside, admitted, machin
 from edgespec.daemon.precision import precision_text
 from edgespec.daemon.process import exit_code, going_on, take_file_descriptors
 from edgespec.daemon.settings import context_of, look_at_models
-from edgespec.decoding.admission import Ring
+from edgespec.decoding.admission import CoordinatorSettings
 from edgespec.decoding.coordinator import CoordinatorMachine
 from edgespec.drafting.choice import parse_draft
 from edgespec.model.hub import require_within_reach
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     import torch
 
     from edgespec.daemon.ring_model import RingModel
-    from edgespec.drafting.grower import DraftSource
+    from edgespec.drafting.grower import TreeGrower
     from edgespec.model.ends import OutputHead
     from edgespec.model.tokenizer import Tokenizer
 
@@ -210,7 +210,7 @@ class Loaded:
     model: RingModel
     device: torch.device
     head: OutputHead | None
-    draft: DraftSource | None
+    draft: TreeGrower | None
     codec: Tokenizer
 
     @staticmethod
@@ -248,13 +248,13 @@ class Loaded:
         return self.context_length + SPECULATIVE_ROWS
 
     @property
-    def ring(self) -> Ring:
+    def ring(self) -> CoordinatorSettings:
         """What the machine has to know of its ring."""
         from edgespec.drafting.lens import read_lenses
 
         config, draft, settings = self.config, self.draft, self.model.head.config
         layers, hints = self.model.layers, config.hints
-        return Ring(
+        return CoordinatorSettings(
             config.stages,
             self.context_length,
             draft.name if draft else "",

@@ -22,7 +22,7 @@ NEAR_TRIP = 5.0
 
 _MODEL_FILES = ("proc/device-tree/model", "sys/firmware/devicetree/base/model")
 _NVPMODEL_FILES = ("usr/sbin/nvpmodel", "usr/bin/nvpmodel")
-_TOOL_SECONDS = 5.0
+TOOL_SECONDS = 5.0
 _VCGENCMD_FILES = ("usr/bin/vcgencmd", "opt/vc/bin/vcgencmd")
 _THROTTLED_FILES = "sys/devices/platform/soc*/*firmware/get_throttled"
 _THROTTLED = {
@@ -219,7 +219,7 @@ def _said_by(program: Path, *arguments: str) -> str:
             capture_output=True,
             text=True,
             errors="replace",
-            timeout=_TOOL_SECONDS,
+            timeout=TOOL_SECONDS,
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired):

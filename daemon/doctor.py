@@ -46,23 +46,23 @@ def examine(
     cache: Path, cluster: Path, port: int = DEFAULT_PORT, root: Path = ROOT
 ) -> Iterator[Finding]:
     """Check this device; takes some seconds. `cluster`: its folder, which need not exist."""
-    yield from guarded("versions", _versions)
-    broken = _import_problem()
+    yield from guarded("versions", check_versions)
+    broken = import_problem()
     if broken:
         yield Finding("import", BLOCKED, broken)
         return
-    yield from guarded("device", lambda: _device(root))
-    yield from guarded("board", lambda: _board(root))
-    yield from guarded("speed", lambda: _speed(root))
-    yield from guarded("memory", lambda: [_memory(root)])
+    yield from guarded("device", lambda: check_device(root))
+    yield from guarded("board", lambda: check_board(root))
+    yield from guarded("speed", lambda: check_speed(root))
+    yield from guarded("memory", lambda: [check_memory(root)])
     yield from guarded("both here", lambda: machine_memory(cluster, root))
-    yield from guarded("swap", lambda: _swap(root))
-    yield from guarded("kernels", lambda: [_kernels()])
-    yield from guarded("16 bit", _sixteen_bit)
-    yield from guarded("quantisations", _quantisations)
-    yield from guarded("cache", lambda: [_cache(cache)])
-    yield from guarded("disk", lambda: _disk(cache, root))
-    yield from guarded("port", lambda: [_port(port)])
+    yield from guarded("swap", lambda: check_swap(root))
+    yield from guarded("kernels", lambda: [check_kernels()])
+    yield from guarded("16 bit", check_sixteen_bit)
+    yield from guarded("quantisations", check_quantisations)
+    yield from guarded("cache", lambda: [check_cache(cache)])
+    yield from guarded("disk", lambda: check_disk(cache, root))
+    yield from guarded("port", lambda: [check_port(port)])
 
 
 def guarded(name: str, check: Callable[[], Iterable[Finding]]) -> Iterator[Finding]:
@@ -78,30 +78,30 @@ def guarded(name: str, check: Callable[[], Iterable[Finding]]) -> Iterator[Findi
 # --- software -----------------------------------------------------------------------------------
 
 
-def _versions() -> Iterator[Finding]:
+def check_versions() -> Iterator[Finding]:
     yield Finding("python", OK, f"{platform.python_version()} ({sys.executable})")
     yield Finding("edgespec", OK, __version__)
     for requirement in metadata.requires("edgespec") or ():
         found = re.fullmatch(r"([\w-]+)>=([\d.]+)", requirement)
         if found:  # else it is one of an extra, for tests
-            yield _version(found[1], found[2])
+            yield check_version(found[1], found[2])
     without = {name: names for name in EXTRAS if (names := missing(name))}
     for name, names in without.items():
         text = f"without {', '.join(names)}, as `pip install '.[{name}]'` would bring"
         yield Finding(f"extra {name}", OK, text)
 
 
-def _version(name: str, least: str) -> Finding:
+def check_version(name: str, least: str) -> Finding:
     try:
         version = metadata.version(name)
     except metadata.PackageNotFoundError:
         return Finding(name, BLOCKED, f"not installed; pip install '{name}>={least}'")
-    if _is_before(version, least):
+    if is_before(version, least):
         return Finding(name, BLOCKED, f"{version} is too old; pip install '{name}>={least}'")
     return Finding(name, OK, version)
 
 
-def _is_before(version: str, least: str) -> bool:
+def is_before(version: str, least: str) -> bool:
     """Whether it is older, as a pre-release of that very version is: 2.6.0rc1 comes before 2.6."""
     numbers, bound = _numbers(version), _numbers(least)
     length = max(len(numbers), len(bound))
@@ -116,7 +116,7 @@ def _numbers(version: str) -> tuple[int, ...]:
     return tuple(map(int, found[0].split("."))) if found else ()
 
 
-def _import_problem() -> str:
+def import_problem() -> str:
     """Why the libraries that compute cannot be loaded; "" if they can."""
     for name in ("torch", "transformers"):
         try:
@@ -134,7 +134,7 @@ def _import_problem() -> str:
 # --- device -------------------------------------------------------------------------------------
 
 
-def _device(root: Path) -> Iterator[Finding]:
+def check_device(root: Path) -> Iterator[Finding]:
     from edgespec.daemon import torch_checks
     from edgespec.daemon.kernels import sixteen_bit_type
     from edgespec.model.tensors import best_device
@@ -165,17 +165,17 @@ def _device(root: Path) -> Iterator[Finding]:
         yield Finding("GPU kernels", OK, "one of each kind gives the CPU's results")
 
 
-def _board(root: Path) -> Iterator[Finding]:
+def check_board(root: Path) -> Iterator[Finding]:
     for name, fact in board_facts(root).items():
         yield Finding(name, OK, fact)
 
 
-def _speed(root: Path) -> Iterator[Finding]:
+def check_speed(root: Path) -> Iterator[Finding]:
     for warning in warnings(root):
         yield Finding("speed", WARNING, warning)
 
 
-def _sixteen_bit() -> Iterator[Finding]:
+def check_sixteen_bit() -> Iterator[Finding]:
     """On a CPU: which of the two types is faster. Which one a ring computes in is --dtype's to say:
     a text depends on it, and float16 ends at 65,504, which some models' activations exceed."""
     from edgespec.daemon.torch_checks import sixteen_bit_times
@@ -193,7 +193,7 @@ def _sixteen_bit() -> Iterator[Finding]:
     yield Finding("16 bit", WARNING, text + "was made for it (Gemma was not)")
 
 
-def _swap(root: Path) -> Iterator[Finding]:
+def check_swap(root: Path) -> Iterator[Finding]:
     from edgespec.daemon.storage import swap_disk, swaps
 
     found = swaps(root)
@@ -218,7 +218,7 @@ def _swap(root: Path) -> Iterator[Finding]:
             )
 
 
-def _memory(root: Path) -> Finding:
+def check_memory(root: Path) -> Finding:
     from edgespec.model.tensors import best_device
 
     found = available_memory(best_device().type, root)
@@ -231,7 +231,7 @@ def _memory(root: Path) -> Finding:
     return Finding("memory", OK, text)
 
 
-def _kernels() -> Finding:
+def check_kernels() -> Finding:
     from edgespec.kernels import compiled
 
     problem = next(filter(None, map(compiled.complaint, ("products", "rows"))), "")
@@ -240,7 +240,7 @@ def _kernels() -> Finding:
     return Finding("kernels", OK, "compiled for this processor")
 
 
-def _quantisations() -> Iterator[Finding]:
+def check_quantisations() -> Iterator[Finding]:
     from edgespec.daemon.kernels import tried_kernels
 
     kernels = tried_kernels()
@@ -292,7 +292,7 @@ def machine_memory(cluster: Path, root: Path = ROOT) -> Iterator[Finding]:
 # --- surroundings -------------------------------------------------------------------------------
 
 
-def _cache(folder: Path) -> Finding:
+def check_cache(folder: Path) -> Finding:
     where = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     if not where.is_dir() or not os.access(where, os.W_OK | os.X_OK):
         text = (
@@ -308,7 +308,7 @@ def _cache(folder: Path) -> Finding:
     return Finding("cache", OK, text)
 
 
-def _disk(folder: Path, root: Path) -> Iterator[Finding]:
+def check_disk(folder: Path, root: Path) -> Iterator[Finding]:
     """Which disk the cache lies on, and how fast that is."""
     from edgespec.daemon.storage import disk_of, speeds
 
@@ -331,7 +331,7 @@ def _disk(folder: Path, root: Path) -> Iterator[Finding]:
         yield Finding("disk", OK, text)
 
 
-def _port(port: int) -> Finding:
+def check_port(port: int) -> Finding:
     with socket.socket() as probe:
         try:
             probe.bind((LOOPBACK, 0))

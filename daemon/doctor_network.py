@@ -40,9 +40,9 @@ TRIPS_S = 2.0
 SPARE_S = 2.0
 """Seconds that a leg may take beyond its own limit before it is left to itself."""
 
-_TRIPS = 20
+TRIPS = 20
 _LEAST_SPEED = 100e6  # bits a second
-_MOST_TRIP_S = 0.02
+MOST_TRIP_S = 0.02
 _EDGESPEC_BEGAN = datetime(2025, 1, 1, tzinfo=timezone.utc).timestamp()
 _DAY_S = 86400.0
 _MOST_ADDRESSES = 2  # each may cost CONNECT_S
@@ -66,7 +66,7 @@ def examine_network(
     cluster: Path, told: Address | None = None, root: Path = ROOT
 ) -> Iterator[Finding]:
     """`cluster`: the folder, which need not exist; `told`: the coordinator's address as given."""
-    yield from guarded("clock", lambda: [_clock([Path(__file__), cluster])])
+    yield from guarded("clock", lambda: [check_clock([Path(__file__), cluster])])
     folder, finding = _cluster(cluster)
     yield finding
     heard: list[Found] = []
@@ -97,7 +97,7 @@ def _found_by(
 # --- this machine -------------------------------------------------------------------------------
 
 
-def _clock(witnesses: Sequence[Path]) -> Finding:
+def check_clock(witnesses: Sequence[Path]) -> Finding:
     """Whether the time of day can be right: it may not be before these files were written.
 
     Only a warning: nodes do not compare their times.
@@ -113,7 +113,7 @@ def _clock(witnesses: Sequence[Path]) -> Finding:
             "sudo date --set='YYYY-MM-DD HH:MM' after every start"
         )
         return Finding("clock", WARNING, text)
-    synchronised = _is_synchronised()
+    synchronised = is_synchronised()
     if synchronised is None:
         return Finding("clock", OK, f"{said}; whether it is synchronised cannot be told here")
     if synchronised:
@@ -125,7 +125,7 @@ def _clock(witnesses: Sequence[Path]) -> Finding:
     return Finding("clock", WARNING, text)
 
 
-def _is_synchronised() -> bool | None:
+def is_synchronised() -> bool | None:
     """State of the kernel's clock; None if unknown."""
     request = ctypes.create_string_buffer(512)  # struct timex, modes 0: to be asked takes no rights
     try:
@@ -182,7 +182,7 @@ def _multicast(folder: ClusterFolder | None) -> tuple[Finding, list[Found]]:
         return Finding("mDNS", WARNING, text), []
     where = ", ".join(map(str, usable))
     try:
-        heard = _within(HEAR_S, lambda: browse(interfaces, HEAR_S, HEAR_S / 2))
+        heard = within(HEAR_S, lambda: browse(interfaces, HEAR_S, HEAR_S / 2))
     except OSError as problem:
         text = (
             f"UDP port 5353 is not to be had on {where} ({problem}): does a program keep it for "
@@ -273,7 +273,7 @@ def _connecting(address: Address, folder: ClusterFolder | None) -> tuple[str, fl
         return "", time.perf_counter() - start
 
     try:
-        found = _within(CONNECT_S, work)
+        found = within(CONNECT_S, work)
     except ConnectionRefusedError:
         return "nothing listens there; start `edgespec serve` on that machine", 0.0
     except (ConfigError, OSError) as problem:
@@ -288,9 +288,9 @@ def _access(address: Address, folder: ClusterFolder, root: Path) -> Iterator[Fin
     """Whether it accepts our key, and if so, the round-trip time."""
     try:
         answer_s = ANSWER_S * slowness()
-        trips = _within(
+        trips = within(
             answer_s + TRIPS_S,
-            lambda: round_trips(address, folder.identity, answer_s, _TRIPS, TRIPS_S),
+            lambda: round_trips(address, folder.identity, answer_s, TRIPS, TRIPS_S),
         )
     except EdgespecError as problem:
         state = BLOCKED if isinstance(problem, AccessRefused | OtherVersion) else WARNING
@@ -300,13 +300,13 @@ def _access(address: Address, folder: ClusterFolder, root: Path) -> Iterator[Fin
         yield Finding("key", WARNING, f"no answer from {address} in time; try again")
         return
     yield Finding("key", OK, f"accepted, as that of {folder.name}")
-    yield _link(address, trips.median, root)
+    yield check_link(address, trips.median, root)
 
 
-def _link(address: Address, trip: float, root: Path) -> Finding:
+def check_link(address: Address, trip: float, root: Path) -> Finding:
     own = own_address_towards(address)
     text = f"{trip * 1e3:.1f} ms there and back"
-    is_slow = trip > _MOST_TRIP_S
+    is_slow = trip > MOST_TRIP_S
     if own == number_of(address.host):
         busy = "; that is long: this machine is busy with other things" if is_slow else ""
         return Finding("link", WARNING if is_slow else OK, f"{text}, on this machine{busy}")
@@ -325,7 +325,7 @@ def _link(address: Address, trip: float, root: Path) -> Finding:
     return Finding("link", WARNING, text)
 
 
-def _within(seconds: float, work: Callable[[], Result]) -> Result | None:
+def within(seconds: float, work: Callable[[], Result]) -> Result | None:
     """What work returns or raises; None if it takes SPARE_S longer than that (a name server that
     is silent), and then it is left to itself."""
     done: Future[Result] = Future()

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from functools import partial
 
+from edgespec.backends.charged_time import loop_of
 from edgespec.backends.emulated import DeviceTime
-from edgespec.backends.loop_time import loop_of
 from edgespec.backends.timed import CoordinatorDurations, StageDurations, segment_bytes
 from edgespec.config import Emulation
 from edgespec.daemon.profiles import profile_named
-from edgespec.drafting.grower import DraftSource
+from edgespec.drafting.grower import TreeGrower
 from edgespec.errors import CapacityError, ConfigError
 from edgespec.net.emulated_link import LinkPace
 from edgespec.planning.cost_model import DEFAULT_COST_MODEL, cost_model_named
@@ -58,7 +58,7 @@ def check_profiles(emulation: Emulation) -> None:
 
 
 def coordinator_pace(
-    costs: RingCosts, draft: DraftSource | None, device: DeviceTime | None = None
+    costs: RingCosts, draft: TreeGrower | None, device: DeviceTime | None = None
 ) -> NodePace:
     """`device`: if it shares its time with a stage."""
     loop = loop_of(costs.coordinator.profile)

@@ -20,6 +20,7 @@ from edgespec.daemon.cluster import VARIABLE, ClusterFolder, ClusterSettings
 from edgespec.daemon.process import EXIT_USAGE, PARENT
 from edgespec.errors import ConfigError, EdgespecError, PeerLost
 from edgespec.model.bounded_process import STILL_S, speaks
+from edgespec.plugins import own_policy_options
 
 LOAD_S = 1800.0
 """Seconds that a coordinator may take to load its models on the slowest machine. A process that
@@ -39,8 +40,12 @@ class LocalRing:
     They listen on loopback only, and the kernel ends them if this process is killed.
     """
 
-    def __init__(self, config: CoordinatorConfig, trace: Path | None = None) -> None:
-        """`trace`: the folder for the traces of all processes, NAME.jsonl."""
+    def __init__(
+        self, config: CoordinatorConfig, trace: Path | None = None, *, interrupts: bool = True
+    ) -> None:
+        """`trace`: the folder for the traces of all processes, NAME.jsonl. `interrupts`: a Ctrl-C
+        ends it (see `check`)."""
+        self._takes_interrupts = interrupts
         self._config = config
         self._trace = trace
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
@@ -54,7 +59,8 @@ class LocalRing:
         self._before: Any = None  # what Ctrl-C did before
 
     def __enter__(self) -> LocalRing:
-        if threading.current_thread() is threading.main_thread():
+        is_main = threading.current_thread() is threading.main_thread()
+        if self._takes_interrupts and is_main:
             self._before = signal.signal(signal.SIGINT, self._on_interrupt)
         try:
             self._start()
@@ -116,6 +122,7 @@ class LocalRing:
         serve += ["--head", config.head, "--live", str(config.live)]
         serve += ["--with-stage", str(config.with_stage)]
         serve += ["--recovery", str(RECOVERY_S), "--http", "none"]
+        serve += own_policy_options()
         serve += ["--host", config.address.host, "--port", str(config.address.port)]
         cache = ["--cache", config.cache or str(Path(self._folder.name) / "blocks")]
         emulate = config.emulation.options if config.emulation else []
@@ -134,6 +141,7 @@ class LocalRing:
             arguments = [*arguments, "--trace", str(trace)]
         # One thread each: several pools of threads would wait for one another on the few cores.
         own = {"OMP_NUM_THREADS": "1", PARENT: str(os.getpid()), VARIABLE: str(self._cluster.path)}
+        own["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))  # for modules of our owner's
         with self._log(name).open("wb") as log, _signals_held():
             process = subprocess.Popen(
                 [sys.executable, "-m", "edgespec.cli.main", *arguments],

@@ -16,6 +16,7 @@ import torch
 from edgespec import __version__
 from edgespec.config import FILE, Address, Quantisation
 from edgespec.daemon.bandwidths import Rate, disk_rate, gather_rate, memory_rate
+from edgespec.daemon.coordinator_times import measure_logits, measure_loop
 from edgespec.daemon.device import (
     board_facts,
     gpu_facts,
@@ -36,8 +37,6 @@ from edgespec.daemon.layer_times import (
     misfits,
     shape_of,
 )
-from edgespec.daemon.logit_times import measure_logits
-from edgespec.daemon.loop_times import measure_loop
 from edgespec.daemon.memory import Available, available_memory
 from edgespec.daemon.precision import quantisation_for
 from edgespec.daemon.profile_figures import (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -44,6 +45,8 @@ from edgespec.schema import FileStruct, Text, as_type, parse_json
 from edgespec.types.draft_pass import HeadForm
 
 DEFAULT_CONTEXT = 4096
+
+log = logging.getLogger(__name__)
 
 GGUF_BITS = 6
 """Of a weight as held, in the largest layers of a Q4_K_M file that is not here to be looked at."""
@@ -238,7 +241,7 @@ def _head_file_bytes(model: str, made: Manifest | None) -> int:
 
 def _names(choice: DraftChoice) -> str:
     """The sources without their folders, as `--draft` has them for the bundled base."""
-    names = [member.name for member in choice.members]
+    names = [str(member) if member.is_own else member.name for member in choice.members]
     return f"{HYBRID}:{'+'.join(names)}" if len(names) > 1 else "".join(names)
 
 
@@ -249,7 +252,10 @@ def _draft(choice: DraftChoice, base: PlannedModel, quantisation: Quantisation) 
             "plan does not reckon with ppd, whose rows go round with the base's; plan without "
             "--draft: its weights are small"
         )
-    weighty = [member for member in choice.members if member.folder]
+    for member in choice.members:
+        if member.is_own:
+            log.warning("what draft %s needs is not known: it is planned as nothing", member.name)
+    weighty = [member for member in choice.members if member.weights]
     if len(weighty) > 1:
         raise ConfigError(
             f"plan reckons with one draft that has weights, and {choice} has {len(weighty)}; plan "

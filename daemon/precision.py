@@ -133,7 +133,7 @@ def dtype_for(quantisation: Quantisation, dtype: str = AUTO, root: Path = ROOT) 
     """
     if dtype != AUTO:
         return dtype
-    wide = quantisation.kind == "none" or not (_has_gpu() or multiplies_bfloat16(root))
+    wide = quantisation.kind == "none" or not (has_gpu() or multiplies_bfloat16(root))
     return "float32" if wide else sixteen_bit_dtype()
 
 
@@ -144,7 +144,7 @@ def multiplies_bfloat16(root: Path = ROOT) -> bool:
     return "GenuineIntel" not in told and {"avx512_bf16", "avx512vbmi"} <= set(told.split())
 
 
-def _has_gpu() -> bool:
+def has_gpu() -> bool:
     try:
         ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -154,7 +154,7 @@ def _has_gpu() -> bool:
 
 def sixteen_bit_dtype() -> str:
     """bfloat16, but float16 where this machine's GPU is too old for it."""
-    if not _has_gpu():
+    if not has_gpu():
         return "bfloat16"  # torch, which takes seconds to import, need not be asked
     from edgespec.daemon.kernels import sixteen_bit_type
     from edgespec.model.tensors import best_device

@@ -79,7 +79,7 @@ def unit_text(
     path = _quoted(str(command or executable())).replace("$$", "$")  # no variables in a path
     words = " ".join([line.replace(_COMMAND, path), *map(_quoted, options)])
     text = text.replace(line, words)
-    if groups := " ".join(filter(_has_group, _GPU_GROUPS)):
+    if groups := " ".join(filter(has_group, _GPU_GROUPS)):
         text = text.replace("User=edgespec\n", f"User=edgespec\nSupplementaryGroups={groups}\n")
     return _run_by(user, text) if user else text
 
@@ -102,7 +102,7 @@ def _quoted(word: str) -> str:
     return '"' + _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", escaped) + '"'
 
 
-def _has_group(name: str) -> bool:
+def has_group(name: str) -> bool:
     try:
         grp.getgrnam(name)
     except KeyError:

@@ -26,6 +26,7 @@ from edgespec.daemon.precision import (
     quantisation_for,
 )
 from edgespec.drafting.choice import HYBRID, NONE, SOURCES, DraftChoice, parse_draft
+from edgespec.drafting.own import own_class
 from edgespec.errors import ConfigError, ModelError
 from edgespec.model.hub import NotHereYet, model_files, require_model
 from edgespec.model.manifest import manifest_of
@@ -165,8 +166,14 @@ def chosen_draft(draft: str, model: str) -> DraftChoice:
     if model and not draft:
         return DraftChoice()
     choice = parse_draft(draft, weights_at_hand(model) if model else bundled_weights)
+    for one in choice.members:
+        if one.is_own:
+            own_class(one.name)
     try:
-        members = [replace(one, folder=resolved(one.folder)) for one in choice.members]
+        members = [
+            one if one.is_own else replace(one, folder=resolved(one.folder))
+            for one in choice.members
+        ]
     except ModelError as problem:
         raise _no_draft(problem) from None
     return DraftChoice(tuple(members))

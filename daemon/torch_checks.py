@@ -123,7 +123,7 @@ def kernel_problems(device: torch.device, dtype: str) -> Iterator[str]:
     """
     generator = torch.Generator().manual_seed(3)
     values = torch.randn(_SIDE, _SIDE, generator=generator)
-    for name, kernel in _kernels(compute_dtype(dtype)).items():
+    for name, kernel in kernels_by_name(compute_dtype(dtype)).items():
         try:
             found = kernel(values.to(device)).double().cpu()
         except Exception as problem:  # "no kernel image is available", and others
@@ -133,7 +133,7 @@ def kernel_problems(device: torch.device, dtype: str) -> Iterator[str]:
             yield f"{name} gives wrong results"
 
 
-def _kernels(narrow: torch.dtype) -> dict[str, Callable[[torch.Tensor], torch.Tensor]]:
+def kernels_by_name(narrow: torch.dtype) -> dict[str, Callable[[torch.Tensor], torch.Tensor]]:
     places = torch.arange(_SIDE - 1, -1, -1)
     return {
         "an element-wise kernel": lambda x: torch.nn.functional.silu(x) * x,

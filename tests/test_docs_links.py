@@ -7,8 +7,10 @@ links.
 from __future__ import annotations
 
 import re
+import runpy
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -25,7 +27,7 @@ PAGES = sorted(
 FENCE = re.compile(r"^(`{3,})[^`]*\n.*?^\1`*[ ]*$", re.MULTILINE | re.DOTALL)
 INDENTED = re.compile(r"(?:(?<=\n\n)|\A)(?: {4}.*\n+)+")
 CODE_SPAN = re.compile(r"(?<!`)(`+)(?!`).+?(?<!`)\1(?!`)", re.DOTALL)
-LINK = re.compile(r"\]\(<?([^)\s>]+)>?\)")
+LINK = re.compile(r"\]\(<?([^)>]+)>?\)")
 HEADING = re.compile(r"^#{1,6} +(.+?) *#*$", re.MULTILINE)
 ELSEWHERE = re.compile(r"[a-z][a-z+.-]*:")
 
@@ -70,6 +72,23 @@ def test_the_index_has_every_page() -> None:
         listed = links_of((folder / "README.md").read_text(encoding="utf-8"))
         pages = {path.name for path in folder.glob("*.md")} - {"README.md"}
         assert pages - set(listed) == set()
+
+
+def test_the_site_has_every_page_once() -> None:
+    nav = (REPOSITORY / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:\n")[2]
+    listed = re.findall(r"^ +- (?:\w+: )?(\S+\.md)$", nav, re.MULTILINE)
+    assert sorted(listed) == sorted(
+        path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md")
+    )
+
+
+def test_links_of_the_site_lead_out_to_the_repository() -> None:
+    hook = runpy.run_path(str(REPOSITORY / "tools" / "docs_site.py"))["on_page_markdown"]
+    page = SimpleNamespace(file=SimpleNamespace(src_uri="results/one.md"))
+    config = {"repo_url": "https://host/repo/"}
+    text = "[a](../../README.md#b) [c](../other.md#d) [e](f.md)"
+    out = "[a](https://host/repo/blob/main/README.md#b) [c](../other.md#d) [e](f.md)"
+    assert hook(text, page=page, config=config) == out
 
 
 def test_every_picture_is_shown() -> None:

@@ -23,6 +23,7 @@ OF_OTHERS = {"True", "VmRSS", "Anonymous", "malloc_trim", "pfifo_fast", "_meta_r
 """Names in Python, Linux, glibc and torch."""
 FILE = re.compile(rf"[\w./-]*\w\.py\b|(?<![\w./-])(?:{'|'.join(FOLDERS)})/[\w./-]*\w")
 TEST = re.compile(r"\btest_\w+\b(?!\.py)")
+SCRIPT = re.compile(r"\b(?:python|pytest)\b[^\n`]*?\b((?:tests|tools)/[\w/]+\.py)")
 EXPRESSION = re.compile(r"[\w.]+(?:\([\w, .=·]*\))?")
 NAME = re.compile(r"\b(?:[A-Z][a-z0-9]+(?:[A-Z]\w*)?|_?[a-zA-Z0-9]+(?:_[a-zA-Z0-9]+)+)\b")
 
@@ -60,6 +61,13 @@ def test_what_a_page_names_exists(page: Path, known: tuple[set[str], set[str], s
     files, tests, names = known
     names = names if page.stem in OF_CODE else set()
     assert set(missing(page.read_text(encoding="utf-8"), files, tests, names)) == set()
+
+
+def test_a_result_names_commands_that_exist() -> None:
+    """A result is not rewritten; whoever moves what made it says so there."""
+    for page in sorted((REPOSITORY / "docs" / "results").glob("*.md")):
+        scripts = SCRIPT.findall(page.read_text(encoding="utf-8"))
+        assert [path for path in scripts if not (REPOSITORY / path).exists()] == [], page.name
 
 
 def test_a_name_that_is_gone_is_found() -> None:

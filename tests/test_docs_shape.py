@@ -19,6 +19,8 @@ DECISIONS = sorted((DOCS / "decisions").glob("[0-9]*.md"))
 WORDS_OF_A_PAGE = 1_500
 WORDS_OF_THE_REFERENCE = 45_000
 WORDS_OF_A_DECISION = 300
+ENTRIES_OF_A_RELEASE = 30
+WORDS_OF_AN_ENTRY = 60
 GENERATED = re.compile(r"<!-- [a-z][a-z ]+ -->\n.*?<!-- end -->", re.DOTALL)
 OF_RESULTS = re.compile(r"not\s+reached|earlier\s+than\s+\d|\bgoals?\b", re.IGNORECASE)
 PARTS = ["What", "Why", "Other ways", "What follows"]
@@ -55,6 +57,14 @@ def test_decisions_are_numbered_short_and_whole() -> None:
         assert page.startswith(f"# {int(path.name[:2])}. "), path.name
         assert re.findall(r"^\*\*([^*]+)\.\*\*", page, re.MULTILINE) == PARTS, path.name
         assert words(page) <= WORDS_OF_A_DECISION, path.name
+
+
+def test_a_release_is_told_in_words_of_a_user() -> None:
+    releases = read(DOCS.parent / "CHANGELOG.md").split("\n## ")[1:]
+    for release in releases:
+        entries = re.split(r"^- ", release, flags=re.MULTILINE)[1:]
+        assert len(entries) <= ENTRIES_OF_A_RELEASE, release.partition("\n")[0]
+        assert [entry for entry in entries if words(entry) > WORDS_OF_AN_ENTRY] == []
 
 
 def test_words_are_counted_without_rules_and_generated_parts() -> None:

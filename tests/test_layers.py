@@ -3,13 +3,14 @@
 The picture, top to bottom; a room may import the rows below its own, never one beside or above it::
 
     cli
+    door
     daemon
     serving   bench    training
     runtime   sim
     backends  drafting  net        (backends may import drafting; drafting no machine)
     model                          (not for net)
     kernels                        (not for net)
-    files
+    files     plugins
     decoding  ring      blocks
     machines
     policy    verify
@@ -40,13 +41,14 @@ ROWS: tuple[frozenset[str], ...] = (
     frozenset({"policy", "verify"}),
     frozenset({"machines"}),
     frozenset({"decoding", "ring", "blocks"}),
-    frozenset({"files"}),
+    frozenset({"files", "plugins"}),
     frozenset({"kernels"}),
     frozenset({"model"}),
     frozenset({"backends", "drafting", "net"}),
     frozenset({"runtime", "sim"}),
     frozenset({"serving", "bench", "training"}),
     frozenset({"daemon"}),
+    frozenset({"door"}),
     frozenset({"cli"}),
 )
 HEIGHT = {room: height for height, row in enumerate(ROWS) for room in row}

@@ -17,9 +17,9 @@ from typing import Any
 
 import typer.main
 
-from edgespec.cli.answering import RequestSettings
 from edgespec.cli.main import application
 from edgespec.cli.models import parameters_text
+from edgespec.door.asking import RequestSettings
 from edgespec.planning.catalogue import MODELS, FittingDraft
 
 DOCS = Path(__file__).parents[1] / "docs"

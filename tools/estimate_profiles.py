@@ -33,7 +33,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from edgespec.daemon.loop_times import measure_loop
+from edgespec.daemon.coordinator_times import measure_loop
 from edgespec.planning.cost_model import COST_MODELS, packed_bytes
 from edgespec.planning.costs import NodeCosts
 from edgespec.planning.operations import USUAL_OPERATIONS
@@ -75,7 +75,7 @@ X86_CHOOSING = {
     "sampled": (26e-6, 0.88e-3),
     "filtered": (0.12e-3, 12.5e-3),
 }
-"""Seconds of a call, and of 10^6 logits, by daemon/logit_times.py."""
+"""Seconds of a call, and of 10^6 logits, by daemon/coordinator_times.py."""
 X86_RANKING = {
     "greedy": (0.125e-3, 2.8e-3),
     "sampled": (0.144e-3, 3.2e-3),

@@ -20,7 +20,7 @@ from edgespec.decoding.effects import (
     TakeLenses,
 )
 from edgespec.decoding.events import Drafted, HeadDone, LensDone
-from edgespec.drafting.grower import DraftSource, Further
+from edgespec.drafting.grower import Further, TreeGrower
 from edgespec.drafting.steps import Steps, alone, together
 from edgespec.errors import RemoteProtocolError
 from edgespec.machines.effects import Effect, RunBlock
@@ -102,7 +102,7 @@ class CoordinatorCompute:
     """The coordinator's worker: the output head (None: the last stage has it) and the draft source
     (None: no draft)."""
 
-    def __init__(self, head: Head | None, draft: DraftSource | None) -> None:
+    def __init__(self, head: Head | None, draft: TreeGrower | None) -> None:
         self._head = head
         self._draft = draft
 
@@ -136,7 +136,7 @@ class CoordinatorCompute:
         return None
 
 
-def _steps(source: DraftSource, draft: Draft) -> Steps[DraftedTree | Children]:
+def _steps(source: TreeGrower, draft: Draft) -> Steps[DraftedTree | Children]:
     request, context, features = draft.request, draft.context, draft.features
     match draft.plan:
         case Grow(depth, width):

@@ -6,9 +6,9 @@ from collections import Counter, OrderedDict
 from collections.abc import Hashable, Iterator, Sequence
 from typing import Protocol
 
+from edgespec.backends.charged_time import LoopTime
 from edgespec.backends.compute import INTERRUPTIBLE
 from edgespec.backends.jobs import Drafts, ReadPart, RunHeads, effects_of, events_of
-from edgespec.backends.loop_time import LoopTime
 from edgespec.decoding.effects import (
     CloseCache,
     CloseDraft,
@@ -23,12 +23,12 @@ from edgespec.decoding.effects import (
     TakeLenses,
 )
 from edgespec.decoding.events import HeadDone
-from edgespec.drafting.grower import DraftSource
+from edgespec.drafting.grower import TreeGrower
 from edgespec.machines.effects import Effect, RunBlock
 from edgespec.machines.events import NO_JOB, Event
 from edgespec.planning.costs import NodeCosts, RingCosts
 from edgespec.policy.base import Deepen
-from edgespec.types.draft_pass import DraftPass, DraftWork, RankedRows
+from edgespec.types.draft_pass import DraftPass, DraftWork, RankedRows, SpentSeconds
 from edgespec.verify.noise import KEPT_ROWS
 from edgespec.wire.segment import Segment
 
@@ -219,7 +219,7 @@ class CoordinatorDurations:
     """What the coordinator's compute effects cost on its device."""
 
     def __init__(
-        self, costs: NodeCosts, draft: DraftSource | None = None, loop: LoopTime | None = None
+        self, costs: NodeCosts, draft: TreeGrower | None = None, loop: LoopTime | None = None
     ) -> None:
         """`loop`: whose work beside a job the next one is charged (see LoopTime)."""
         self._costs = costs
@@ -294,6 +294,8 @@ class CoordinatorDurations:
                 if passed and len(requests) == 1:
                     passed[0] += self._capture(one, requests[0], seen, sum(passed))
                 parts += passed
+            elif isinstance(one, SpentSeconds):
+                parts.append(one.seconds)
             elif one.product == 0 and parts:  # ranked with those before it
                 parts[-1] += self._taking.ranked(one)
             else:

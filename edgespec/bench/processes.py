@@ -69,6 +69,7 @@ def _deal_out(
     results: dict[int, Any] = {}
     waiting = list(enumerate(items))[::-1]
     doing: dict[Connection, int] = {}
+    begun: set[Connection] = set()
     for worker in workers:
         index, item = waiting.pop()
         doing[worker] = index
@@ -83,9 +84,16 @@ def _deal_out(
                 raise EdgespecError(
                     "a worker process was ended from outside, perhaps for lack of memory; use "
                     "fewer jobs"
+                    if worker in begun
+                    else "a worker process ended before it began: a script that asks for jobs "
+                    'must do so below `if __name__ == "__main__":`, as each worker imports it; or '
+                    "use 1 job"
                 ) from None
+            begun.add(worker)
             if kind == "failed":
                 raise value
+            if kind == "began":
+                continue
             if kind == "news":
                 news(index, value)
                 continue
@@ -102,6 +110,7 @@ def _serve(connection: Connection, work: Callable[[Any, News], Any]) -> None:
     """A worker process: items one after the other, until its parent ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's, which ends us
     with suppress(EOFError, OSError):
+        connection.send(("began", None))
         while True:
             item = connection.recv()
             try:

@@ -13,9 +13,18 @@ from msgspec import Struct, structs
 
 from edgespec.bench.setup import Setup, load_base, one_thread, world_of
 from edgespec.bench.workloads import Prompt
-from edgespec.errors import ConfigError
+from edgespec.errors import ConfigError, ProtocolError
 from edgespec.runtime.request_log import FORMAT, KIND
-from edgespec.wire.client_messages import Failed, Finished, Submit, TokenBias
+from edgespec.types.tool_forms import Tool
+from edgespec.wire.client_messages import (
+    ChatMessage,
+    Failed,
+    Finished,
+    Submit,
+    TokenBias,
+    ToolCall,
+)
+from edgespec.wire.codec import decode, encode
 
 
 class RecordedEnd(Struct, frozen=True):
@@ -100,7 +109,7 @@ def _lines(path: Path) -> Iterator[Recorded]:
     for number, line in enumerate(lines, start=1):
         try:
             yield _recorded(msgspec.json.decode(line, type=RecordedLine))
-        except (msgspec.DecodeError, TypeError, ValueError) as problem:
+        except (TypeError, ValueError, LookupError, ProtocolError) as problem:
             raise ConfigError(
                 f"line {number} of {path} is no request that `edgespec serve --record` writes "
                 f"({problem})"
@@ -110,14 +119,29 @@ def _lines(path: Path) -> Iterator[Recorded]:
 def _recorded(line: RecordedLine) -> Recorded:
     if line.what != KIND or line.format != FORMAT:
         raise ValueError(f"it is not of format {FORMAT}")
-    biases = tuple(TokenBias(**one) for one in line.request.get("logit_bias", ()))
-    named = Submit(**{**line.request, "tag": 0, "top": -1, "logit_bias": biases})
-    submit = msgspec.msgpack.decode(msgspec.msgpack.encode(named), type=Submit)  # holds the types
+    asked = line.request
+    chat = asked.get("messages", [])
+    if isinstance(chat, str):  # as release 0.2.0 wrote it
+        chat = json.loads(chat or "[]")
+    records = {
+        "logit_bias": tuple(TokenBias(**one) for one in asked.get("logit_bias", ())),
+        "messages": tuple(map(_message, chat)),
+        "tools": tuple(Tool(**one["function"]) for one in asked.get("tools", ())),
+    }
+    submit = decode(encode(Submit(**{**asked, **records, "tag": 0, "top": -1})))  # holds the types
+    assert isinstance(submit, Submit)
     return Recorded(submit, line.after, line.outcome, line.end.token_ids, line.end.seconds)
 
 
+def _message(given: dict[str, Any]) -> ChatMessage:
+    calls = [ToolCall(**one["function"], id=one["id"]) for one in given.get("tool_calls", ())]
+    role, content = given["role"], given["content"]
+    return ChatMessage(role, content, tuple(calls), given.get("tool_call_id", ""))
+
+
 def prompts_of(recording: list[Recorded]) -> list[Prompt]:
-    texts = (recorded.submit.prompt or recorded.submit.messages for recorded in recording)
+    asked = (recorded.submit for recorded in recording)
+    texts = (one.prompt or "\n".join(said.content for said in one.messages) for one in asked)
     return [Prompt(str(number), "", (text,)) for number, text in enumerate(texts, start=1)]
 
 

@@ -20,7 +20,7 @@ from edgespec.backends.base import BlockBackend
 from edgespec.bench.load import Load
 from edgespec.bench.workloads import Prompt
 from edgespec.config import HEAD_ON_COORDINATOR, HEAD_ON_LAST_STAGE, HEADS
-from edgespec.decoding.admission import Ring
+from edgespec.decoding.admission import CoordinatorSettings
 from edgespec.decoding.coordinator import CoordinatorMachine
 from edgespec.decoding.stage import StageMachine
 from edgespec.drafting.choice import parse_draft
@@ -29,7 +29,7 @@ from edgespec.planning.cost_model import CostModel
 from edgespec.planning.costs import RingCosts, local_links, ring_costs
 from edgespec.planning.partition import split_layers
 from edgespec.planning.profile import Profile, RowPrice
-from edgespec.sim.durations import CostDurations, Durations, Jitter, JitteredDurations, network_of
+from edgespec.sim.durations import Durations, Jitter, charged_durations, jittered, network_of
 from edgespec.sim.faults import Fault
 from edgespec.sim.links import LinkSpec, Network
 from edgespec.sim.world import CoordinatorParts, StageParts, World
@@ -40,7 +40,7 @@ from edgespec.wire.hints import Lenses
 
 if TYPE_CHECKING:  # torch takes seconds to import: not before all settings are known to be right
     from edgespec.drafting.base import Guesser
-    from edgespec.drafting.grower import DraftSource
+    from edgespec.drafting.grower import TreeGrower
     from edgespec.model.block import Block
     from edgespec.model.ends import OutputHead
     from edgespec.model.tokenizer import Tokenizer
@@ -118,7 +118,7 @@ class Setup:
         """
         members = parse_draft(self.draft).members
         exact = self.dtype == "float64" and not self.hints
-        return exact and all(one.name in _OF_TOKENS for one in members)
+        return exact and all(one.is_own or one.name in _OF_TOKENS for one in members)
 
     @property
     def head_last(self) -> bool:
@@ -209,7 +209,7 @@ def load_base(model: str, dtype: str, stages: int) -> LoadedBase:
 
 def draft_of(
     setup: Setup, head: OutputHead, independent: Callable[[str], Guesser] | None = None
-) -> DraftSource | None:
+) -> TreeGrower | None:
     """A draft source of its own for every world, as it learns from what it answers.
 
     `independent(folder)`: builds independent drafts in another way than the registry.
@@ -302,7 +302,7 @@ def ring_world(
 
     return World(
         CoordinatorMachine(
-            Ring(
+            CoordinatorSettings(
                 stages,
                 loaded.context_length,
                 draft.name if draft else "",
@@ -318,7 +318,7 @@ def ring_world(
         ),
         device,
         make_stages,
-        _durations(setup),
+        _durations(setup, draft),
         setup.network(),
         faults,
         seed=setup.sampling.seed,
@@ -326,11 +326,9 @@ def ring_world(
     )
 
 
-def _durations(setup: Setup) -> Durations:
-    charged = CostDurations(setup.costs(), setup.d0_free, setup.loop_free)
-    if setup.jitter is None:
-        return charged
-    return JitteredDurations(charged, setup.jitter, setup.sampling.seed)
+def _durations(setup: Setup, draft: TreeGrower | None) -> Durations:
+    charged = charged_durations(setup.costs(), draft, setup.d0_free, setup.loop_free)
+    return jittered(charged, setup.jitter, setup.sampling.seed) if setup.jitter else charged
 
 
 @contextmanager

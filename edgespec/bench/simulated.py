@@ -15,21 +15,23 @@ from edgespec.bench.processes import News, map_in_processes, process_count
 from edgespec.bench.report import ALONE, REFERENCE, RIVAL, Played, Run, run_of
 from edgespec.bench.setup import Setup, load_base, one_thread, world_of
 from edgespec.errors import ConfigError
+from edgespec.plugins import OWN_POLICIES, known_policies
 from edgespec.policy.registry import POLICIES, policy_named
 
 T = TypeVar("T")
 
 Play = tuple[Setup, str]
-"""A set-up, and the policy that plays it."""
+"""A set-up, and the policy that plays it, as a process is told."""
 
 
 def chosen_policies(names: Sequence[str], draft: str) -> tuple[str, ...]:
     """The policies called `names`, each once; "all": all that can run with this draft ("": none).
+    One may be of somebody's own (see plugins).
 
     Raises ConfigError for an unknown name, and for a policy that lacks its draft.
     """
     chosen: list[str] = []
-    for name in names:
+    for name in known_policies(names):
         if name == "all":
             chosen += [known for known, policy in POLICIES.items() if draft or not policy.drafts]
         elif policy_named(name).drafts and not draft:
@@ -57,7 +59,7 @@ def simulate(
     """
     asked = chosen_policies(policies, setup.draft)
     references = (REFERENCE, RIVAL) if setup.draft else (REFERENCE,)
-    plays = {name: (setup, name) for name in (*references, *asked)}
+    plays = {name: (setup, OWN_POLICIES.get(name, name)) for name in (*references, *asked)}
     if setup.load is not None:
         plays = {ALONE: (replace(setup, load=None), REFERENCE), **plays}
     names = dealt(list(plays), process_count(jobs) if setup.is_scripted else len(plays))
@@ -90,6 +92,7 @@ def dealt(plays: Sequence[T], groups: int) -> list[list[T]]:
 def play_each(plays: Sequence[Play], news: News = lambda done: None) -> list[Played]:
     """What comes of each; all have the models, prompts and sampling of the first. `news(done)`: how
     many answers there are. Raises ConfigError."""
+    plays = [(setup, known_policies([policy])[0]) for setup, policy in plays]
     if plays[0][0].is_scripted:
         from edgespec.bench.together import play_together
 

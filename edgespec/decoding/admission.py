@@ -5,13 +5,9 @@ What costs no time is said at once; the prompt is encoded beside the I/O loop (E
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Annotated, Any
+from dataclasses import dataclass
 
-import msgspec
-from msgspec import Meta, Struct, ValidationError, to_builtins
-
-from edgespec.decoding.answer import Answer, TextCodec
+from edgespec.decoding.answer import Answer, RequestClient, TextCodec
 from edgespec.decoding.effects import EncodePrompt
 from edgespec.decoding.events import PromptEncoded
 from edgespec.decoding.request import Request
@@ -21,7 +17,6 @@ from edgespec.errors import CapacityError, ConfigError, EdgespecError, PeerLost,
 from edgespec.policy.base import Policy
 from edgespec.policy.registry import policy_named
 from edgespec.types.features import NO_NEEDS, DraftNeeds
-from edgespec.types.tool_forms import Tool
 from edgespec.verify.rules import Rules
 from edgespec.verify.sampling import Sampling
 from edgespec.verify.top_logprobs import MOST
@@ -30,7 +25,7 @@ from edgespec.wire.hints import Lenses
 
 
 @dataclass(frozen=True, slots=True)
-class Ring:
+class CoordinatorSettings:
     """What the coordinator knows of its ring and model.
 
     `context_length`: tokens that the base model can hold. `prefill_chunk`: prompt rows that travel
@@ -75,7 +70,13 @@ MOST_PENALTY, MOST_BIAS = 2.0, 100.0
 
 
 def admit(
-    ring: Ring, codec: TextCodec, shared: Shared, number: int, peer: bytes, submit: Submit
+    ring: CoordinatorSettings,
+    codec: TextCodec,
+    shared: Shared,
+    number: int,
+    peer: bytes,
+    submit: Submit,
+    now: float,
 ) -> Request:
     """The request that `submit` asks for, its prompt not encoded yet.
 
@@ -95,12 +96,12 @@ def admit(
     rules = _rules_of(ring, submit)
     needs = ring.needs if policy.drafts else NO_NEEDS
     choosing = choosing_of(sampling, submit.top) if ring.head_last else None
-    request = Request(number, peer, submit, sampling, policy, answer, shared, needs, choosing)
-    request.rules = rules
-    return request
+    client = RequestClient(peer, submit, now)
+    asked = submit, sampling, policy, answer
+    return Request(number, client, *asked, shared, needs, choosing, rules or None)
 
 
-def _rules_of(ring: Ring, submit: Submit) -> Rules:
+def _rules_of(ring: CoordinatorSettings, submit: Submit) -> Rules:
     """What the request's logits are changed by, but for the grammar."""
     presence, frequency = submit.presence_penalty, submit.frequency_penalty
     for name, value, most in [
@@ -122,26 +123,24 @@ def _rules_of(ring: Ring, submit: Submit) -> Rules:
     return rules
 
 
-def most_tokens(ring: Ring) -> int:
+def most_tokens(ring: CoordinatorSettings) -> int:
     """Tokens of the longest prompt that can be answered."""
     return ring.context_length - 1
 
 
 def encode(codec: TextCodec, effect: EncodePrompt) -> PromptEncoded:
     """Carry out that effect; it touches nothing but the tokenizer, in whatever thread."""
+    asked = effect.asked
     try:
-        if _is_chat(codec, effect):
-            asked = _conversation(effect.messages)
-            told = [one.told() for one in asked.messages]
-            if asked.has_tools:
-                tokens = codec.encode_tool_chat(
-                    told, [one.function for one in asked.tools], effect.most
-                )
+        if _is_chat(codec, asked):
+            told = [one.as_json() for one in asked.messages]
+            if asked.tools or any(one.role == "tool" or one.tool_calls for one in asked.messages):
+                tokens = codec.encode_tool_chat(told, asked.tools, effect.most)
             else:
                 tokens = codec.encode_chat(told, effect.most)
         else:
-            tokens = codec.encode(effect.prompt)
-        grammar = codec.grammar(effect.grammar) if effect.grammar else None
+            tokens = codec.encode(asked.prompt)
+        grammar = codec.grammar(asked.grammar) if asked.grammar else None
     except EdgespecError as problem:
         return PromptEncoded(effect.request, (), str(problem), kind_of(problem))
     except RecursionError:
@@ -150,7 +149,7 @@ def encode(codec: TextCodec, effect: EncodePrompt) -> PromptEncoded:
     return PromptEncoded(effect.request, tuple(tokens), grammar=grammar)
 
 
-def _is_chat(codec: TextCodec, asked: Submit | EncodePrompt) -> bool:
+def _is_chat(codec: TextCodec, asked: Submit) -> bool:
     """Whether the chat template writes the prompt. Where the model has none, a conversation that
     comes with a prompt gives way to it."""
     return bool(asked.messages and (codec.chat_template or not asked.prompt))
@@ -164,75 +163,12 @@ _KINDS = {  # of one type and a type of it, the narrower one first
 }
 
 
-class _CalledFunction(Struct):
-    name: str
-    arguments: str
-
-
-class _Call(Struct):
-    function: _CalledFunction
-    id: str = ""
-    type: str = "function"
-
-
-class _ChatMessage(Struct):
-    """An assistant that called a tool or refused may have said nothing: its content is null, as
-    OpenAI's clients send it, and templates get an empty one, which they can all add to a text."""
-
-    role: Annotated[str, Meta(min_length=1)]
-    content: str | None
-    tool_calls: list[_Call] | None = None
-    tool_call_id: str | None = None
-
-    def __post_init__(self) -> None:
-        if self.content is None and self.role != "assistant":
-            raise ValueError("it has no content")
-
-    def told(self) -> dict[str, Any]:
-        """As a template reads it."""
-        told: dict[str, Any] = {"role": self.role, "content": self.content or ""}
-        if self.tool_calls:
-            told["tool_calls"] = to_builtins(self.tool_calls)
-        if self.tool_call_id is not None:
-            told["tool_call_id"] = self.tool_call_id
-        return told
-
-
-class _ToldTool(Struct):
-    function: Tool
-
-
-class _Conversation(Struct):
-    """A conversation; `tools`: that may be called in its next message."""
-
-    messages: list[_ChatMessage]
-    tools: list[_ToldTool] = []
-
-    @property
-    def has_tools(self) -> bool:
-        called = any(one.role == "tool" or one.tool_calls for one in self.messages)
-        return bool(self.tools) or called
-
-
-def _conversation(text: str) -> _Conversation:
-    try:
-        given = msgspec.json.decode(text, type=list[_ChatMessage] | _Conversation)
-        chat = given if isinstance(given, _Conversation) else _Conversation(given)
-    except ValidationError:
-        chat = _Conversation([])
-    except (ValueError, RecursionError):
-        raise ConfigError("messages is no JSON") from None
-    if not chat.messages:
-        raise ConfigError('messages must be a list of {"role": ..., "content": ...}, not empty')
-    return chat
-
-
 def kind_of(problem: EdgespecError) -> str:
     """What a request that is not admitted fails with (see the message Failed)."""
     return next((kind for of, kind in _KINDS.items() if isinstance(problem, of)), "")
 
 
-def _checked_policy(ring: Ring, name: str) -> Policy:
+def _checked_policy(ring: CoordinatorSettings, name: str) -> Policy:
     """The policy of that name; the best one that this ring can run if the name is empty."""
     policy = policy_named(name or ("adaptive" if ring.draft else "autoregressive"))
     if policy.drafts and not ring.draft:
@@ -243,7 +179,9 @@ def _checked_policy(ring: Ring, name: str) -> Policy:
     return policy
 
 
-def take_prompt(ring: Ring, request: Request, event: PromptEncoded) -> tuple[str, str]:
+def take_prompt(
+    ring: CoordinatorSettings, request: Request, event: PromptEncoded
+) -> tuple[str, str]:
     """The request's prompt is encoded: it can be started. Comes with why not, fit for the user, and
     that problem's kind (see kind_of); "" if it can."""
     if event.problem or request.asked is None:
@@ -252,13 +190,11 @@ def take_prompt(ring: Ring, request: Request, event: PromptEncoded) -> tuple[str
         fits = _fitting(ring, len(event.tokens), request.asked.max_new_tokens)
     except EdgespecError as problem:
         return str(problem), kind_of(problem)
-    request.rules = replace(request.rules, grammar=event.grammar)
-    request.pace.free = True  # what alone may follow is known without a model
-    request.encoded(event.tokens, fits)
+    request.encoded(event.tokens, fits, event.grammar)
     return "", ""
 
 
-def _fitting(ring: Ring, prompt_tokens: int, max_new_tokens: int) -> int:
+def _fitting(ring: CoordinatorSettings, prompt_tokens: int, max_new_tokens: int) -> int:
     """How many new tokens fit after the prompt, at most those asked for.
 
     Raises ConfigError, or CapacityError if none does.

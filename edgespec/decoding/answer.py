@@ -1,13 +1,32 @@
-"""The answer to one request: takes committed tokens, says what text is final and when to stop."""
+"""The answer to one request: its text and its end, its figures, and the client who gets them."""
 
 from __future__ import annotations
 
+import json
+import math
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from typing import Protocol
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Any, Protocol
 
+from edgespec.machines.effects import Effect, SendPeer
+from edgespec.tree.node import Advance
 from edgespec.types.tool_forms import Message, Tool
 from edgespec.verify.rules import Grammar
+from edgespec.verify.sampling import Choice
 from edgespec.verify.stops import StopScanner
+from edgespec.verify.top_logprobs import TopLogprobs
+from edgespec.wire.client_messages import Progress, SourceFigures, Submit
+from edgespec.wire.messages import Message as WireMessage
+
+BEGINS = "reading the prompt"
+GOES_ON = "reading what there is so far"
+RING_AGAIN = f"the ring is up again; {GOES_ON}"
+"""What a request is told that waited, until its next token comes."""
+
+MOST_FRUITLESS = 10
+"""Rings in a row that may end before a request has a further token."""
 
 
 class TextDecoder(Protocol):
@@ -76,11 +95,15 @@ class Answer:
         self.codec = codec
         self._eos_ids = codec.eos_ids
         self._stream = codec.stream()
-        self._scanner = StopScanner(stop)
-        self.limit = max_new_tokens
+        self._scanner = StopScanner(stop) if stop else None
+        self._limit = max_new_tokens
         self._text: list[str] = []
         self.token_ids: list[int] = []
         self.finish_reason = ""
+
+    def limit_to(self, tokens: int) -> None:
+        """No more than so many tokens fit; none was added yet."""
+        self._limit = tokens
 
     @property
     def text(self) -> str:
@@ -95,16 +118,190 @@ class Answer:
         """
         self.token_ids.append(token)
         at_end = token in self._eos_ids
-        at_limit = len(self.token_ids) == self.limit
+        at_limit = len(self.token_ids) == self._limit
         piece = "" if at_end else self._stream.push(token)
         if at_end or at_limit:
             piece += self._stream.flush()
-        text, stopped = self._scanner.push(piece)
+        text, stopped = (piece, False) if self._scanner is None else self._scanner.push(piece)
         if at_end or stopped:
             self.finish_reason = "stop"
         elif at_limit:
             self.finish_reason = "length"
-        if self.finish_reason:
+        if self.finish_reason and self._scanner is not None:
             text += self._scanner.flush()  # nothing after a stop string
         self._text.append(text)
         return text
+
+
+class HeadLog:
+    """What the head said of rows, until they are committed or gone."""
+
+    def __init__(self) -> None:
+        self._margins: dict[int, float] = {}
+        # The token, its log-probability, the likeliest tokens, theirs.
+        self._logprobs: dict[int, tuple[int, float, list[int], list[float]]] = {}
+
+    def add(self, ids: Sequence[int], choice: Choice, others: TopLogprobs | None) -> None:
+        """The tokens after rows `ids` were sampled, those of the path."""
+        self._margins.update(zip(ids, choice.margins.tolist(), strict=True))
+        if others is not None:
+            own = choice.tokens.tolist(), others.log_probs.tolist()
+            rows = zip(*own, others.top.tolist(), others.top_log_probs.tolist(), strict=True)
+            self._logprobs.update(zip(ids, rows, strict=True))
+
+    def as_json(self, ids: Sequence[int], codec: TextCodec) -> str:
+        """The log-probabilities of these rows' tokens, as the message Tokens has them."""
+        found = []
+        for token, log_prob, top, top_log_probs in (self._logprobs[i] for i in ids):
+            pairs = zip(top, top_log_probs, strict=True)
+            # A grammar may leave fewer tokens than are asked for.
+            rivals = [_entry(codec, *rival) for rival in pairs if rival[1] > -math.inf]
+            found.append({**_entry(codec, token, log_prob), "top_logprobs": rivals})
+        return json.dumps(found, ensure_ascii=False)
+
+    def take(self, ids: Sequence[int]) -> float:
+        """The smallest margin of these rows; they and all older ones are forgotten."""
+        smallest, newest = min(self._margins[i] for i in ids), ids[-1]
+        self._margins = {i: m for i, m in self._margins.items() if i > newest}
+        self._logprobs = {i: c for i, c in self._logprobs.items() if i > newest}
+        return smallest
+
+
+def _entry(codec: TextCodec, token: int, log_prob: float) -> dict[str, Any]:
+    text, raw = codec.token(token)
+    spelt = list(raw) if raw is not None else None
+    return {"id": token, "token": text, "bytes": spelt, "logprob": log_prob}
+
+
+@dataclass(slots=True)
+class RequestStats:
+    """Figures of a request; docs/figures.md defines each.
+
+    `sources`: tokens by which members of the draft source guessed them, as bits (see tree.drafted).
+    `entered`: when its first segment entered the ring, on the ring's clock, in trips.
+    """
+
+    started: float = 0.0
+    first_token: float | None = None
+    rows_sent: int = 0
+    rows_used: int = 0
+    ppd_rows: int = 0
+    cached: int = 0
+    misses: int = 0
+    accepted_per_step: Counter[int] = field(default_factory=Counter)
+    sources: Counter[int] = field(default_factory=Counter)
+    smallest_margin: float = float("inf")
+    entered: Fraction | None = None
+    newest_token: float | None = None
+    fruitless_rings: int = 0
+    _tokens_before: int = 0
+    _first_token_trip: Fraction | None = None
+    _newest_token_trip: Fraction = Fraction(0)
+
+    def started_at(self, now: float) -> None:
+        """It begins, or begins to wait, now."""
+        self.started = now
+
+    def reused(self, rows: int) -> None:
+        """On one of its rings it began with so many rows of another request."""
+        self.cached = max(self.cached, rows)
+
+    def sent(self, rows: int, ppd_rows: int = 0) -> None:
+        """So many rows of guesses were sent, and PPD rows with them."""
+        self.rows_sent += rows
+        self.ppd_rows += ppd_rows
+
+    def on_ring(self, entered: Fraction) -> None:
+        """A segment of it entered the ring, at that time of the ring's clock."""
+        if self.entered is None:
+            self.entered = entered
+
+    def ring_lost(self, tokens: int) -> int:
+        """The ring is lost, after so many tokens; returns how many in a row gave no further one."""
+        self.fruitless_rings = 0 if tokens > self._tokens_before else self.fruitless_rings + 1
+        self._tokens_before = tokens
+        return self.fruitless_rings
+
+    def walked(self, step: Advance, *, opening: bool, drafts: bool) -> None:
+        """The tree was walked; `opening`: the first token comes of the prompt, not of guesses."""
+        if not opening or len(step.tokens) > 1:
+            self.accepted_per_step[len(step.tokens) - opening] += 1
+        self.misses += step.missed and drafts and not opening
+
+    def committed(
+        self, sources: Sequence[int], rows: int, margin: float, now: float, trip: Fraction
+    ) -> float:
+        """Tokens of these sources were committed, at `trip` on the ring's clock, the closest call
+        by `margin`; `rows` guessed rows gave them. Returns seconds since the token before them, 0
+        for the first."""
+        self.smallest_margin = min(self.smallest_margin, margin)
+        self.sources.update(sources)
+        self.rows_used += rows
+        self._newest_token_trip = trip
+        before, self.newest_token = self.newest_token, now
+        if before is None:
+            self.first_token = now
+            self._first_token_trip = trip
+        return 0.0 if before is None else now - before
+
+    def speed(self, tokens: int, now: float) -> float:
+        """Tokens a second behind the first one until now, of so many in all."""
+        since = now if self.first_token is None else self.first_token
+        return max(tokens - 1, 0) / (now - since) if now > since else 0.0
+
+    def trips(self, now: Fraction) -> float:
+        """Trips from its first segment until `now` on the ring's clock."""
+        return 0.0 if self.entered is None else float(max(now - self.entered, Fraction(0)))
+
+    @property
+    def answer_trips(self) -> float:
+        """Trips in which the tokens so far were made: one for the first token, however many chunks
+        its prompt had, and none for tokens that are still to come."""
+        first = self._first_token_trip
+        return 0.0 if first is None else float(1 + self._newest_token_trip - first)
+
+    def histogram(self) -> tuple[int, ...]:
+        """How many verifications committed 0, 1, 2, … tokens."""
+        most = max(self.accepted_per_step, default=-1)
+        return tuple(self.accepted_per_step[n] for n in range(most + 1))
+
+    def of_sources(self, names: Sequence[str]) -> tuple[SourceFigures, ...]:
+        """What each member of the draft source brought."""
+        found = []
+        for bit, name in enumerate(names):
+            accepted = sum(count for made_by, count in self.sources.items() if made_by >> bit & 1)
+            found.append(SourceFigures(name, accepted, self.sources[1 << bit]))
+        return tuple(found)
+
+
+class RequestClient:
+    """Who asked a request, and what it was told last of what the request waits for."""
+
+    def __init__(self, peer: bytes, submit: Submit, now: float) -> None:
+        self.peer, self.tag, self.asker = peer, submit.tag, submit.scope
+        self.asked_at = now
+        self._last_notice = ""
+        self._resume_notice = BEGINS
+
+    def asked(self, peer: bytes, tag: int) -> bool:
+        """Whether that client knows the request by that tag."""
+        return (self.peer, self.tag) == (peer, tag)
+
+    def reply(self, message: WireMessage) -> SendPeer:
+        """Say that to it."""
+        return SendPeer(self.peer, message)
+
+    def notify(self, text: str) -> list[Effect]:
+        """Say what the request waits for, if that was not said last."""
+        if self._last_notice == text:
+            return []
+        self._last_notice = text
+        return [self.reply(Progress(self.tag, text))]
+
+    def resumes(self, notice: str) -> None:
+        """The request has to start once more, and is then told so."""
+        self._resume_notice = notice
+
+    def notify_start(self) -> list[Effect]:
+        """The request starts; whoever was told to wait is told."""
+        return self.notify(self._resume_notice) if self._last_notice else []

@@ -8,7 +8,7 @@ once, for all their rows.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from edgespec.policy.estimates import RingEstimates
 from edgespec.policy.row_times import RowTimes
@@ -17,13 +17,21 @@ Owner = tuple[int, int]
 """The numbers of a request and of one of its jobs."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Work:
     """`rows`: 0 if what it takes says nothing."""
 
     rows: int
     asked: float
     estimates: RingEstimates
+
+    def adds(self, rows: int) -> None:
+        """It had so many rows more than were asked for."""
+        self.rows += rows if self.rows else 0
+
+    def says_nothing(self) -> None:
+        """What it takes does not."""
+        self.rows = 0
 
 
 class _Lane:
@@ -41,11 +49,24 @@ class _Lane:
         """When the oldest open one can have begun: not before the one before it ended."""
         return max(next(iter(self.open.values())).asked, self._end)
 
+    def begins(self, owner: Owner, work: _Work) -> None:
+        """A work is asked for."""
+        self.open[owner] = work
+
+    def stalled(self) -> None:
+        """What the open ones take says nothing."""
+        for work in self.open.values():
+            work.says_nothing()
+
+    def forget(self, request: int) -> None:
+        """Nobody waits for what is open of that request."""
+        self.open = {owner: work for owner, work in self.open.items() if owner[0] != request}
+
     def ends(self, owner: Owner, seconds: float, now: float, further: int = 0) -> None:
         """A work has ended now, with so many rows more than were asked for; if it was a pass of its
         own, that took so long."""
         work = self.open.pop(owner)
-        work = replace(work, rows=work.rows + further) if work.rows else work
+        work.adds(further)
         if self._ended and now > self._end:
             self._learn()
         if not self._ended:
@@ -65,7 +86,7 @@ class _Lane:
 
 
 class D0Times:
-    """The books of one coordinator's heads and drafts; `own_stage`: see decoding.admission.Ring."""
+    """The books of one coordinator's heads and drafts; `own_stage`: see CoordinatorSettings."""
 
     def __init__(self, own_stage: int = 0) -> None:
         self.own_stage = own_stage
@@ -79,7 +100,7 @@ class D0Times:
 
     def head_asked(self, owner: Owner, rows: int, estimates: RingEstimates, now: float) -> None:
         """The head shall look at so many rows."""
-        self._heads.open[owner] = _Work(rows, now, estimates)
+        self._heads.begins(owner, _Work(rows, now, estimates))
 
     def head_ended(self, owner: Owner, now: float) -> None:
         """It has: learn what that took, and how long it kept drafts waiting."""
@@ -91,7 +112,7 @@ class D0Times:
 
     def draft_asked(self, owner: Owner, rows: int, estimates: RingEstimates, now: float) -> None:
         """The draft source shall work; `rows`: 0 if what it takes says nothing."""
-        self._drafts.open[owner] = _Work(rows, now, estimates)
+        self._drafts.begins(owner, _Work(rows, now, estimates))
 
     def draft_ended(self, owner: Owner, now: float, further: int = 0) -> None:
         """It has, and guessed below so many nodes more: learn what that took, without the heads
@@ -104,10 +125,9 @@ class D0Times:
         """Each stage in turn computed so many rows in so many seconds. Drafts that are not done
         have waited for the one on this device: what they take says nothing of a pass."""
         if 0 < self.own_stage <= len(ran):
-            drafts = self._drafts.open
-            self._drafts.open = {one: replace(work, rows=0) for one, work in drafts.items()}
+            self._drafts.stalled()
 
     def forget(self, request: int) -> None:
         """The request has ended: what is still at work for it is not waited for."""
-        for lane in (self._heads, self._drafts):
-            lane.open = {owner: work for owner, work in lane.open.items() if owner[0] != request}
+        self._heads.forget(request)
+        self._drafts.forget(request)

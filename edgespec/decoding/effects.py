@@ -12,6 +12,7 @@ from edgespec.types.features import NO_FEATURES, Features
 from edgespec.types.tensor import Tensor
 from edgespec.verify.rules import Grammar, RulesAt
 from edgespec.verify.sampling import Sampling
+from edgespec.wire.client_messages import Submit
 from edgespec.wire.hints import Lenses
 from edgespec.wire.segment import Segment
 
@@ -87,18 +88,15 @@ class GatherRows(Effect):
 class EncodePrompt(Effect):
     """Turn what a client asked into tokens; comes back as PromptEncoded.
 
-    `prompt`: the text to continue; `messages`: a conversation as JSON, which comes first if the
-    model has a chat template, or if there is no prompt. `most`: how many tokens may fit. `grammar`:
-    as the message Submit has it; it is compiled with the prompt. It takes long if the text is long,
-    and it is for the model's chat template, and the grammar's author, to say what is done: not in
-    the thread of the I/O loop, nor in front of the head's work.
+    A conversation comes first if the model has a chat template, or if there is no prompt. `most`:
+    how many tokens may fit. A grammar is compiled with the prompt. It takes long if the text is
+    long, and it is for the model's chat template, and the grammar's author, to say what is done:
+    not in the thread of the I/O loop, nor in front of the head's work.
     """
 
     request: int
-    prompt: str
-    messages: str
+    asked: Submit
     most: int
-    grammar: str = ""
 
 
 @dataclass(frozen=True, slots=True)

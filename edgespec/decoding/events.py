@@ -13,7 +13,6 @@ from edgespec.types.record import IntArray
 from edgespec.verify.rules import Grammar
 from edgespec.verify.sampling import Choice
 from edgespec.verify.top_logprobs import TopLogprobs
-from edgespec.wire.hints import Hint
 from edgespec.wire.segment import Segment
 
 
@@ -55,13 +54,6 @@ class LensDone(Event):
     request: int
     tokens: IntArray
     log_probs: npt.NDArray[np.float32]
-
-
-@dataclass(frozen=True, slots=True)
-class Hinted(Event):
-    """A stage's hint came, about rows of one request."""
-
-    hint: Hint
 
 
 @dataclass(frozen=True, slots=True)

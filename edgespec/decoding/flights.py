@@ -1,7 +1,8 @@
-"""Flights: the segments that are on the data ring, and the logical time of the ring in trips."""
+"""Flights: the segments on the data ring, its logical time in trips, and those that are overdue."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -11,9 +12,23 @@ import numpy as np
 from edgespec.errors import RemoteProtocolError
 from edgespec.machines.events import Event
 from edgespec.tree.draft_tree import DraftTree
-from edgespec.tree.ledger import Rows
 from edgespec.types.tensor import Tensor
 from edgespec.wire.segment import Choosing, Part, Segment
+
+LEAST_S = 5.0
+"""Seconds that nobody waits less for a segment, which may be in the buffers of a network; twice as
+many after each ring, up to MOST_DOUBTS, from which no segment came back: it may be a slow one."""
+
+MOST_DOUBTS = 4
+
+TIMES = 4.0
+"""Times as long as the slowest recent trip that a segment may be on its way while no stage has
+one."""
+
+BUSY_S, BUSY_TIMES = 600.0, 30.0
+"""The same while a stage says that it computes one: it may compile, or read from a slow disk."""
+
+RECENT = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +85,6 @@ class Flight:
     entered: Fraction
 
     @property
-    def requests(self) -> tuple[int, ...]:
-        return tuple(part.request for part in self.parts)
-
-    @property
     def rows(self) -> int:
         """How many rows all parts have."""
         return sum(part.rows for part in self.parts)
@@ -81,29 +92,31 @@ class Flight:
     def fits(self, result: Segment, vocabulary: int) -> bool:
         """Whether `result` can be what the stages made of this segment with a model of so many
         tokens."""
-        requests = tuple(part.request for part in result.parts)
-        if requests != self.requests or any(time.rows > self.rows for time in result.cost):
+        if [one.request for one in self.parts] != [part.request for part in result.parts]:
+            return False
+        if any(time.rows > self.rows for time in result.cost):
             return False
         pairs = zip(self.parts, result.parts, strict=True)
         return all(one.fits(part, result.hidden, vocabulary) for one, part in pairs)
 
-    def landed(self, result: Segment) -> list[Landed]:
-        """What comes back to each request, the hidden rows of its own part with it."""
+    def parts_of(self, result: Segment) -> list[Returned]:
+        """What of `result`, which fits, is each request's, the hidden rows of its own part with
+        it."""
         found = []
         first = 0
-        for flight, part in zip(self.parts, result.parts, strict=False):
+        for flight, part in zip(self.parts, result.parts, strict=True):
             hidden, aux_hidden = result.hidden, result.aux_hidden
             if len(self.parts) > 1:
                 own = np.arange(first, first + len(part.ids))
                 hidden = None if hidden is None else hidden.take(own)
                 aux_hidden = None if aux_hidden is None else aux_hidden.take(own)
             first += len(part.ids)
-            found.append(Landed(flight, self.entered, part, hidden, aux_hidden))
+            found.append(Returned(flight, self.entered, part, hidden, aux_hidden))
         return found
 
 
 @dataclass(frozen=True, slots=True)
-class Landed(Event):
+class Returned(Event):
     """Rows of one request are back from the ring, in a segment that `entered` it then.
 
     `hidden` [R, H] and `aux_hidden` uint8 [R, ...] are those of the part's own rows.
@@ -114,17 +127,6 @@ class Landed(Event):
     part: Part
     hidden: Tensor | None
     aux_hidden: Tensor | None
-
-
-@dataclass(frozen=True, slots=True)
-class Leaving:
-    """Rows of one request that shall enter the ring together, of which the last `want` are to come
-    back; `committed` and `reserve` as in wire.segment.Part."""
-
-    rows: Rows
-    want: int
-    committed: bool = False
-    reserve: int = 0
 
 
 class RingClock:
@@ -172,7 +174,8 @@ class Flights:
         self._flying: dict[int, Flight] = {}
         self._queued: set[int] = set()
         self._newest = 0
-        self._is_faulty = False  # what comes back of this ring counts no more
+        self.is_given_up = False
+        """What comes back of this ring counts no more."""
 
     def __len__(self) -> int:
         return len(self._flying)
@@ -204,23 +207,25 @@ class Flights:
         """The segments on the ring by their numbers, the oldest first."""
         return self._flying
 
-    def land(self, segment: Segment) -> Flight | None:
-        """A segment is back; None for a repeated delivery. Raises RemoteProtocolError if it cannot
-        be what the stages made of a segment, or one that left before it was lost; nothing of this
-        ring comes back from then on."""
+    def returned(self, segment: Segment) -> list[Returned]:
+        """A segment is back: what each request gets of it; nothing for a repeated delivery.
+
+        Raises RemoteProtocolError if it cannot be what the stages made of a segment, or one that
+        left before it was lost; nothing of this ring comes back from then on.
+        """
         seq = segment.header.seq
-        if self._is_faulty or (seq not in self._flying and seq <= self._newest):
-            return None
+        if self.is_given_up or (seq not in self._flying and seq <= self._newest):
+            return []
         oldest = min(self._flying, default=seq)
         flight = self._flying.get(seq)
         if flight is None or seq != oldest or not flight.fits(segment, self._vocabulary):
-            self._is_faulty = True
+            self.is_given_up = True
             is_late = flight is not None and seq != oldest
             raise RemoteProtocolError("left out segments" if is_late else "sent rows of no segment")
         self._queued.discard(seq)
-        return self._flying.pop(seq)
+        return self._flying.pop(seq).parts_of(segment)
 
-    def hand_on(self, seq: int) -> bool:
+    def credited(self, seq: int) -> bool:
         """The first stage has handed this segment on; False if that was known."""
         known = seq in self._queued
         self._queued.discard(seq)
@@ -228,13 +233,75 @@ class Flights:
 
     def give_up(self) -> None:
         """What still comes back of this ring counts no more."""
-        self._is_faulty = True
+        self.is_given_up = True
 
     def clear(self) -> None:
         """The ring is gone: nothing comes back from it."""
         self._flying.clear()
         self._queued.clear()
-        self._is_faulty = False
+        self.is_given_up = False
+
+
+class FlightWatch:
+    """Notices segments that will not come back, so that no request waits for them for ever: how
+    long segments take, and where the stages say that they are. The ring is first in, first out: the
+    oldest segment is the next one to come back."""
+
+    def __init__(self) -> None:
+        self._left: dict[int, float] = {}
+        self._trips: deque[float] = deque(maxlen=RECENT)
+        self._returned_at = self._busy_at = float("-inf")
+        self._doubts = 0  # rings in a row that were given up before a segment came back
+        self._passed: dict[int, int] = {}  # by stage: the newest segment that it has handed on
+
+    def look(self, flying: Mapping[int, object], now: float) -> None:
+        """After each event: these segments are on the ring, by their numbers."""
+        if flying.keys() == self._left.keys():
+            return
+        for seq in [seq for seq in self._left if seq not in flying]:
+            self._trips.append(now - self._left.pop(seq))
+            self._returned_at, self._doubts = now, 0
+        for seq in flying:
+            self._left.setdefault(seq, now)
+
+    def new_ring(self) -> None:
+        """Nothing of the one before comes back."""
+        self._left.clear()
+        self._passed.clear()
+
+    def doubt_ring(self) -> None:
+        """The ring is given up, which may have been rash."""
+        self._doubts = min(self._doubts + 1, MOST_DOUBTS)
+        self.new_ring()
+
+    def beat(self, stage: int, holds: int, passed: int, now: float) -> None:
+        """A stage says how many segments it holds, and which one it has passed on last."""
+        if holds or passed != self._passed.get(stage):
+            self._busy_at = now
+        self._passed[stage] = passed
+
+    def deadline(self) -> float | None:
+        """When the oldest segment is overdue, if nothing is heard until then."""
+        return min(self._limits()) if self._left else None
+
+    def overdue(self, now: float) -> str:
+        """Why the ring cannot go on, as a clause whose subject is the coordinator; "" if it can."""
+        if not self._left or now < min(self._limits()):
+            return ""
+        seq = min(self._left)
+        seconds = now - max(self._left[seq], self._returned_at)
+        before = [stage for stage, passed in self._passed.items() if passed >= seq]
+        behind = [stage for stage, passed in self._passed.items() if passed < seq]
+        seen = [f"stage {max(before)} has passed it on"] if before else []
+        seen += [f"stage {min(behind)} has not"] if behind else []
+        return f"it has waited for a segment for {seconds:.1f} s: {', '.join(seen) or 'lost'}"
+
+    def _limits(self) -> tuple[float, float]:
+        """When the oldest one is overdue by what the stages say, and in any case."""
+        slowest = max(self._trips, default=0.0)
+        since = max(self._left[min(self._left)], self._returned_at)
+        idle = max(since, self._busy_at) + max(LEAST_S * 2**self._doubts, TIMES * slowest)
+        return idle, since + max(BUSY_S, BUSY_TIMES * slowest)
 
 
 def _part_flight(part: Part, choosing: Choosing | None) -> PartFlight:

@@ -14,9 +14,9 @@ from edgespec.decoding.effects import CloseCache, ForkCache, GatherRows, MoveCac
 from edgespec.decoding.target_walk import TargetWalk
 from edgespec.errors import CapacityError, RemoteProtocolError
 from edgespec.machines.effects import BlockPart, Effect
-from edgespec.tree.ledger import RetainSet, RowLedger, Rows
+from edgespec.tree.ledger import IntArray, RetainSet, RowLedger, Rows
 from edgespec.tree.stems import Stems
-from edgespec.wire.segment import Part
+from edgespec.wire.segment import Choosing, Part
 
 REMEMBERED_ENDS = 1024
 """Ended requests whose late segments and openings are still recognised."""
@@ -30,6 +30,21 @@ class Held:
     keep: RetainSet = field(default_factory=lambda: RetainSet(0, -1, (), frozenset()))
     walk: TargetWalk | None = None  # if the last stage chooses its tokens, which then travel
 
+    def begin_walk(self, choosing: Choosing) -> None:
+        """The last stage chooses, from the end of the prompt on. Raises ConfigError for settings by
+        which nothing can be sampled."""
+        self.walk = TargetWalk(choosing)
+
+    def retain(self, keep: RetainSet) -> IntArray | None:
+        """Apply a newer retained set; how the rows move that stay (see RowLedger.retain)."""
+        order = self.ledger.retain(keep)
+        self.keep = keep
+        return order
+
+    def goes_on_from(self, ledger: RowLedger) -> None:
+        """It begins with rows of another request."""
+        self.ledger = ledger
+
 
 class HeldRows:
     """All open requests of a stage, and the ended ones that may still be named."""
@@ -40,6 +55,10 @@ class HeldRows:
         self._held: dict[int, Held] = {}
         self._stems = Stems()
         self._ended: deque[int] = deque(maxlen=REMEMBERED_ENDS)
+
+    def set_limit(self, rows: int) -> None:
+        """So many may be held from now on."""
+        self.limit = rows
 
     def __len__(self) -> int:
         return len(self._held)
@@ -99,7 +118,8 @@ class HeldRows:
         shared = self._stems.rows(base)
         if len(part.fork_ids) < shared:
             raise RemoteProtocolError(f"request {base} cannot end within rows that are shared")
-        held.ledger, order = ledger.fork(part.fork_ids.tolist())
+        own, order = ledger.fork(part.fork_ids.tolist())
+        held.goes_on_from(own)
         del self._held[base]
         self._ended.append(base)
         self._stems.move(request, base)
@@ -115,7 +135,7 @@ class HeldRows:
         if order is not None:
             effects.append(GatherRows(base, committed, order))
         how = self._stems.fork(request, base, rows, part.fork_shared, len(ledger))
-        held.ledger = RowLedger(rows)
+        held.goes_on_from(RowLedger(rows))
         return [*effects, ForkCache(request, base, how)]
 
     def book(self, part: Part, rows: Rows) -> BlockPart:

@@ -7,14 +7,14 @@ get fresh scores, likely tokens that nobody guessed become guesses, and the poli
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from edgespec.machines.effects import Effect, SendStages
+from edgespec.policy.estimates import RingEstimates
 from edgespec.policy.hint_mix import HintMix
 from edgespec.policy.row_times import LONGEST_S
 from edgespec.tree.draft_tree import DraftTree
@@ -22,11 +22,9 @@ from edgespec.tree.node import Advance, TreeNode
 from edgespec.types.record import IntArray
 from edgespec.types.tensor import NO_LAYERS, Layers
 from edgespec.verify.noise import gumbel
+from edgespec.verify.sampling import Sampling
 from edgespec.wire.hints import Hint, Lenses
 from edgespec.wire.segment import MOST_LAYERS
-
-if TYPE_CHECKING:
-    from edgespec.decoding.request import Request
 
 Floats = npt.NDArray[np.float64]
 
@@ -47,11 +45,6 @@ class _Told:
     scores: Floats
 
 
-def _count_for(request: Request) -> bool:
-    """Whether hints are of use to it: stages know nothing of an answer's rules."""
-    return request.policy.calibrates and not request.rules
-
-
 class HintingStages:
     """The stages of a ring that can give hints, and which of them are asked."""
 
@@ -70,19 +63,24 @@ class HintingStages:
         self._stages = able[-MOST_LAYERS:]
         return [SendStages(self._lenses)] if able else []
 
-    def asked(self, request: Request) -> Layers:
-        """Those that shall give hints about rows of this request that leave now."""
-        if not self._stages or not _count_for(request) or not request.estimates.step.known:
+    @property
+    def can_hint(self) -> bool:
+        """Whether any stage may ever give hints."""
+        return self._lenses is not None
+
+    def that_pay(self, learnt: RingEstimates, way: Sampling) -> Layers:
+        """Those whose hints about rows that leave now are worth a lens's work, by what is known of
+        them for that way of sampling."""
+        if not self._stages or not learnt.step.known:
             return NO_LAYERS
-        learnt, sampling = request.estimates, request.sampling.without_seed
         step, own = learnt.step.seconds(1), learnt.own
 
         def pays(stage: int) -> bool:
-            return learnt.hint_mix(sampling, stage).pays((self._count - stage) * step + own)
+            return learnt.hint_mix(way, stage).pays((self._count - stage) * step + own)
 
         return Layers(tuple(filter(pays, self._stages)))
 
-    def fits(self, hint: Hint) -> bool:
+    def could_give(self, hint: Hint) -> bool:
         """Whether it can be one of this ring's stages', and of tokens that there are."""
         if self._lenses is None or hint.stage not in self._stages:
             return False
@@ -92,16 +90,25 @@ class HintingStages:
 class RequestHints:
     """The newest hint about each live node of one request on one ring."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self, stages: HintingStages, estimates: RingEstimates, sampling: Sampling, last: int
+    ) -> None:
+        """`sampling`: of the request, and `last` the position behind which no guess is of use."""
+        self._stages, self._estimates, self._sampling = stages, estimates, sampling
+        self._way = sampling.without_seed
+        self._last_position = last
         self._told: dict[int, _Told] = {}
 
-    def take(self, request: Request, hint: Hint) -> bool:
+    def asked(self) -> Layers:
+        """The stages that shall give hints about rows that leave now."""
+        return self._stages.that_pay(self._estimates, self._way)
+
+    def take(self, hint: Hint, tree: DraftTree) -> bool:
         """Score guesses by it; False if it says nothing of use: of no live row, of rows that are
         back or of which a later stage has told."""
-        tree, last = request.tree, request.last_position
-        if tree is None or not _count_for(request) or not request.hinting.fits(hint):
+        if not self._stages.could_give(hint):
             return False
-        self._mix(request, hint.stage).took(min(hint.seconds, LONGEST_S))
+        self._mix(hint.stage).took(min(hint.seconds, LONGEST_S))
         count = hint.log_probs.shape[1]
         scores = np.frombuffer(hint.log_probs.data, "<f4").reshape(-1, count).astype(np.float64)
         tokens = hint.tokens.reshape(-1, count)
@@ -113,65 +120,53 @@ class RequestHints:
             if not node.sent or node.target_token is not None:
                 continue
             before = self._told.get(node_id)
-            if node.position >= last or (before is not None and before.stage >= hint.stage):
+            is_late = before is not None and before.stage >= hint.stage
+            if node.position >= self._last_position or is_late:
                 continue
             self._told[node_id] = _Told(hint.stage, tokens[row], scores[row])
-            self.score(request, node_id)
+            self.score(tree, (node_id,))
             used = True
         return used
 
-    def score(self, request: Request, node_id: int) -> None:
-        """Score the guesses below a node by what is known of it; they may be new."""
-        told, tree = self._told.get(node_id), request.tree
-        if told is None or tree is None or node_id not in tree:
-            return
-        tree.make_all()
-        both = _Both(request, tree, tree[node_id], told)
-        own = self._mix(request, told.stage).log_probs(both.hinted, both.drafted)[:-1]
-        tree.rescore(node_id, dict(zip(both.tokens, own.tolist(), strict=True)), _ADD)
+    def score(self, tree: DraftTree, ids: Sequence[int]) -> None:
+        """Score the guesses below nodes by what is known of these; they may be new."""
+        for one in ids if self._told else ():
+            if one in self._told and one in tree:
+                told = self._told[one]
+                tokens, hinted, drafted = self._both(tree, tree[one], told)
+                own = self._mix(told.stage).log_probs(hinted, drafted)[:-1]
+                tree.rescore(one, dict(zip(tokens, own.tolist(), strict=True)), _ADD)
 
-    def learn(self, request: Request, step: Advance) -> None:
+    def learn(self, step: Advance, tree: DraftTree) -> None:
         """A walk has shown what came behind the nodes that it passed."""
         for node_id, token in zip(step.passed, step.tokens, strict=True):
             told = self._told.get(node_id)
-            if told is not None:
-                both = _Both(request, step.before, step.before[node_id], told)
-                at = both.tokens.index(token) if token in both.tokens else -1
-                mix = self._mix(request, told.stage)
-                mix.learn(both.hinted, both.drafted, at)
-        if request.tree is not None:
-            tree = request.tree
-            self._told = {one: told for one, told in self._told.items() if one in tree}
+            if told is not None and step.before is not None:
+                tokens, hinted, drafted = self._both(step.before, step.before[node_id], told)
+                at = tokens.index(token) if token in tokens else -1
+                self._mix(told.stage).learn(hinted, drafted, at)
+        self._told = {one: told for one, told in self._told.items() if one in tree}
 
-    @staticmethod
-    def _mix(request: Request, stage: int) -> HintMix:
-        return request.estimates.hint_mix(request.sampling.without_seed, stage)
+    def _mix(self, stage: int) -> HintMix:
+        return self._estimates.hint_mix(self._way, stage)
 
-
-class _Both:
-    """What a hint and the draft say of the `tokens` behind a node and, last, of none of them:
-    natural-log scores `hinted` and `drafted`."""
-
-    def __init__(
-        self,
-        request: Request,
-        nodes: DraftTree | Mapping[int, TreeNode],
-        node: TreeNode,
-        told: _Told,
-    ) -> None:
-        sampling = request.sampling
-        calibration = request.estimates.calibration(sampling.without_seed)
+    def _both(
+        self, nodes: DraftTree, node: TreeNode, told: _Told
+    ) -> tuple[list[int], Floats, Floats]:
+        """The tokens that a hint or the draft name behind a node, and what either says of these
+        and, last, of none of them: natural-log scores."""
+        sampling, calibration = self._sampling, self._estimates.calibration(self._way)
         children = {token: nodes[child].drafted for token, child in node.children.items()}
         told_own = {token: own for token, own in children.items() if own is not None}
         scores = calibration.scores(np.array([*told_own.values()])).tolist()
         guessed = dict(zip(told_own, scores, strict=True))
         named = dict(zip(told.tokens.tolist(), told.scores.tolist(), strict=True))
-        self.tokens = list(dict.fromkeys((*named, *children)))
-        self.hinted = _with_rest(self.tokens, named)
-        self.drafted = _with_rest(self.tokens, guessed)
+        tokens = list(dict.fromkeys((*named, *children)))
+        hinted = _with_rest(tokens, named)
         if not sampling.greedy:  # what the base will add to each; the draft's scores have it
-            noise = gumbel(sampling.seed, node.position + 1, np.array(self.tokens))
-            self.hinted[:-1] += sampling.temperature * noise
+            noise = gumbel(sampling.seed, node.position + 1, np.array(tokens))
+            hinted[:-1] += sampling.temperature * noise
+        return tokens, hinted, _with_rest(tokens, guessed)
 
 
 def _with_rest(tokens: list[int], named: dict[int, float]) -> Floats:

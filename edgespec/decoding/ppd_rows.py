@@ -3,17 +3,21 @@
 To the ring they are rows like all others: children of a node, and of each other. No real row hangs
 from one, so that by the rule of visibility none sees one, and whatever they hold changes no token.
 The first stage gets their vectors with the segment; the others do not know that they are special.
+
+How many each guess should carry (PPD §4, dynamic sparse trees): a chain of k rows below a node pays
+if the base's own path ends its run of right guesses at that node: the chain then says what may come
+in the next k levels. So what matters is how likely a node is to be the last right one, how much
+more a longer chain brings, and what a row costs here.
 """
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from edgespec.decoding.ppd_chains import ChainValues
 from edgespec.policy.row_times import StepTimes
 from edgespec.tree.draft_tree import DraftTree
 from edgespec.tree.ledger import IntArray, Rows
@@ -21,8 +25,120 @@ from edgespec.tree.node import Advance
 from edgespec.types.features import PPDTable
 from edgespec.types.tensor import Tensor
 
-if TYPE_CHECKING:
-    from edgespec.decoding.request import Request
+MOST_ROWS = 48
+"""Prompt rows of one segment, so that a wrong first idea of the costs stays cheap."""
+
+LEAST_GAIN = 1 / 64
+"""Expected tokens that a prompt row must bring, however little it costs."""
+
+PRIOR_SHARES = (0.78, 0.59)
+"""How often the right token is among the guesses 1, 2, … tokens ahead, before anything is known
+(top 5 of Vicuna-7B's: PPD, Figure on accuracy by distance); each one further ahead is as much worse
+than the one before as the second is than the first."""
+
+PRIOR_WEIGHT = 16.0
+"""Guesses that this counts for."""
+
+PATIENCE = 16
+"""Segments in a row without a chain, as none paid, before one has a chain all the same."""
+
+
+class ChainValues:
+    """What chains of 1, 2, … prompt rows are worth, learnt from what became of their guesses."""
+
+    def __init__(self, depth: int) -> None:
+        """Chains have at most `depth` rows."""
+        prior = list(PRIOR_SHARES)
+        while len(prior) < depth:
+            prior.append(prior[-1] * PRIOR_SHARES[1] / PRIOR_SHARES[0])
+        self._tried = [PRIOR_WEIGHT] * depth
+        self._right = [PRIOR_WEIGHT * share for share in prior[:depth]]
+        self._without = 0  # segments in a row that got no chain
+        # Lengths of late of the chains at the root, one level below, …: what a round may end with.
+        self._lengths = [float(depth)] * (depth + 1)
+
+    @property
+    def depth(self) -> int:
+        """The longest chain."""
+        return len(self._tried)
+
+    def learn(self, ahead: int, was_right: bool) -> None:
+        """The token so many ahead of a chain's node, from 1, was, or was not, among the guesses."""
+        self._tried[ahead - 1] += 1.0
+        self._right[ahead - 1] += was_right
+
+    def hung(self, level: int, length: int, share: float) -> None:
+        """A node so many levels below the root, 0 for itself, where a run ends with probability
+        `share`, got a chain of that length."""
+        if level < len(self._lengths):
+            self._lengths[level] += (length - self._lengths[level]) * share / 8
+
+    def gains(self) -> tuple[list[float], float]:
+        """What the first, second, … row of a chain adds to the tokens of the round that begins with
+        it, and what an average round commits beside the base's own token.
+
+        A round that begins with a chain of k rows has guesses k levels deep, runs until one is
+        wrong, and the next begins with the chain of the node where it ended. Those are the states
+        of PPD's dynamic tree (§4.2). A run that ends at the root itself goes on with the root's
+        chain, which its code leaves out. With v, the value of a state beyond the average round,
+        now and later, v = f - R + P v.
+        """
+        size = self.depth + 1
+        # How often the guesses so many tokens ahead hold the right one, those before it right.
+        shares = [right / tried for right, tried in zip(self._right, self._tried, strict=True)]
+        reached = np.cumprod([1.0, *shares])  # of level d, if the guesses go that far
+        made = np.cumsum([0.0, *reached[1:]])
+        goes_on = np.zeros((size, size))
+        for length in range(size):
+            for level in range(length + 1):
+                ends = reached[level] - (reached[level + 1] if level < length else 0.0)
+                goes_on[length, round(self._lengths[level])] += ends
+        # Unknown: the values of all states but the first, which is 0, and R in its place.
+        system = np.eye(size) - goes_on
+        system[:, 0] = 1.0
+        average = float(np.linalg.lstsq(system, made, rcond=None)[0][0])
+        return reached[1:].tolist(), max(average, 0.0)
+
+    def lengths(
+        self, ends: Sequence[float], longest: Sequence[int], rows: int, copies: int, step: StepTimes
+    ) -> list[int]:
+        """How long a chain each node of a segment should have.
+
+        `ends`: how likely each node is to be the last right one; `longest`: what its place allows;
+        `rows`: the segment's own; `copies`: prompt rows of one link. Links are added in the order
+        of what they bring, as long as the tokens a step that one adds outweigh the time that it
+        adds to a step (hardware-aware size, PPD §4.3, at the margin).
+        """
+        gains, made = self.gains()
+        chains = [0] * len(ends)
+        best = max(range(len(ends)), key=ends.__getitem__, default=0)
+        self._without += 1
+        if ends and self._without > PATIENCE:  # the shares are old by now: learn them again
+            self._without = 0
+            chains[best] = min(longest[best], len(gains))
+            return chains
+        heap = [(-share * gains[0], node) for node, share in enumerate(ends) if longest[node] > 0]
+        heapq.heapify(heap)
+        total = rows
+        while heap and total + copies <= rows + MOST_ROWS:
+            loss, node = heapq.heappop(heap)
+            if -loss < LEAST_GAIN or not _pays(-loss / (1.0 + made), total, copies, step):
+                continue
+            chains[node] += 1
+            total += copies
+            if chains[node] < min(longest[node], len(gains)):
+                heapq.heappush(heap, (-ends[node] * gains[chains[node]], node))
+        if any(chains):
+            self._without = 0
+        return chains
+
+
+def _pays(share: float, rows: int, more: int, step: StepTimes) -> bool:
+    """Whether so much more of a step's tokens outweighs what `more` rows add to its time."""
+    if not step.sloped:
+        return True
+    now = step.seconds(max(rows, 1))
+    return share * now >= step.seconds(rows + more) - now
 
 
 class PPDRows:
@@ -53,12 +169,12 @@ class PPDRows:
         """
         table = self._table
         ends = [_ends_here(tree, node) for node in ids]
-        room = [max(last_position - tree[node].position - 1, 0) for node in ids]
+        room = [max(last_position - tree.position(node) - 1, 0) for node in ids]
         lengths = self._values.lengths(ends, room, own, table.copies, step)
         columns: list[tuple[int, int, int, int]] = []
         for node, length, share in zip(ids, lengths, ends, strict=True):
-            at = tree[node].position
-            self._values.hung(at - tree[tree.root].position, length, share)
+            at = tree.position(node)
+            self._values.hung(at - tree.position(tree.root), length, share)
             if not length:
                 continue
             given = tree.take_ids(length * table.copies)
@@ -82,7 +198,7 @@ class PPDRows:
 
     # --- back ---------------------------------------------------------------------------------
 
-    def arrived(self, wanted: frozenset[int], ids: IntArray, hidden: Tensor) -> None:
+    def chains_back(self, wanted: frozenset[int], ids: IntArray, hidden: Tensor) -> None:
         """A segment of the rows `wanted` came back with `ids` and their hidden rows."""
         place = {row: at for at, row in enumerate(ids.tolist())}
         for node, chain in list(self._flying.items()):
@@ -95,17 +211,16 @@ class PPDRows:
         """The tree advanced, or rows came back: take up the chain of the last node that was right,
         and let the nodes that it says something about be expanded again."""
         self._forget(tree)
-        root = tree[tree.root]
-        rows = self._back.pop(root.parent, None)
+        rows = self._back.pop(tree.parent(tree.root), None)
         if rows is not None:
-            anchor = root.position - 1
+            anchor = tree.position(tree.root) - 1
             self._news = anchor, rows
             tree.reopen(anchor + rows.shape[0] // self._table.copies)
 
     def walked(self, step: Advance, tree: DraftTree) -> None:
         """The tree was walked along `step.tokens`: learn whether the chain handed over last had
         guessed them (a token that was `missed` was no guess), and settle."""
-        newest = tree[tree.root].position
+        newest = tree.position(tree.root)
         for position in range(newest - len(step.tokens) + 1, newest + 1):
             ahead = position - self._anchor - 1
             if self._anchor >= 0 and 1 <= ahead <= self._length:
@@ -121,26 +236,14 @@ class PPDRows:
 
     def _forget(self, tree: DraftTree) -> None:
         """What hangs from nodes that are neither alive nor the last one that was right."""
-        last = tree[tree.root].parent
+        last = tree.parent(tree.root)
         dead = [n for n in (*self._flying, *self._back) if n not in tree and n != last]
         for node in dead:
             self._flying.pop(node, None)
             self._back.pop(node, None)
 
 
-def with_chains(request: Request, rows: Rows, ids: Sequence[int]) -> Rows:
-    """These rows of a request, with the PPD rows that hang from nodes `ids`, if it has any."""
-    if request.ppd_rows is None:
-        return rows
-    assert request.tree is not None
-    step = request.estimates.step
-    last = request.last_position
-    chains = request.ppd_rows.hang(request.tree, ids, len(rows), last, step)
-    request.stats.ppd_rows += len(chains)
-    return rows.joined(chains)
-
-
 def _ends_here(tree: DraftTree, node: int) -> float:
     """How likely a node is to be right, and none of its children."""
-    below = sum(math.exp(tree.score(child)) for child in tree[node].children.values())
+    below = sum(math.exp(tree.score(child)) for child in tree.children(node))
     return max(math.exp(tree.score(node)) - below, 0.0)

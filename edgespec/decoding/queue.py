@@ -8,31 +8,34 @@ for another asker: a single asker gets half of the places, the second one half o
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from edgespec.decoding.effects import EncodePrompt
 from edgespec.decoding.request import Request
 from edgespec.errors import QueueFull
-from edgespec.machines.effects import Effect, SendPeer
-from edgespec.wire.client_messages import Progress
-
-BEGINS = "reading the prompt"
-GOES_ON = "reading what there is so far"
-RING_AGAIN = f"the ring is up again; {GOES_ON}"
-"""What a request is told that waited, until its next token comes."""
+from edgespec.machines.effects import Effect
 
 
 class RequestQueue:
-    """Requests that wait. `has_changed`: since `WaitingRoom.tell` reset it."""
+    """Requests that wait, the encoding of their prompts, and what their clients are told.
 
-    def __init__(self, limit: int) -> None:
-        """`limit`: requests that may wait."""
+    `has_changed`: their order has, or what they wait for, since `tell` was called.
+    """
+
+    def __init__(self, limit: int, longest_prompt: int) -> None:
+        """`limit`: requests that may wait; `longest_prompt`: tokens of the longest prompt that can
+        be answered."""
         self._limit = limit
+        self._longest_prompt = longest_prompt
         self._first: deque[Request] = deque()  # those that had begun
         # In the order of their turns. Whose turn it was last comes first until the next one begins:
         # what it asks meanwhile comes after all others.
         self._askers: dict[str, deque[Request]] = {}
         self._served: str | None = None
+        # The request whose prompt is being encoded: of those without a grammar, and with one.
+        self._encoding: dict[bool, int] = {}
+        self._turns = 0
+        self._turn: dict[str, int] = {}  # in which a prompt of each asker was encoded last
         self.has_changed = False
 
     def __len__(self) -> int:
@@ -44,8 +47,10 @@ class RequestQueue:
         `begins`: how many of the first ones begin as soon as their prompts are encoded, and so wait
         for no other.
         """
+        if begins > len(self):
+            return
         waiting = self.in_order()[begins:]
-        own, free = sum(r.asker == asker for r in waiting), self._limit - len(waiting)
+        own, free = sum(r.client.asker == asker for r in waiting), self._limit - len(waiting)
         if free <= 0:
             raise QueueFull(f"{len(waiting)} requests are waiting already; try again later")
         if own >= free:
@@ -57,7 +62,7 @@ class RequestQueue:
     def add(self, request: Request) -> None:
         """A request came."""
         self.has_changed = True
-        self._askers.setdefault(request.asker, deque()).append(request)
+        self._askers.setdefault(request.client.asker, deque()).append(request)
 
     def put_back(self, requests: Sequence[Request]) -> None:
         """Requests that had begun wait again, in that order, in front of all others."""
@@ -74,8 +79,8 @@ class RequestQueue:
             served = self._askers.pop(self._served)
             if served:
                 self._askers[self._served] = served
-        self._served = request.asker
-        self._askers[request.asker].remove(request)
+        self._served = request.client.asker
+        self._askers[request.client.asker].remove(request)
         return request
 
     def remove(self, request: Request) -> None:
@@ -84,10 +89,10 @@ class RequestQueue:
         if request in self._first:
             self._first.remove(request)
             return
-        waiting = self._askers[request.asker]
+        waiting = self._askers[request.client.asker]
         waiting.remove(request)
-        if not waiting and request.asker != self._served:
-            del self._askers[request.asker]
+        if not waiting and request.client.asker != self._served:
+            del self._askers[request.client.asker]
 
     def in_order(self) -> list[Request]:
         """All of them as they would begin if no other request came."""
@@ -97,28 +102,7 @@ class RequestQueue:
         rounds = [waiting[n] for n in range(longest) for waiting in turns if n < len(waiting)]
         return [*self._first, *rounds]
 
-
-class WaitingRoom:
-    """The queue, the encoding of its prompts, and what waiting clients are told."""
-
-    def __init__(self, limit: int, longest_prompt: int) -> None:
-        """`longest_prompt`: tokens of the longest prompt that can be answered."""
-        self.queue = RequestQueue(limit)
-        self._limit = limit
-        self._longest_prompt = longest_prompt
-        # The request whose prompt is being encoded: of those without a grammar, and with one.
-        self._encoding: dict[bool, int] = {}
-        self._turns = 0
-        self._turn: dict[str, int] = {}  # in which a prompt of each asker was encoded last
-
-    def __len__(self) -> int:
-        return len(self.queue)
-
-    def renew(self, waiting: Iterable[Request]) -> None:
-        """Begin with a queue of these, nothing being encoded."""
-        self.queue, self._encoding = RequestQueue(self._limit), {}
-        for request in waiting:
-            self.queue.add(request)
+    # --- their prompts ------------------------------------------------------------------------
 
     def is_encoding(self, request: int) -> bool:
         """Whether the prompt of that request is being encoded."""
@@ -128,7 +112,7 @@ class WaitingRoom:
         """The prompt of that request is encoded, or cannot be."""
         if self.is_encoding(request):
             self._encoding = {k: r for k, r in self._encoding.items() if r != request}
-            self.queue.has_changed = True  # it may have to wait for rows
+            self.has_changed = True  # it may have to wait for rows
 
     def encode_next(self) -> list[Effect]:
         """Have one prompt without a grammar and one with it encoded at a time, in the order of the
@@ -141,43 +125,41 @@ class WaitingRoom:
         return effects
 
     def _encode_one(self, has_grammar: bool) -> list[Effect]:
-        in_order = self.queue.in_order()
+        in_order = self.in_order()
         asks = [r for r in in_order if r.asked and bool(r.asked.grammar) == has_grammar]
         if not asks:
             return []
         # Askers take turns here too: those whose requests fail, or who leave, never begin.
-        request = min(asks, key=lambda r: self._turn.get(r.asker, 0))
+        request = min(asks, key=lambda r: self._turn.get(r.client.asker, 0))
         self._turns += 1
-        known = {r.asker: self._turn.get(r.asker, 0) for r in in_order}
-        self._turn = {**known, request.asker: self._turns}
+        known = {r.client.asker: self._turn.get(r.client.asker, 0) for r in in_order}
+        self._turn = {**known, request.client.asker: self._turns}
         self._encoding[has_grammar] = request.number
-        asked = request.asked
-        assert asked is not None
-        told = asked.prompt, asked.messages, self._longest_prompt, asked.grammar
-        return [EncodePrompt(request.number, *told)]
+        assert request.asked is not None
+        return [EncodePrompt(request.number, request.asked, self._longest_prompt)]
 
     def first(self) -> Request | None:
-        """The one that begins next; those whose grammar is not compiled are passed over."""
-        in_order = self.queue.in_order()
-        return next((r for r in in_order if not (r.asked and r.asked.grammar)), None)
+        """The one that begins next, if its prompt is encoded; those whose grammar is not compiled
+        are passed over."""
+        in_order = self.in_order()
+        first = next((r for r in in_order if not (r.asked and r.asked.grammar)), None)
+        return None if first is None or first.asked else first
+
+    # --- what they are told -------------------------------------------------------------------
+
+    def mark_changed(self) -> None:
+        """What they wait for has changed, though not their order."""
+        self.has_changed = True
 
     def tell(self, missing: str, running: int, most: int) -> list[Effect]:
-        """Say to each request why it waits, if that has changed: for what is `missing`, or for
+        """Say to each request why it waits, unless it was told so: for what is `missing`, or for
         those before it, `running` ones included, of which there may be so many at once."""
-        if not self.queue.has_changed:
-            return []
-        self.queue.has_changed = False
+        self.has_changed = False
         effects: list[Effect] = []
-        for place, request in enumerate(self.queue.in_order(), running):
+        for place, request in enumerate(self.in_order(), running):
             # Else it waits for its prompt's encoding alone.
             if missing or place >= most or (place and not request.asked):
-                effects += say_once(request, missing or f"waiting behind {place} other request(s)")
+                effects += request.client.notify(
+                    missing or f"waiting behind {place} other request(s)"
+                )
         return effects
-
-
-def say_once(request: Request, text: str) -> list[Effect]:
-    """Tell a request's client what it waits for, if it was not told so last."""
-    if request.told == text:
-        return []
-    request.told = text
-    return [SendPeer(request.peer, Progress(request.tag, text))]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
+from edgespec.decoding.answer import MOST_FRUITLESS
 from edgespec.decoding.request import Request
 from edgespec.errors import PeerLost
 from edgespec.machines.patience import patience_ends
@@ -18,6 +19,7 @@ class RingState:
         replaces it; with 0 it fails at once."""
         self._limit = limit
         self._lost: str | None = None
+        self._lost_at = -math.inf
         self._change = ""  # its devices get other layers, for that reason
         self._doing, self._progressed = "", -math.inf  # what replaces it, and since when
         self.held = ""
@@ -31,16 +33,19 @@ class RingState:
         self._change = self.held = self._doing = ""
         self._progressed = -math.inf
 
-    def down(self, reason: str, now: float, requests: Iterable[Request]) -> None:
+    def down(self, reason: str, now: float) -> None:
         """The ring is lost. A second loss before it is back gives no request more time."""
         if self._lost is None:
-            for request in requests:
-                request.waiting_since = now
+            self._lost_at = now
         self.is_up, self._lost, self._doing = False, reason, ""
 
     def progress(self, doing: str, now: float) -> None:
         """What replaces it has come on: requests wait on (see machines.patience)."""
         self._doing, self._progressed = doing, now
+
+    def hold(self, reason: str) -> None:
+        """No further request begins, for that reason; with "" they may again."""
+        self.held = reason
 
     def change(self, reason: str) -> None:
         """Its devices get other layers. That ends by itself, or with a loss: there is no limit."""
@@ -85,17 +90,28 @@ class RingState:
             return []
         return [(r, self._why_late(r, now)) for r in requests if now >= self._end_of(r)]
 
+    @staticmethod
+    def fruitless(requests: Iterable[Request], reason: str) -> list[tuple[Request, str]]:
+        """Those of these live requests that rings have failed again and again, the last one for
+        that reason: they must not be kept for ever."""
+        why = f"{MOST_FRUITLESS} rings in a row gave it no token; the last: {reason}"
+        lost = [(r, r.stats.ring_lost(len(r.answer.token_ids))) for r in requests]
+        return [(request, why) for request, rings in lost if rings >= MOST_FRUITLESS]
+
     def _end_of(self, request: Request) -> float:
-        return patience_ends(request.waiting_since, self._progressed, self._limit)
+        return patience_ends(self._waits_since(request), self._progressed, self._limit)
+
+    def _waits_since(self, request: Request) -> float:
+        return max(self._lost_at, request.client.asked_at)
 
     def _why_late(self, request: Request, now: float) -> str:
         assert self._lost is not None
         if self._limit <= 0:
             return self._lost
-        has_come_on = self._progressed > request.waiting_since
-        took = f"{now - request.waiting_since:.0f}" if has_come_on else f"{self._limit:g}"
+        since = self._waits_since(request)
+        took = f"{now - since:.0f}" if self._progressed > since else f"{self._limit:g}"
+        late = f"it did not come back within {took} s"
         if self._doing:
-            since = now - self._progressed
-            what = f"{self._doing} ({since:.0f} s), and the ring did not come back within {took} s"
-            return f"{self._lost}; {what}"
-        return f"{self._lost}; it did not come back within {took} s"
+            doing = f"{self._doing} ({now - self._progressed:.0f} s)"
+            late = f"{doing}, and the ring did not come back within {took} s"
+        return f"{self._lost}; {late}"

@@ -9,11 +9,123 @@ openings reach the stages in that order, in whatever order requests have started
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
-from edgespec.decoding.prefix_cache import CachedPrefix, PrefixCache, ReusedPrefix
-from edgespec.decoding.request import Request
-from edgespec.tree.stems import Stems
-from edgespec.wire.segment import Segment
+from edgespec.tree import stems
+
+LEAST_ROWS = 16
+"""Fewer rows are read as fast as they are taken over; a stem has more (tree.stems)."""
+
+
+@dataclass(frozen=True, slots=True)
+class CachedPrefix:
+    """The committed rows of a request that every stage holds: their tokens, and their ids in the
+    order of their positions. `asker`: the client that asked it."""
+
+    tokens: tuple[int, ...]
+    ids: tuple[int, ...]
+    asker: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReusedPrefix:
+    """What a request begins with: the first rows of another one, by their ids there. `ends`: that
+    one is answered and all its rows are taken; it lives on in this one."""
+
+    request: int
+    ids: tuple[int, ...]
+    ends: bool = False
+
+
+class PrefixCache:
+    """All answered requests whose rows the stages hold, the least recently used first.
+
+    A conversation's next prompt begins with all that was said before, and several prompts with one
+    preamble: those rows are in the caches already. They stay there until their room is needed.
+    """
+
+    def __init__(self, across_askers: bool = False) -> None:
+        """`across_askers`: rows of one asker may be of use to another."""
+        self._across = across_askers
+        self._kept: dict[int, CachedPrefix] = {}
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    @property
+    def numbers(self) -> list[int]:
+        """Their numbers."""
+        return list(self._kept)
+
+    @property
+    def rows(self) -> int:
+        """Rows of all of them; those that are shared count for each."""
+        return sum(len(kept.ids) for kept in self._kept.values())
+
+    def add(self, number: int, kept: CachedPrefix) -> bool:
+        """A request was answered; whether its rows are worth keeping."""
+        if len(kept.ids) < LEAST_ROWS:
+            return False
+        self._kept[number] = kept
+        return True
+
+    def take(
+        self,
+        prompt: tuple[int, ...],
+        asker: str,
+        live: Mapping[int, CachedPrefix],
+        awaited: Collection[int] = (),
+    ) -> ReusedPrefix | None:
+        """The rows that a prompt can begin with: the longest beginning that it has in common with
+        an answered request, or with a `live` one; None if that is short. Its last row is left to be
+        computed: the first token comes of it.
+
+        An answered request of which all rows are taken goes on in the new one; of any other both
+        have the rows, and of one that is `awaited`: others are still to begin with it.
+        """
+        common = {
+            number: _shared(kept.tokens, prompt[:-1])
+            for number, kept in [*self._kept.items(), *live.items()]
+            if self._across or kept.asker == asker
+        }
+        whole = {
+            number
+            for number, rows in common.items()
+            if number in self._kept and rows == len(self._kept[number].ids)
+        }.difference(awaited)
+        shared = {
+            number: rows
+            for number, rows in common.items()
+            if rows >= (LEAST_ROWS if number in whole else stems.LEAST_ROWS)
+        }
+        if not shared:
+            return None
+        # Of those that have the same in common, one that need not be shared; then the newest.
+        number = max(shared, key=lambda number: (shared[number], number in whole, number))
+        ends = number in whole
+        if number in self._kept:
+            kept = self._kept.pop(number)
+            if not ends:
+                self._kept[number] = kept  # used just now
+        else:
+            kept = live[number]
+        return ReusedPrefix(number, kept.ids[: shared[number]], ends)
+
+    def oldest(self) -> int:
+        """Forget the least recently used; there must be one."""
+        number = next(iter(self._kept))
+        del self._kept[number]
+        return number
+
+    def drop(self, number: int) -> bool:
+        """Forget a request; whether it was kept."""
+        return self._kept.pop(number, None) is not None
+
+    def clear(self) -> list[int]:
+        """The stages hold no rows; returns the requests that went with it."""
+        gone = list(self._kept)
+        self._kept.clear()
+        return gone
 
 
 class RowAccount:
@@ -28,7 +140,7 @@ class RowAccount:
         kept. `across_askers`: see PrefixCache."""
         self.limit = limit
         self._cache = PrefixCache(across_askers)
-        self._stems = Stems()
+        self._stems = stems.Stems()
         self._begun: dict[int, ReusedPrefix | None] = {}  # those whose opening has not left
         self._opening: dict[int, int] = {}  # the bases of requests whose opening is on its way
         self._put_off: set[int] = set()
@@ -69,7 +181,7 @@ class RowAccount:
         """Rows that are held if live requests hold `live`, shared ones counted for each of them."""
         return live + self._cache.rows - self.saved
 
-    def told(self, live: int) -> tuple[int, int, int]:
+    def status(self, live: int) -> tuple[int, int, int]:
         """What a status says of them: of live requests, kept beside those, and the limit."""
         return live, max(self.used(live) - live, 0), self.limit
 
@@ -85,13 +197,16 @@ class RowAccount:
 
     # --- a request's way ----------------------------------------------------------------------
 
-    def begin(self, request: Request, live: Mapping[int, CachedPrefix]) -> ReusedPrefix | None:
-        """A request starts; what it begins with, of answered requests and the `live` ones."""
+    def begin(
+        self, number: int, tokens: tuple[int, ...], asker: str, live: Mapping[int, CachedPrefix]
+    ) -> ReusedPrefix | None:
+        """A request of that asker starts with these tokens; what it begins with, of answered
+        requests and the `live` ones."""
         reused = None
         if self.limit:
             awaited = {reused.request for reused in self._begun.values() if reused}
-            reused = self._cache.take(request.prefix.tokens, request.asker, live, awaited)
-        self._begun[request.number] = reused
+            reused = self._cache.take(tokens, asker, live, awaited)
+        self._begun[number] = reused
         return reused
 
     def opens(self, number: int) -> int:
@@ -110,10 +225,10 @@ class RowAccount:
         self._stems.fork(number, base, rows, shared, rows)
         return shared
 
-    def landed(self, segment: Segment) -> list[int]:
-        """A segment was at every stage; returns the requests whose end was put off until now."""
-        opened = [part.request for part in segment.parts if part.fork_of]
-        return [base for number in opened for base in self._released(number)]
+    def settled(self, forks: Iterable[int]) -> list[int]:
+        """Every stage has opened these requests, which begin with another; returns those whose end
+        was put off until now."""
+        return [base for number in forks for base in self._released(number)]
 
     def _released(self, number: int) -> list[int]:
         """A request needs its base no more; returns that if its end was put off until now."""
@@ -154,7 +269,11 @@ class RowAccount:
             self._close(gone[-1])
         return gone
 
-    def end(self, numbers: Sequence[int]) -> list[int]:
+    def set_limit(self, limit: int) -> None:
+        """From now on there is room for so many rows."""
+        self.limit = limit
+
+    def release(self, numbers: Sequence[int]) -> list[int]:
         """Requests are over, and nothing of them is kept; returns those that can be freed now."""
         now: list[int] = []
         for number in numbers:
@@ -174,8 +293,14 @@ class RowAccount:
         """The ring is lost, and all that the stages held; returns the answered requests that were
         kept, and those whose end was put off."""
         gone: Iterable[int] = [*self._cache.clear(), *self._put_off]
-        self._stems = Stems()
+        self._stems = stems.Stems()
         self._begun.clear()
         self._opening.clear()
         self._put_off.clear()
         return list(gone)
+
+
+def _shared(one: tuple[int, ...], other: tuple[int, ...]) -> int:
+    """How many tokens they have in common at their beginning."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((n for n, (a, b) in pairs if a != b), min(len(one), len(other)))

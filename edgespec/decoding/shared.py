@@ -2,33 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from edgespec.decoding.d0_times import D0Times
 from edgespec.decoding.flights import Flights
 from edgespec.decoding.hints import HintingStages
-from edgespec.decoding.ppd_chains import ChainValues
-from edgespec.policy.estimates import RingEstimates
+from edgespec.decoding.ppd_rows import ChainValues
+from edgespec.policy.estimates import Learnt
+from edgespec.tree.draft_tree import DraftTree
 from edgespec.tree.node import Advance
 from edgespec.types.features import PPDTable
 
-if TYPE_CHECKING:
-    from edgespec.decoding.request import Request
+
+class WalkWatcher(Protocol):
+    """Looks on as trees are walked, if anybody watches."""
+
+    is_watched: bool
+
+    def walked(self, request: int, prefix: int, tree: DraftTree, step: Advance) -> None:
+        """The tree of a request with so long a prefix was walked."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """What the requests of one coordinator share. `on_walk` is told of every walk of a tree. `ppd`:
-    for a draft source that needs PPD rows. `estimates`: what requests of each policy taught.
-    `hinting`: the stages that can say what they expect behind rows. `free_sources`: some members of
-    the draft source, not all, run no model."""
+    """What the requests of one coordinator share. `ppd`: for a draft source that needs PPD rows.
+    `learnt`: what requests of each policy taught. `hinting`: the stages that can say what they
+    expect behind rows."""
 
     flights: Flights
     d0: D0Times
-    on_walk: Callable[[Request, Advance], None]
+    watcher: WalkWatcher
     ppd: tuple[PPDTable, ChainValues] | None
-    estimates: dict[str, RingEstimates]
+    learnt: Learnt
     hinting: HintingStages
-    free_sources: bool

@@ -1,7 +1,6 @@
 """Snapshot: what subscribers see of running requests; costs nothing without subscribers.
 
-The coordinator machine has a `SnapshotKeeper`, a stage machine a `RunLog`. Both have a look at what
-happens anyway, and neither changes it.
+The coordinator machine's `SnapshotKeeper` has a look at what happens anyway, and changes nothing.
 """
 
 from __future__ import annotations
@@ -13,15 +12,13 @@ from dataclasses import dataclass, field
 from heapq import nlargest
 from operator import attrgetter
 
-from msgspec.structs import replace
-
 from edgespec.decoding.answer import TextCodec
 from edgespec.decoding.flights import Flights
 from edgespec.decoding.request import Request
-from edgespec.machines.effects import Effect, SendCoordinator, SendPeer, SendStages
+from edgespec.decoding.stage_stats import LONGEST_WATCH_S, aged
+from edgespec.machines.effects import Effect, SendPeer, SendStages
 from edgespec.tree.draft_tree import DraftTree
 from edgespec.tree.node import Advance, TreeNode
-from edgespec.wire.client_messages import LiveRequest
 from edgespec.wire.snapshots import (
     MOST_NODES,
     MOST_RUNS,
@@ -29,7 +26,6 @@ from edgespec.wire.snapshots import (
     Snapshot,
     SnapshotNode,
     SnapshotSegment,
-    StageActivity,
     StageRun,
     Subscribe,
     SubscribeActivity,
@@ -37,13 +33,6 @@ from edgespec.wire.snapshots import (
 
 SNAPSHOT_S = 1 / 8
 """Seconds between two snapshots."""
-
-RAN_S = 1 / 4
-"""Seconds between two messages in which a stage tells its runs."""
-
-LONGEST_WATCH_S = 30.0
-"""A subscription lasts so many seconds at most, so that a client that is gone soon costs
-nothing."""
 
 MOST_WATCHERS = 8
 """Further ones see nothing: a page's visitors share one subscription."""
@@ -59,38 +48,6 @@ MOST_TEXTS = 8_192
 
 
 @dataclass(slots=True)
-class RunLog:
-    """A stage's runs, as long as the coordinator observes them."""
-
-    _until: float = float("-inf")
-    _next: float = float("-inf")
-    _runs: deque[tuple[float, StageRun]] = field(default_factory=lambda: deque(maxlen=MOST_RUNS))
-
-    def observe(self, seconds: float, now: float) -> None:
-        """Tell runs for so long."""
-        self._until = now + min(seconds, LONGEST_WATCH_S)
-
-    def ended(self, request: int, seq: int, since: float, rows: int, kept: int, now: float) -> None:
-        """The stage has computed `rows` since then, of which `kept` are wanted still."""
-        if now < self._until:
-            run = StageRun(0, request, seq, 0.0, max(now - since, 0.0), rows, rows - kept)
-            self._runs.append((now, run))
-
-    def deadline(self) -> float | None:
-        """When there is something to be told."""
-        return self._next if self._runs else None
-
-    def tell(self, now: float) -> list[Effect]:
-        """The runs, if it is time for them."""
-        if not self._runs or now < self._next:
-            return []
-        self._next = now + RAN_S
-        runs = _aged(self._runs, now)
-        self._runs.clear()
-        return [SendCoordinator(StageActivity(runs))]
-
-
-@dataclass(slots=True)
 class _Trail:
     """What is shown of a request beside its tree: nodes that left it, and the newest tokens that
     were no guesses."""
@@ -98,6 +55,18 @@ class _Trail:
     trunk: deque[SnapshotNode] = field(default_factory=lambda: deque(maxlen=TRUNK))
     pruned: deque[SnapshotNode] = field(default_factory=lambda: deque(maxlen=LEFT))
     unguessed: deque[int] = field(default_factory=lambda: deque(maxlen=TRUNK + 1))
+
+    def passed(self, node: SnapshotNode) -> None:
+        """A node was accepted."""
+        self.trunk.append(node)
+
+    def left(self, node: SnapshotNode) -> None:
+        """A node was pruned."""
+        self.pruned.append(node)
+
+    def missed(self, root: int) -> None:
+        """The new root was no guess."""
+        self.unguessed.append(root)
 
 
 class SnapshotKeeper:
@@ -111,6 +80,7 @@ class SnapshotKeeper:
     def reset(self) -> None:
         """Forget the subscribers, and what they were shown."""
         self._watchers: dict[bytes, float] = {}  # until when
+        self.is_watched = False
         self._chosen: dict[bytes, tuple[int, ...]] = {}  # requests beside the oldest
         self._observed = self._next = float("-inf")
         self._news = False  # something that no watcher was told of, while no request runs
@@ -129,6 +99,7 @@ class SnapshotKeeper:
         elif peer in self._watchers or len(self._watchers) < MOST_WATCHERS:
             self._news = self._news or peer not in self._watchers
             self._watchers[peer] = now + min(seconds, LONGEST_WATCH_S)
+            self.is_watched = True
             self._chosen[peer] = asked.requests
         else:
             return []
@@ -140,6 +111,7 @@ class SnapshotKeeper:
         """This peer is gone."""
         self._watchers.pop(peer, None)
         self._chosen.pop(peer, None)
+        self.is_watched = bool(self._watchers)
 
     def observe(self, now: float) -> list[Effect]:
         """Have the stages report their runs while there are subscribers; those of a new ring
@@ -168,30 +140,29 @@ class SnapshotKeeper:
         """A request is over, or paused: that is shown though nothing else happens."""
         self._news = True
 
-    def walked(self, request: Request, step: Advance) -> None:
-        """A request's tree was walked: for subscribers, keep what left the tree with it."""
-        if not self._watchers:
+    def walked(self, request: int, prefix: int, tree: DraftTree, step: Advance) -> None:
+        """The tree of a request with so long a prefix was walked: for subscribers, keep what left
+        the tree with it."""
+        self._last = request
+        trail = self._trails.setdefault(request, _Trail())
+        before = step.before
+        if before is None:
             return
-        self._last = request.number
-        trail = self._trails.setdefault(request.number, _Trail())
-        if not step.passed:
-            return
-        assert request.tree is not None
-        passed, score = frozenset(step.passed), step.before[step.passed[0]].score
+        passed, score = frozenset(step.passed), before[step.passed[0]].score
         gone: list[TreeNode] = []
         is_over = False
-        for node in step.before.values():
+        for node in map(before.__getitem__, sorted(before.ids)):
             if node.id in passed:
                 # The token that ends an answer is none of its text, and nothing comes after it.
                 is_over = is_over or node.token in self._codec.eos_ids
                 if not is_over:
-                    trail.trunk.append(self._node(request, node, "accepted", score))
-            elif node.id not in request.tree and (node.sent or node.parent in passed):
+                    trail.passed(self._node(trail, prefix, node, "accepted", score))
+            elif node.id not in tree and (node.sent or node.parent in passed):
                 gone.append(node)  # what was never sent, far from the answer, is of no interest
         for node in gone[-LEFT:]:
-            trail.pruned.append(self._node(request, node, "pruned", score))
+            trail.left(self._node(trail, prefix, node, "pruned", score))
         if step.missed:
-            trail.unguessed.append(request.tree.root)
+            trail.missed(tree.root)
 
     # --- what is shown ------------------------------------------------------------------------
 
@@ -235,7 +206,7 @@ class SnapshotKeeper:
             root=tree.root if tree else -1,
             nodes=self._nodes(request, tree),
             segments=_segments(tree, request.number if request else self._last, flights),
-            runs=_aged(self._runs, now),
+            runs=aged(self._runs, now),
             place=place,
         )
 
@@ -251,24 +222,25 @@ class SnapshotKeeper:
             for node in nlargest(MOST_NODES - TRUNK - LEFT, nodes, key=attrgetter("score")):
                 state = "sent" if node.sent else "waiting"
                 state = "accepted" if node.id == tree.root else state
-                live.append(self._node(request, node, state, score))
+                prefix = len(request.outbox.prefix)
+                live.append(self._node(trail, prefix, node, state, score))
         room = MOST_NODES - len(live) - len(trail.trunk)
         pruned = list(trail.pruned)[-room:] if room > 0 else []
         return tuple(sorted([*trail.trunk, *live, *pruned], key=lambda node: node.id))
 
-    def _node(self, request: Request, node: TreeNode, state: str, score: float) -> SnapshotNode:
+    def _node(
+        self, trail: _Trail, prefix: int, node: TreeNode, state: str, score: float
+    ) -> SnapshotNode:
         """`score`: the root's."""
         probability = min(math.exp(node.score - score), 1.0) if node.score < score else 1.0
-        text, source = self._text(node.token), self._source(request, node)
+        if node.id < prefix:
+            source = "prompt"
+        elif node.id in trail.unguessed:
+            source = "model"
+        else:
+            source = "levels" if node.drafted is None else "expansion"
+        text = self._text(node.token)
         return SnapshotNode(node.id, node.parent, text, state, probability, source, node.sent)
-
-    def _source(self, request: Request, node: TreeNode) -> str:
-        if node.id < len(request.prefix):
-            return "prompt"
-        trail = self._trails.get(request.number)
-        if trail is not None and node.id in trail.unguessed:
-            return "model"
-        return "levels" if node.drafted is None else "expansion"
 
     def _text(self, token: int) -> str:
         text = self._texts.get(token)
@@ -277,13 +249,6 @@ class SnapshotKeeper:
                 self._texts.clear()
             text = self._texts[token] = self._codec.token(token)[0][:TEXT_CHARS]
         return text
-
-
-def live_request(request: Request, now: float) -> LiveRequest:
-    """What a status says of it."""
-    tokens = len(request.answer.token_ids)
-    speed = request.stats.speed(tokens, now)
-    return LiveRequest(request.number, request.policy.name, len(request.prompt), tokens, speed)
 
 
 def _state(request: Request | None) -> str:
@@ -306,7 +271,3 @@ def _segments(
                 dead += sum(i not in tree for i in one.wanted)
         found.append(SnapshotSegment(seq, flight.rows, dead))
     return tuple(found)
-
-
-def _aged(runs: Iterable[tuple[float, StageRun]], now: float) -> tuple[StageRun, ...]:
-    return tuple(replace(run, ago=max(now - ended, 0.0)) for ended, run in runs)

@@ -24,11 +24,9 @@ from edgespec.decoding.effects import (
 )
 from edgespec.decoding.events import HeadDone, LensDone, SegmentArrived
 from edgespec.decoding.held_rows import HeldRows
-from edgespec.decoding.snapshot import RunLog
 from edgespec.decoding.stage_hints import StageHints
-from edgespec.decoding.stage_jobs import Job
-from edgespec.decoding.stage_stats import StageStats
-from edgespec.decoding.target_walk import NO_VERDICT, TargetWalk, chosen_of, heads_of, with_verdict
+from edgespec.decoding.stage_stats import RunLog, StageStats
+from edgespec.decoding.target_walk import NO_VERDICT, StageJob, TargetWalk, chosen_of, heads_of
 from edgespec.errors import CapacityError, ConfigError, LocalProtocolError, RemoteProtocolError
 from edgespec.machines.effects import BlockPart, Effect, RunBlock, SendCoordinator
 from edgespec.machines.events import NO_JOB, BlockDone, ComputeFailed, Event, MessageArrived, Tick
@@ -50,7 +48,7 @@ class StageMachine:
         self._held = HeldRows()
         self.take_place(is_first=is_first, is_last=is_last, row_limit=row_limit)
         self._queue: deque[Segment] = deque()
-        self._running: Job | None = None
+        self._running: StageJob | None = None
         self._given_up: set[int] = set()  # jobs of an earlier ring that have not come back
         self._last_seq = self.passed = -1
         """`passed`: the number of the segment that was handed on last in this ring; -1: none."""
@@ -91,8 +89,8 @@ class StageMachine:
         """Change the stage's place in the ring (see __init__), from the next ring on."""
         self._is_first = is_first
         self._is_last = is_last
-        self._held.limit = row_limit
-        self.stats.rings += 1
+        self._held.set_limit(row_limit)
+        self.stats.joined()
 
     def reset(self) -> list[Effect]:
         """A new ring begins: forget everything of the one before.
@@ -200,7 +198,7 @@ class StageMachine:
         taken = np.concatenate(index)
         aux_hidden = _take(segment.aux_hidden, taken)
         self._jobs += 1
-        self._running = Job(self._jobs, segment, tuple(rows), aux_hidden, now)
+        self._running = StageJob(self._jobs, segment, tuple(rows), aux_hidden, now)
         hidden, layers = _take(segment.hidden, taken), segment.header.aux_layers
         run = RunBlock(self._jobs, tuple(blocks), hidden, layers, segment.ppd_tokens)
         return [*effects, run]
@@ -218,7 +216,7 @@ class StageMachine:
 
     def _begin_walk(self, part: Part) -> None:
         if part.choosing is not None:
-            self._held[part.request].walk = TargetWalk(part.choosing)
+            self._held[part.request].begin_walk(part.choosing)
 
     def _on_block_done(
         self, job: int, hidden: Tensor | None, aux_hidden: Tensor | None, now: float
@@ -232,12 +230,13 @@ class StageMachine:
         done = self._outgoing(running, hidden, aux_hidden)
         if not self._is_last:
             return self._leave(running, done, now)
-        running.done, running.heads = heads_of(done, self._walk_of, self._jobs + 1)
-        if not running.heads:
-            return self._leave(running, chosen_of(running.done), now)
-        self._jobs += len(running.heads)
+        done, heads = heads_of(done, self._walk_of, self._jobs + 1)
+        if not heads:
+            return self._leave(running, chosen_of(done), now)
+        self._jobs += len(heads)
+        running.begin_heads(done, heads)
         self._running = running
-        return [head for head, _ in running.heads.values()]
+        return [head for head, _ in heads.values()]
 
     def _on_head_done(self, event: HeadDone, now: float) -> list[Effect]:
         if self._was_given_up(event.job):
@@ -245,14 +244,14 @@ class StageMachine:
         running, head, place = self._finish_head(event.job)
         walk = self._walk_of(event.request)
         # Without a walk the request has ended meanwhile.
-        verdict = NO_VERDICT if walk is None else walk.went(head.rows.ids, event)
+        verdict = NO_VERDICT if walk is None else walk.to_verdict(head.rows.ids, event)
         return self._chose(running, place, verdict, now)
 
     def _walk_of(self, request: int) -> TargetWalk | None:
         held = self._held.get(request)
         return None if held is None else held.walk
 
-    def _leave(self, running: Job, done: Segment | None, now: float) -> list[Effect]:
+    def _leave(self, running: StageJob, done: Segment | None, now: float) -> list[Effect]:
         """The job is over: its segment leaves, with what it took; or emptied, if there is none."""
         self._note(running, done is None, now)
         if done is None:
@@ -265,7 +264,7 @@ class StageMachine:
             effects += self._hints.ask(self._jobs, done, now)
         return effects + self._start_next(now)
 
-    def _note(self, running: Job, nothing: bool, now: float) -> None:
+    def _note(self, running: StageJob, nothing: bool, now: float) -> None:
         """Keep what it took, for those who subscribed, and how many rows are still wanted."""
         computed = wanted = 0
         for part, rows in zip(running.segment.parts, running.rows, strict=True):
@@ -277,7 +276,7 @@ class StageMachine:
             computed, wanted = computed + len(rows), wanted + kept
         self.stats.ran(computed, wanted, now - running.since)
 
-    def _outgoing(self, running: Job, hidden: Tensor, own: Tensor | None) -> Segment:
+    def _outgoing(self, running: StageJob, hidden: Tensor, own: Tensor | None) -> Segment:
         """What the next stage gets: the computed rows that are still wanted."""
         segment, before = running.segment, running.aux_hidden
         aux_hidden = before.beside(own) if before is not None and own is not None else before or own
@@ -318,8 +317,7 @@ class StageMachine:
     def _hand_on(self, segment: Segment) -> list[Effect]:
         """Send a segment to the next node; the first stage says that it is free again."""
         self.passed = segment.header.seq
-        self.stats.segments += 1
-        self.stats.emptied += not segment.rows
+        self.stats.handed_on(segment.rows)
         if not self._is_first:
             return [SendRing(segment)]
         return [SendRing(segment), SendCoordinator(Credit(segment.header.seq))]
@@ -329,30 +327,29 @@ class StageMachine:
         self._given_up.discard(job)
         return known
 
-    def _finish_job(self, job: int) -> Job:
+    def _finish_job(self, job: int) -> StageJob:
         running = self._running
         if running is None or running.job != job:
             raise LocalProtocolError(f"job {job} ended but was not running")
         self._running = None
         return running
 
-    def _finish_head(self, job: int) -> tuple[Job, RunHead, int]:
+    def _finish_head(self, job: int) -> tuple[StageJob, RunHead, int]:
         """The segment at work, the head that has ended, and the place of its part."""
         running = self._running
         if running is None or job not in running.heads:
             raise LocalProtocolError(f"head job {job} ended but was not running")
-        return running, *running.heads.pop(job)
+        return running, *running.head_ended(job)
 
-    def _chose(self, running: Job, place: int, verdict: Verdict | None, now: float) -> list[Effect]:
+    def _chose(
+        self, running: StageJob, place: int, verdict: Verdict | None, now: float
+    ) -> list[Effect]:
         """The part in that place has its verdict, or no rows without one; with the last one the
         segment leaves."""
         assert running.done is not None
-        if verdict is None:
-            parts = list(running.done.parts)
-            parts[place] = self._left(parts[place], Rows.none())
-            running.done = replace(running.done, parts=tuple(parts), hidden=None)
-        else:
-            running.done = with_verdict(running.done, place, verdict)
+        part = running.done.parts[place]
+        left = self._left(part, Rows.none()) if verdict is None else replace(part, verdict=verdict)
+        running.settle(place, left)
         if running.heads:
             return []
         self._running = None
@@ -366,11 +363,10 @@ class StageMachine:
             return []
         start = held.ledger.committed
         try:
-            order = held.ledger.retain(keep)
+            order = held.retain(keep)
         except RemoteProtocolError as problem:  # it names rows that should have come
             self.is_faulty = True
             return [Renew(f"it lacks rows of request {request}: {problem}")]
-        held.keep = keep
         gather: list[Effect] = [] if order is None else [GatherRows(request, start, order)]
         return gather + self._abort_unwanted(request)
 
@@ -415,7 +411,7 @@ class StageMachine:
         """Say that a request cannot go on, and free it."""
         if request not in self._held:
             return []
-        self.stats.faults += 1
+        self.stats.refused()
         return [SendCoordinator(Fault(request, reason)), *self._end(request)]
 
 

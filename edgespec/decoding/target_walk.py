@@ -8,13 +8,14 @@ guess that was right or the new root after a miss. No other row's target token i
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import numpy as np
 from msgspec.structs import replace
 
 from edgespec.decoding.effects import RunHead
 from edgespec.decoding.events import HeadDone
-from edgespec.tree.ledger import IntArray
+from edgespec.tree.ledger import IntArray, Rows
 from edgespec.types.tensor import Tensor
 from edgespec.verify.sampling import Choice, Sampling
 from edgespec.verify.top_logprobs import TopLogprobs
@@ -36,7 +37,7 @@ class TargetWalk:
         self.top = choosing.top
         self._last: tuple[int, int] | None = None  # the last row, and its target token
 
-    def ahead(self, part: Part) -> IntArray:
+    def rows_on_walk(self, part: Part) -> IntArray:
         """Places of the rows that the walk may go along: the first that is on it, and those below
         it; none if none is on it."""
         if part.committed:  # the end of the prompt, which the walk begins with
@@ -48,7 +49,7 @@ class TargetWalk:
                 found[row] = place
         return np.array(list(found.values()), np.int64)
 
-    def went(self, ids: IntArray, done: HeadDone) -> Verdict:
+    def to_verdict(self, ids: IntArray, done: HeadDone) -> Verdict:
         """The tokens after some of rows `ids` are chosen, a path down; what D0 is told."""
         choice, others = done.choice, done.top_logprobs
         path = ids[choice.rows]
@@ -59,6 +60,38 @@ class TargetWalk:
             top = np.ascontiguousarray(others.top, np.int64).reshape(-1)
         told = Tensor("float64", figures.shape, np.ascontiguousarray(figures, "<f8").tobytes())
         return Verdict(path, choice.tokens, top, told)
+
+
+@dataclass(slots=True)
+class StageJob:
+    """The segment at work: as it came in, the rows of each part that are computed, and what the
+    stages before tapped of these. `job`: the block's. Once that has run, on the last stage: the
+    `heads` at work, by their jobs, each with its part's place in the segment as it shall leave,
+    `done`; their worker makes one pass of them."""
+
+    job: int
+    segment: Segment
+    rows: tuple[Rows, ...]
+    aux_hidden: Tensor | None
+    since: float
+    done: Segment | None = None
+    heads: dict[int, tuple[RunHead, int]] = field(default_factory=dict)
+
+    def begin_heads(self, done: Segment, heads: dict[int, tuple[RunHead, int]]) -> None:
+        """The block has run, and those heads are at work."""
+        self.done, self.heads = done, heads
+
+    def settle(self, place: int, part: Part) -> None:
+        """The part in that place leaves so: with a verdict, or without rows."""
+        assert self.done is not None
+        parts = list(self.done.parts)
+        parts[place] = part
+        hidden = None if part.verdict is None else self.done.hidden
+        self.done = replace(self.done, parts=tuple(parts), hidden=hidden)
+
+    def head_ended(self, job: int) -> tuple[RunHead, int]:
+        """One of them has ended, and the place of its part."""
+        return self.heads.pop(job)
 
 
 def heads_of(
@@ -72,10 +105,10 @@ def heads_of(
     first = 0
     for place, part in enumerate(done.parts):
         walk = walk_of(part.request)
-        ahead = walk.ahead(part) if walk is not None else _NOTHING
-        if len(ahead) and walk is not None:
-            job, hidden, rows = first_job + len(heads), done.hidden.take(first + ahead), part.rows()
-            head = RunHead(job, part.request, hidden, rows.take(ahead), walk.sampling, walk.top)
+        ours = walk.rows_on_walk(part) if walk is not None else _NOTHING
+        if len(ours) and walk is not None:
+            job, hidden, rows = first_job + len(heads), done.hidden.take(first + ours), part.rows()
+            head = RunHead(job, part.request, hidden, rows.take(ours), walk.sampling, walk.top)
             heads[job] = head, place
         elif walk is not None and len(part.ids):
             done = with_verdict(done, place, NO_VERDICT)

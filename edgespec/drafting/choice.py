@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from edgespec.config import HEAD_ON_LAST_STAGE
 from edgespec.errors import ConfigError
+from edgespec.plugins import DRAFT_GROUP, entry_names
 
 NONE = "none"
 HYBRID = "hybrid"
@@ -27,15 +28,26 @@ NEED_ROWS = ("eagle", "eagle3", "dspark", "ppd")
 DEFAULT_MEMBERS = ("ngram", "independent")
 """The members of a hybrid that names none."""
 
-_JOINT = re.compile(rf"\+(?=(?:{'|'.join(SOURCES)})(?:[+:]|\Z))")
+_OWN = r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*:[A-Z]\w*(?=[+:]|\Z)"
+"""package.module:Class; a class's name begins with a capital."""
 
 
 @dataclass(frozen=True, slots=True)
 class SourceChoice:
-    """One source; `folder`: of its weights, or a hub id, "" if it needs none."""
+    """One source; `folder`: of its weights, or a hub id, "" if it needs none; of a source of
+    somebody's own, whose name is not in SOURCES, its argument (see plugins)."""
 
     name: str
     folder: str
+
+    @property
+    def is_own(self) -> bool:
+        return self.name not in SOURCES
+
+    @property
+    def weights(self) -> str:
+        """The folder or hub id; "" if there is none."""
+        return "" if self.is_own else self.folder
 
     def __str__(self) -> str:
         return f"{self.name}:{self.folder}" if self.folder else self.name
@@ -49,7 +61,7 @@ class DraftChoice:
 
     @property
     def folders(self) -> tuple[str, ...]:
-        return tuple(member.folder for member in self.members if member.folder)
+        return tuple(member.weights for member in self.members if member.weights)
 
     @property
     def needs_rows(self) -> str:
@@ -78,6 +90,7 @@ class DraftChoice:
 def parse_draft(text: str, at_hand: Callable[[str], str] | None = None) -> DraftChoice:
     """What `--draft` says: none, NAME, NAME:FOLDER, hybrid, hybrid:NAME+NAME:FOLDER or FOLDER.
 
+    A NAME may be package.module:Class or an entry point, with an argument in place of the FOLDER.
     A FOLDER alone is that of an independent draft; instead of one a hub id or the short name of a
     model may stand anywhere. `at_hand`: where weights that fit the base are, by the folders of
     SOURCES, "" for none: then a name finds its weights, and nothing said is an independent draft.
@@ -88,19 +101,25 @@ def parse_draft(text: str, at_hand: Callable[[str], str] | None = None) -> Draft
     name, _, rest = (text or "independent").partition(":")
     if name != HYBRID:
         return DraftChoice((_source(text or "independent", at_hand),))
-    parts = _JOINT.split(rest) if ":" in text else list(DEFAULT_MEMBERS)
+    names = "|".join(map(re.escape, (*SOURCES, *entry_names(DRAFT_GROUP))))
+    joint = rf"\+(?=(?:{names})(?:[+:]|\Z)|{_OWN})"
+    parts = re.split(joint, rest) if ":" in text else list(DEFAULT_MEMBERS)
     members = tuple(_source(part, at_hand) for part in parts)
-    names = [member.name for member in members]
-    if len(names) < 2 or len(set(names)) < len(names):
+    if len(members) < 2 or len({member.name for member in members}) < len(members):
         raise ConfigError(
             f"--draft {text}: a hybrid has two or more different members, such as "
-            f"{HYBRID}:{'+'.join(DEFAULT_MEMBERS)}; there are: {', '.join(SOURCES)}"
+            f"{HYBRID}:{'+'.join(DEFAULT_MEMBERS)}; there are: {', '.join(SOURCES)}, and classes "
+            "of your own (package.module:Class)"
         )
     return DraftChoice(members)
 
 
 def _source(text: str, at_hand: Callable[[str], str] | None) -> SourceChoice:
     name, colon, folder = text.partition(":")
+    if name not in SOURCES and (own := re.match(_OWN, text)):
+        return SourceChoice(own[0], text[own.end() + 1 :])
+    if name not in SOURCES and name in entry_names(DRAFT_GROUP):
+        return SourceChoice(name, folder)
     if name not in SOURCES:
         name, colon, folder = "independent", ":", text
     weights = SOURCES[name]

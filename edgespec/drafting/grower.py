@@ -98,7 +98,7 @@ class _Drafting:
     prompt: int = 0  # tokens before the answer that the grammar is of
 
 
-class DraftSource:
+class TreeGrower:
     """Grows trees of a guesser's guesses; all that machines and backends see of drafting.
 
     Calls come from one thread, in order. Those that name a request raise LocalProtocolError if it

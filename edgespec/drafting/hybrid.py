@@ -130,8 +130,8 @@ class _HybridRequest:
 
 
 class HybridGuesser(Guesser):
-    """A Guesser that asks several others and merges their guesses: those that run no model, and one
-    of those that do (see ModelChoice).
+    """A Guesser that asks several others and merges their guesses: those that are no models, and
+    one of those that are (see ModelChoice).
 
     Each member's score of a token is calibrated by how often tokens with such a score, named by the
     same members, were right (see policy.calibration); the mean of their log-odds counts, a model's
@@ -144,7 +144,7 @@ class HybridGuesser(Guesser):
         needs = reduce(or_, (member.needs for member in members))
         super().__init__("hybrid:" + "+".join(names), needs, names)
         self._members = tuple(members)
-        models = [number for number, member in enumerate(members) if not member.is_free]
+        models = [number for number, member in enumerate(members) if member.is_model]
         self._choice = ModelChoice(models)
         self._gain = 2 * LEAST_GAIN
         self._requests: dict[int, _HybridRequest] = {}
@@ -269,7 +269,7 @@ class HybridGuesser(Guesser):
 
     def _models_of(self, guessed: _PathGuesses) -> list[int]:
         """The members that run a model among those that were asked."""
-        return [number for number in guessed.members if not self._members[number].is_free]
+        return [number for number in guessed.members if self._members[number].is_model]
 
     def _ranked(self, guessed: _PathGuesses, sampling: Sampling) -> list[tuple[int, float, int]]:
         """Tokens with their scores and the bits of their sources, the best first; of a member that
@@ -292,7 +292,7 @@ class HybridGuesser(Guesser):
         total = weights = 0.0
         for number, guesses in guessed.members.items():
             if token in guesses:
-                weight = 1.0 if self._members[number].is_free else MODEL
+                weight = MODEL if self._members[number].is_model else 1.0
                 odds = self._calibration(guessed, token, number, sampling).odds(guesses[token])
                 total += weight * math.log(odds)
                 weights += weight

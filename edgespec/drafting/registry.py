@@ -17,10 +17,11 @@ from edgespec.drafting.eagle.guesser import PLAIN, EagleGuesser, load_eagle
 from edgespec.drafting.eagle.shape import Kind
 from edgespec.drafting.easyspec.guesser import EasySpecGuesser, level_times
 from edgespec.drafting.easyspec.model import USUAL_SIZE, GroupedModel, layer_groups
-from edgespec.drafting.grower import DraftSource
+from edgespec.drafting.grower import TreeGrower
 from edgespec.drafting.hybrid import HybridGuesser
 from edgespec.drafting.independent import IndependentGuesser
 from edgespec.drafting.ngram import NgramGuesser
+from edgespec.drafting.own import own_guesser
 from edgespec.drafting.ppd import PPDGuesser, read_ppd_tokens
 from edgespec.model.ends import OutputHead
 from edgespec.model.hub import local_folder
@@ -149,13 +150,18 @@ def build_draft(
     choice: DraftChoice,
     base: BaseParts,
     builders: Mapping[str, Callable[[str, BaseParts], Guesser]] = BUILDERS,
-) -> DraftSource | None:
+) -> TreeGrower | None:
     """The draft source; None if none is chosen.
 
     `builders`: what builds each source.
     Raises ModelError or ConfigError for weights that do not fit.
     """
-    guessers = [builders[member.name](member.folder, base) for member in choice.members]
+    guessers = [
+        own_guesser(one.name, one.folder, base)
+        if one.is_own
+        else builders[one.name](one.folder, base)
+        for one in choice.members
+    ]
     if not guessers:
         return None
-    return DraftSource(HybridGuesser(guessers) if len(guessers) > 1 else guessers[0])
+    return TreeGrower(HybridGuesser(guessers) if len(guessers) > 1 else guessers[0])

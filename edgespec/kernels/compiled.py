@@ -22,16 +22,16 @@ from edgespec.files import cache_folder, is_own, kept, sound
 
 _log = logging.getLogger(__name__)
 
-_COMPILERS = ("cc", "gcc", "clang")
+COMPILERS = ("cc", "gcc", "clang")
 # GCC takes half of AVX-512's width by itself: attention of 16 rows took a fifth longer.
-_FOR_CPU = (
+FOR_CPU = (
     ("-mcpu=native",)
     if platform.machine() == "aarch64"
     else ("-march=native", "-mprefer-vector-width=512")
 )
 # No -ffast-math: it lets the compiler choose an order of sums.
-_OPTIONS = (
-    *_FOR_CPU,
+OPTIONS = (
+    *FOR_CPU,
     *("-O3", "-std=gnu11", "-fopenmp", "-ffp-contract=fast", "-fPIC", "-shared"),
     *("-Wall", "-Wno-psabi"),
 )
@@ -46,7 +46,7 @@ def load(name: str) -> ctypes.CDLL | None:
 
     The first call on a machine compiles, which takes seconds; the first one of a process loads.
     """
-    return _load(name)[0]
+    return loaded(name)[0]
 
 
 def unbuilt() -> list[str]:
@@ -61,30 +61,30 @@ def unbuilt() -> list[str]:
 
 def complaint(name: str) -> str:
     """Why `load` gives None, and what to do about it; the empty string if it does not."""
-    return _load(name)[1]
+    return loaded(name)[1]
 
 
 @functools.cache
-def _load(name: str) -> tuple[ctypes.CDLL | None, str]:
+def loaded(name: str) -> tuple[ctypes.CDLL | None, str]:
     try:
-        return _built(Path(__file__).with_name(f"{name}.c")), ""
-    except _Unusable as problem:
+        return built(Path(__file__).with_name(f"{name}.c")), ""
+    except Unusable as problem:
         _log.warning("%s", problem)
         return None, str(problem)
 
 
-class _Unusable(Exception):
+class Unusable(Exception):
     """There is no compiler, or it cannot make what can be loaded."""
 
 
 def _compiler() -> str | None:
-    return next(filter(None, map(shutil.which, _COMPILERS)), None)
+    return next(filter(None, map(shutil.which, COMPILERS)), None)
 
 
-def _built(source: Path) -> ctypes.CDLL:
+def built(source: Path) -> ctypes.CDLL:
     compiler = _compiler()
     if compiler is None:
-        raise _Unusable(
+        raise Unusable(
             f"no C compiler found, so matrices are multiplied in a slower way; {INSTALL}"
         )
     folder = cache_folder() / "kernels"
@@ -92,13 +92,13 @@ def _built(source: Path) -> ctypes.CDLL:
         # A library is code that runs as this user: nobody else may have put it there.
         if is_own(folder) and os.access(folder, os.W_OK):
             name = _name(compiler, source)
-            kept(folder, name + _SEAL, lambda: {name: _compiled(compiler, source)})
+            kept(folder, name + _SEAL, lambda: {name: compile_source(compiler, source)})
             return _opened(folder / name)
     except OSError as problem:
         _log.warning("cannot keep compiled kernels in %s (%s)", folder, problem.strerror)
     with tempfile.TemporaryDirectory() as once:  # a library that is loaded needs its file no more
         library = Path(once) / "once.so"
-        library.write_bytes(_compiled(compiler, source))
+        library.write_bytes(compile_source(compiler, source))
         return _opened(library)
 
 
@@ -106,11 +106,11 @@ def _name(compiler: str, source: Path) -> str:
     return f"{source.stem}-{_digest(compiler, source)}.so"
 
 
-def _compiled(compiler: str, source: Path) -> bytes:
+def compile_source(compiler: str, source: Path) -> bytes:
     _log.info("compiling the kernels for this CPU (once); it may take a minute")
     with tempfile.TemporaryDirectory() as folder:
         target = Path(folder) / "made.so"
-        command = [compiler, *_OPTIONS, "-o", str(target), str(source), "-lm"]
+        command = [compiler, *OPTIONS, "-o", str(target), str(source), "-lm"]
         try:
             # For as long as it takes: a second on a PC, tens on a Raspberry Pi, minutes where ARM
             # is emulated. A compiler ends by itself.
@@ -118,20 +118,20 @@ def _compiled(compiler: str, source: Path) -> bytes:
             if run.returncode == 0:
                 return target.read_bytes()
         except OSError as problem:
-            raise _Unusable(
+            raise Unusable(
                 f"{compiler} cannot compile {source.name} ({problem}); {INSTALL}"
             ) from None
     lines = run.stderr.strip().splitlines()
     errors = (line for line in lines if "error" in line)
     said = next(errors, lines[0] if lines else f"exit code {run.returncode}")
-    raise _Unusable(f"{compiler} cannot compile {source.name} ({said}); {INSTALL}")
+    raise Unusable(f"{compiler} cannot compile {source.name} ({said}); {INSTALL}")
 
 
 def _opened(library: Path) -> ctypes.CDLL:
     try:
         return ctypes.CDLL(str(library))
     except OSError as problem:
-        raise _Unusable(
+        raise Unusable(
             f"a compiled kernel cannot be loaded ({problem}); its file is as the compiler made it: "
             "if its folder does not allow programs, choose another with XDG_CACHE_HOME; else "
             f"{INSTALL}"
@@ -145,12 +145,12 @@ def _digest(compiler: str, source: Path) -> str:
     digest = hashlib.sha256()
     for path in (source, *sorted(source.parent.glob("*.h"))):
         digest.update(path.read_bytes() + b"\0")
-    for part in (*_OPTIONS, str(program), str(state.st_size), str(state.st_mtime_ns), _cpu()):
+    for part in (*OPTIONS, str(program), str(state.st_size), str(state.st_mtime_ns), cpu()):
         digest.update(f"\0{part}".encode())
     return digest.hexdigest()[:32]
 
 
-def _cpu() -> str:
+def cpu() -> str:
     """What the first processor is and can do, as Linux tells it."""
     told = Path("/proc/cpuinfo")
     lines = told.read_text(errors="replace").split("\n\n", 1)[0] if told.exists() else ""

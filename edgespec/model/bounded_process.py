@@ -46,9 +46,9 @@ class BoundedProcess:
         self._module = module
         self._what = what
         self._first = first
-        self._seconds = seconds
-        self._patience = patience
-        self._child: subprocess.Popen[bytes] | None = None
+        self.seconds = seconds
+        self.patience = patience
+        self.child: subprocess.Popen[bytes] | None = None
         self._is_ready = False
         self._lock = threading.Lock()
 
@@ -57,12 +57,12 @@ class BoundedProcess:
 
         Raises ModelError if it cannot be started.
         """
-        if self._child is not None and self._child.poll() is None:
+        if self.child is not None and self.child.poll() is None:
             return
         self._stop()
         quiet = {"TRANSFORMERS_NO_ADVISORY_WARNINGS": "1", "OMP_NUM_THREADS": "1"}
         try:
-            self._child = subprocess.Popen(
+            self.child = subprocess.Popen(
                 [sys.executable, "-m", self._module],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -74,7 +74,7 @@ class BoundedProcess:
                 f"cannot start the process of {self._what}: {problem.strerror}"
             ) from None
         # It gets ready meanwhile: what is asked first need not wait for it.
-        self._tell({"parent": os.getpid(), "seconds": self._seconds, **self._first()})
+        self._tell({"parent": os.getpid(), "seconds": self.seconds, **self._first()})
 
     def ask(self, what: object) -> dict[str, str] | None:
         """Its answer; None if it took too much time or memory, or died.
@@ -87,14 +87,14 @@ class BoundedProcess:
                 if not self._gets_ready():
                     raise ModelError(f"the process of {self._what} does not start")
                 self._is_ready = True
-            answer = self._answer(self._seconds * self._patience, what)
+            answer = self._answer(self.seconds * self.patience, what)
             if answer is None:
                 with contextlib.suppress(ModelError):
                     self.start()  # it gets ready for the next question
             return answer
 
     def close(self) -> None:
-        child = self._child
+        child = self.child
         if child is not None:
             child.kill()  # the thread that waits for it gets an answer
         with self._lock:
@@ -102,16 +102,16 @@ class BoundedProcess:
 
     def _gets_ready(self) -> bool:
         """It imports packages, on a board that is loading: that may take any time."""
-        child = self._child
+        child = self.child
         assert child is not None
         assert child.stdout is not None
         if speaks(child.stdout, child.pid, STILL_S):
-            return self._answer(self._seconds) is not None
+            return self._answer(self.seconds) is not None
         self._stop()
         return False
 
     def _tell(self, what: object) -> None:
-        child = self._child
+        child = self.child
         assert child is not None
         assert child.stdin is not None
         with contextlib.suppress(OSError):  # it has died: there will be no answer
@@ -121,7 +121,7 @@ class BoundedProcess:
     def _answer(self, seconds: float, asked: object = None) -> dict[str, str] | None:
         """Its answer to what is asked now, or was told before; None, and the process is over, if
         there is none in time."""
-        child = self._child
+        child = self.child
         assert child is not None
         assert child.stdout is not None
         late = threading.Timer(seconds, child.kill)
@@ -142,7 +142,7 @@ class BoundedProcess:
         return None
 
     def _stop(self) -> None:
-        child, self._child, self._is_ready = self._child, None, False
+        child, self.child, self._is_ready = self.child, None, False
         if child is None:
             return
         child.kill()

@@ -58,7 +58,7 @@ class GrammarProcess(BoundedProcess):
         if answer is None:
             raise ConfigError(
                 "the schema or grammar was given up: it took all the time or memory that it may "
-                f"take to be compiled ({self._seconds:g} s); use fewer alternatives, less nesting "
+                f"take to be compiled ({self.seconds:g} s); use fewer alternatives, less nesting "
                 "or simpler patterns"
             )
         if "problem" in answer:

@@ -48,7 +48,7 @@ class TemplateProcess(BoundedProcess):
         if answer is None:
             raise ConfigError(
                 "the model's chat template was stopped: it took all the time or memory that it may "
-                f"take for one conversation ({self._seconds:g} s)"
+                f"take for one conversation ({self.seconds:g} s)"
             )
         if "problem" in answer:
             raise ConfigError(f"the model's chat template refuses this: {answer['problem']}")

@@ -53,19 +53,20 @@ class Tokenizer:
         self._encoding = threading.Lock()  # transformers' tokenizers change as they encode
         needed = "its tokenizer.json and tokenizer_config.json are needed"
         with reading(f"the tokenizer in {self.path}", needed):
-            self._inner = AutoTokenizer.from_pretrained(
+            self.inner = AutoTokenizer.from_pretrained(
                 str(self.path),
                 config=_settings(self.path),
                 local_files_only=True,
                 trust_remote_code=False,
             )
-            highest = max(self._inner.get_vocab().values(), default=0)
+            """transformers' own tokenizer."""
+            highest = max(self.inner.get_vocab().values(), default=0)
             if highest >= _MOST_TOKENS:  # tokenizers counts up to there, and keeps room for it
                 raise ValueError(f"a token has the number {highest}")
             self.eos_ids = self._find_eos_ids()
-            added = self._inner.added_tokens_decoder.items()
+            added = self.inner.added_tokens_decoder.items()
             self._special = {index for index, token in added if token.special}
-            self._chat = ChatText(self._inner)
+            self._chat = ChatText(self.inner)
             self._anchor = (self.encode("a") or [0])[-1]
         self.render: Render = self._render
         """Writes a conversation by the chat template: in this process, unless told otherwise."""
@@ -75,14 +76,14 @@ class Tokenizer:
     @property
     def chat_template(self) -> str:
         """The model's chat template; "" if it has none."""
-        if not getattr(self._inner, "chat_template", None):
+        if not getattr(self.inner, "chat_template", None):
             return ""
-        return str(self._inner.get_chat_template())
+        return str(self.inner.get_chat_template())
 
     @property
     def special_tokens(self) -> dict[str, str]:
         """The control tokens that a chat template knows by name (bos_token)."""
-        named = self._inner.special_tokens_map.items()
+        named = self.inner.special_tokens_map.items()
         return {name: str(token) for name, token in named if not isinstance(token, list)}
 
     @cached_property
@@ -108,7 +109,7 @@ class Tokenizer:
         """Token ids of a text prompt, with what the tokenizer itself puts around one (BOS)."""
         # verbose: transformers would warn of a length that admission refuses anyway.
         with self._encoding:
-            return list(self._inner.encode(text, add_special_tokens=True, verbose=False))
+            return list(self.inner.encode(text, add_special_tokens=True, verbose=False))
 
     def encode_chat(
         self, messages: Sequence[Mapping[str, str]], most: int | None = None
@@ -197,7 +198,7 @@ class Tokenizer:
     @property
     def vocabulary(self) -> Vocabulary:
         """What grammars are for. Raises ConfigError for a tokenizer without a fast form."""
-        backend = getattr(self._inner, "backend_tokenizer", None)
+        backend = getattr(self.inner, "backend_tokenizer", None)
         if backend is None:
             raise ConfigError("no grammar can be used with this tokenizer, which has no fast form")
         return Vocabulary(backend.to_str(), tuple(sorted(self.eos_ids)))
@@ -208,7 +209,7 @@ class Tokenizer:
     def token(self, token: int) -> tuple[str, bytes | None]:
         """The text of one token alone, and its bytes, None where it is part of a character and
         its bytes are not told."""
-        name = str(self._inner.convert_ids_to_tokens(token))
+        name = str(self.inner.convert_ids_to_tokens(token))
         if token in self._special:
             return name, name.encode()
         byte = _BYTE_TOKEN.fullmatch(name)
@@ -223,14 +224,14 @@ class Tokenizer:
 
     def _alone(self, token: int) -> str:
         """Its text after another one: some decoders drop the blank in front of the first."""
-        before = self._inner.decode([self._anchor], clean_up_tokenization_spaces=False)
-        both = self._inner.decode([self._anchor, token], clean_up_tokenization_spaces=False)
+        before = self.inner.decode([self._anchor], clean_up_tokenization_spaces=False)
+        both = self.inner.decode([self._anchor, token], clean_up_tokenization_spaces=False)
         return str(both)[len(str(before)) :]
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of `ids` without special tokens."""
         return str(
-            self._inner.decode(
+            self.inner.decode(
                 list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
             )
         )
@@ -243,7 +244,7 @@ class Tokenizer:
         """
         if token in self._special:
             return True
-        name = self._inner.convert_ids_to_tokens(token)
+        name = self.inner.convert_ids_to_tokens(token)
         return isinstance(name, str) and _BYTE_TOKEN.fullmatch(name) is not None
 
     def _find_eos_ids(self) -> frozenset[int]:
@@ -256,7 +257,7 @@ class Tokenizer:
                     listed = json.loads(file.read_text(encoding="utf-8")).get("eos_token_id")
                     tokens = listed if isinstance(listed, list) else [listed]
                     found.update(int(token) for token in tokens if token is not None)
-        own = self._inner.eos_token_id
+        own = self.inner.eos_token_id
         return frozenset(found if own is None else {*found, own})
 
 
@@ -321,8 +322,8 @@ def require_same_tokenizer(base: str | Path, draft: str | Path) -> None:
 
 
 def _vocabulary_difference(base: Tokenizer, draft: Tokenizer) -> str | None:
-    ours = {index: token for token, index in base._inner.get_vocab().items()}
-    theirs = {index: token for token, index in draft._inner.get_vocab().items()}
+    ours = {index: token for token, index in base.inner.get_vocab().items()}
+    theirs = {index: token for token, index in draft.inner.get_vocab().items()}
     if ours == theirs:
         return None
     index = min(i for i in ours.keys() | theirs.keys() if ours.get(i) != theirs.get(i))
@@ -334,7 +335,7 @@ def _vocabulary_difference(base: Tokenizer, draft: Tokenizer) -> str | None:
 
 
 def _added_difference(base: Tokenizer, draft: Tokenizer) -> str | None:
-    ours, theirs = base._inner.added_tokens_decoder, draft._inner.added_tokens_decoder
+    ours, theirs = base.inner.added_tokens_decoder, draft.inner.added_tokens_decoder
     for index in sorted(ours.keys() | theirs.keys()):
         one, other = repr(ours.get(index)), repr(theirs.get(index))
         if one != other:
@@ -344,7 +345,7 @@ def _added_difference(base: Tokenizer, draft: Tokenizer) -> str | None:
 
 def _specials_difference(base: Tokenizer, draft: Tokenizer) -> str | None:
     for kind in ("bos_token", "eos_token"):
-        ours, theirs = getattr(base._inner, kind), getattr(draft._inner, kind)
+        ours, theirs = getattr(base.inner, kind), getattr(draft.inner, kind)
         if ours != theirs:
             return f"{kind} is {_named(ours)} in the base and {_named(theirs)} in the draft"
     ours_put, theirs_put = base.encode(""), draft.encode("")
@@ -388,7 +389,7 @@ def _settings(folder: Path) -> SimpleNamespace | None:
 
 def _pipeline(tokenizer: Tokenizer) -> dict[str, Any]:
     """The serialised stages of a tokenizer; nothing for the rare one without a fast form."""
-    backend = getattr(tokenizer._inner, "backend_tokenizer", None)
+    backend = getattr(tokenizer.inner, "backend_tokenizer", None)
     return json.loads(backend.to_str()) if backend is not None else {}
 
 

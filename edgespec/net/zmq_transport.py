@@ -42,7 +42,7 @@ from edgespec.net.sockets import (
     proved,
     waiting,
 )
-from edgespec.wire.codec import MOST_BYTES, decode, encode, encode_into
+from edgespec.wire.codec import MOST_BYTES, SegmentPacker, decode, encode
 from edgespec.wire.messages import Message
 from edgespec.wire.segment import Segment
 
@@ -85,7 +85,7 @@ class ZmqTransport:
     """Sockets of one node, made by `coordinator`, `stage` or `client`."""
 
     def __init__(self, identity: Identity) -> None:
-        self._identity = identity
+        self.identity = identity
         self._context = zmq.Context()
         # For all sockets: none may keep the program alive.
         self._context.linger = LINGER_MS
@@ -102,7 +102,7 @@ class ZmqTransport:
         self._wakers: dict[int, socket.socket] = {}
         self._early: deque[Segment] = deque(maxlen=RING_HWM)
         self._dropped = Dropped()
-        self._room = bytearray()  # of the segment that is sent
+        self._segments = SegmentPacker()
         self._monitor: zmq.Socket[bytes] | None = None
         self._ring_pair: KeyPair | None = None
         self.ring_key = ""
@@ -180,7 +180,7 @@ class ZmqTransport:
         """Guard the socket and bind it; returns the port."""
         if self._gate is None:
             self._gate = Gate(self._context)
-        monitor = self._gate.guard(opened, channel, self._identity.own, admits)
+        monitor = self._gate.guard(opened, channel, self.identity.own, admits)
         self._poller.register(monitor)
         try:
             return bind(opened, address)
@@ -268,9 +268,9 @@ class ZmqTransport:
         if self._push is None:  # a segment may overtake the control message that connects
             self._early.append(segment)
             return
-        encode_into(self._room, segment)
         try:
-            self._push.send_multipart([self._room, *stamp], flags=zmq.NOBLOCK)
+            with self._segments.frame(segment) as frame:
+                self._push.send_multipart([frame, *stamp], flags=zmq.NOBLOCK)
         except zmq.Again:
             raise PeerLost("the next node of the data ring takes no more segments") from None
 

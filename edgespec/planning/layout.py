@@ -37,10 +37,9 @@ _EVEN = 1.0 + 1e-12  # two ways to compute the same step differ by rounding
 @dataclass(frozen=True, slots=True)
 class End:
     """What a device has besides its layers if it is the last one, in seconds of trip, step and
-    price; and how many layers fit it then: as the last stage, as the only one."""
+    price; and how many layers fit it then."""
 
     most: int
-    most_alone: int
     trip: float
     step: float
     price: float = 0.0
@@ -48,29 +47,28 @@ class End:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One device: how many layers fit it (as the first stage, as another), seconds a layer.
+    """One device: how many layers fit it, seconds a layer.
 
     `trip`: of one row; `step`: of a wide segment. `own`: seconds of each step in which it does
     something else. `price`: seconds that a layer on this device adds to the sum, beside these.
-    `end`: None if its being the last makes no difference.
+    `end`: None if its being the last makes no difference. `closes`: there is no way from it to
+    another device.
     """
 
-    most_first: int
     most: int
     trip: float
     step: float
     own: float = 0.0
     price: float = 0.0
     end: End | None = None
+    closes: bool = False
 
     def step_of(self, layers: int, last: bool) -> float:
         return self.own + layers * self.step + (self.end.step if last and self.end else 0.0)
 
-    def fitting(self, first: bool, last: bool) -> int:
-        """How many layers fit it there."""
-        if last and self.end:
-            return self.end.most_alone if first else self.end.most
-        return self.most_first if first else self.most
+    def fitting(self, last: bool) -> int:
+        """How many layers fit it, as the last device or another."""
+        return self.end.most if last and self.end else self.most
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,13 +95,13 @@ class LinkTimes:
 
 def fits(layers: int, devices: Sequence[Candidate]) -> bool:
     """Whether any ring of these devices holds so many layers."""
-    count = len(devices)
-    if any(device.fitting(True, True) >= layers for device in devices):
+    if any(device.fitting(True) >= layers for device in devices):
         return True
-    for first, last in permutations(range(count), 2):
-        ends = devices[first].most_first, devices[last].fitting(False, True)
+    for first, last in permutations(range(len(devices)), 2):
+        ends = devices[first].most, devices[last].fitting(True)
         between = sum(devices[i].most for i in range(last) if i != first)
-        if min(ends) >= 1 and layers > 1 and sum(ends) + between >= layers:
+        enough = min(ends) >= 1 and layers > 1 and sum(ends) + between >= layers
+        if enough and not devices[first].closes:
             return True
     return False
 
@@ -174,10 +172,7 @@ def _evened(layout: Layout, devices: Sequence[Candidate], links: LinkTimes) -> L
     """
     split = list(layout.split)
     last = len(split) - 1
-    most = [
-        devices[index].fitting(stage == 0, stage == last)
-        for stage, index in enumerate(layout.order)
-    ]
+    most = [devices[index].fitting(stage == last) for stage, index in enumerate(layout.order)]
     alike_in = attrgetter("trip", "step", "own", "price")
     # The last device is like no other one if it has more to do than its layers.
     speeds = [
@@ -242,7 +237,7 @@ class _Search:
         table = np.full((count, count + 1, self._layers + 1), np.inf)
         for first, device in enumerate(self._devices):
             if self._links.step[0, first + 1] <= limit * _EVEN:
-                most = self._most(device.most_first, device, limit)
+                most = self._most(device.most, device, limit)
                 placed = np.arange(1, most + 1)
                 table[first, 0, 1 : most + 1] = (
                     self._into[first + 1] + self._a_layer[first] * placed
@@ -265,11 +260,10 @@ class _Search:
                 continue
             extra = self._trip_weight * device.end.trip + device.end.price
             alone = self._layers * self._a_layer[index] + self._into[index + 1] + extra
-            most = self._most(device.end.most_alone, device, limit, last=True)
+            most = self._most(device.end.most, device, limit, last=True)
             reached = self._links.step[0, index + 1] <= limit * _EVEN
             ends[index, 0] = alone if reached and most >= self._layers else np.inf
             before = table[:, : index + 1] + hops[:, : index + 1, index, None]
-            most = self._most(device.end.most, device, limit, last=True)
             placed = _placed(before.min(axis=1), most, self._a_layer[index])
             ends[:, index + 1] = placed[:, self._layers] + extra
         return ends
@@ -281,8 +275,7 @@ class _Search:
         left, last = self._layers, True
         while place:
             device = self._devices[place - 1]
-            fitting = device.fitting(False, last)
-            most = min(left - 1, self._most(fitting, device, limit, last=last))
+            most = min(left - 1, self._most(device.fitting(last), device, limit, last=last))
             last = False
             counts = np.arange(1, most + 1)
             before = table[:place, left - counts] + hops[:place, place - 1, None]

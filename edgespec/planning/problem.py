@@ -101,27 +101,23 @@ class Problem:
         node, seen = NodeCosts(device.profile, self.model.costs, 1), self.context // 2
         if not self._can_run(device):
             room = 0
-        most = most_first = self.needs.most_layers(room)
         step, price = node.layer_seconds(SEGMENT_ROWS, seen), 0.0
-        alone = at_end = self.needs.most_layers(room, last=True)
-        if index == len(self.others):
-            most_first *= most_first == self.model.of.layers  # first and last only if it is alone
-            alone *= alone == self.model.of.layers
+        if closes := index == len(self.others):
             price = self.weights.shared * step
         end = None
         if self.head_last:
+            most = self.needs.most_layers(room, last=True)
             trip, head = (head_seconds(node, *rows) for rows in ((1, 1), _HEAD_ROWS))
             # On the coordinator's board the head takes as much of D0's time as on D0.
-            end = End(at_end, alone, trip, head, self.weights.coordinator * head if price else 0.0)
-            most_first *= index < len(self.others)
+            end = End(most, trip, head, self.weights.coordinator * head if price else 0.0)
         return Candidate(
-            most_first,
-            most,
+            self.needs.most_layers(room),
             node.layer_seconds(1, seen),
             step,
             own=node.fill_seconds(),
             price=price,
             end=end,
+            closes=closes,
         )
 
     @property

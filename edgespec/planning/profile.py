@@ -110,7 +110,7 @@ class LogitTimes(FileStruct, frozen=True):
 
 class LoopSeconds(FileStruct, frozen=True):
     """Seconds that the coordinator's own loop takes: for an event, and for each row that comes or
-    goes with it (see backends.loop_time)."""
+    goes with it (see backends.charged_time)."""
 
     event: NotNegative
     row: NotNegative

@@ -107,13 +107,14 @@ def _short_stage(problem: Problem) -> Shortage | None:
         beside = f" beside {_own_share(problem)}" if index == own else ""
         return Shortage(stage, index, devices[index], need, f"{layers} layer(s){beside}")
 
-    usable = [i for i, candidate in enumerate(candidates) if candidate.most_first]
+    if candidates[own].most == problem.model.of.layers:
+        return None
+    usable = [i for i in range(own) if candidates[i].most]
     if not usable:
         first = max(range(own), key=lambda i: devices[i].memory, default=own)
         return short(first, 1 if problem.others else problem.model.of.layers, True, 1)
-    first = max(usable, key=lambda i: candidates[i].most_first - candidates[i].most)
+    first = usable[0]
     counts = [candidate.most for candidate in candidates]
-    counts[first] = candidates[first].most_first
     missing = problem.model.of.layers - sum(counts)
     if missing <= 0:
         return None

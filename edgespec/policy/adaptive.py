@@ -7,7 +7,7 @@ passes where a stage on the draft's device would compute before them. Both take 
 probability of being on the model's path, as long as a node's expected gain covers its cost on this
 ring; probabilities and costs are learnt while running (policy.estimates). Where guesses do not pay
 by these, or by what tokens really took with and without them (policy.pace), none are sent: what is
-left is autoregressive decoding. docs/policies.md says what else was tried.
+left is autoregressive decoding. docs/results/policies.md says what else was tried.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from edgespec.policy.base import Decision, Expand, Policy, RequestView, Send
+from edgespec.policy.base import Decision, Expand, Pooled, RequestView, Send
 from edgespec.policy.pace import Way
 from edgespec.policy.pool import least_that_pays, nodes_that_pay, rows_that_pay
 
@@ -37,18 +37,15 @@ tokens/s without them and 45.1 with them; on 6, where 2.8 fit, 50.7 and 54.3.)""
 
 
 @dataclass(frozen=True, slots=True)
-class Adaptive(Policy):
+class Adaptive(Pooled):
     """`width`: children guessed of a node. `most_rows`: limit of one segment and of one expansion,
     so that a wrong first idea of the costs stays cheap; it is meant not to bind."""
 
     width: int = 10
     most_rows: int = 64
     name: str = "adaptive"
-    calibrates = True
     waits_for_credit = True
     starts_with_prompt = True
-    pools = True
-    takes_chains = True
 
     def window(self, stages: int) -> int:
         """Two rings full: after a miss one of them is worthless, and on its way home."""
@@ -56,7 +53,7 @@ class Adaptive(Policy):
 
     def decide(self, view: RequestView) -> list[Decision]:
         """Send if the first stage is free, expand if the draft source is."""
-        root_waits = not view.tree[view.tree.root].sent
+        root_waits = not view.tree.is_sent(view.tree.root)
         # The very first prompt: no idea yet what rows cost.
         if not view.estimates.step.known or view.way is Way.PLAIN:
             return [Send((view.tree.root,))] if root_waits else []
@@ -119,11 +116,11 @@ class Adaptive(Policy):
     def best_rows(
         self, views: Sequence[RequestView], ahead: int, roots: int, beside: int = 0
     ) -> list[tuple[int, ...]]:
-        """See Policy: those that pay."""
+        """See Pooled: those that pay."""
         return rows_that_pay(views, ahead, self.most_rows, roots, beside)
 
     def best_nodes(self, views: Sequence[RequestView]) -> list[Expand | None]:
-        """See Policy: those that pay."""
+        """See Pooled: those that pay."""
         chosen = nodes_that_pay(views, self.most_rows)
         asked = [ids for ids in chosen if ids]
         least = least_that_pays(views[0].estimates, sum(map(len, asked)))
@@ -143,7 +140,7 @@ class Adaptive(Policy):
         earlier by a step. `expand`: what the draft source is asked now.
         """
         tree, estimates = view.tree, view.estimates
-        asked = tree.root in expand.ids if expand else view.drafting and tree[tree.root].expanded
+        asked = tree.root in expand.ids if expand else view.drafting and tree.is_expanded(tree.root)
         if len(tree) > 1 or not asked or not estimates.draft.known or not estimates.levels:
             return False
         gain = estimates.hit_share(self.width) * estimates.step.seconds(1)

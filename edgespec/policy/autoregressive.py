@@ -19,6 +19,6 @@ class Autoregressive(Policy):
         return 1
 
     def decide(self, view: RequestView) -> list[Decision]:
-        if view.tree[view.tree.root].sent:
+        if view.tree.is_sent(view.tree.root):
             return []
         return [Send((view.tree.root,))]

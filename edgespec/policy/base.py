@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import Enum, auto
 from typing import ClassVar
 
 from edgespec.policy.estimates import RingEstimates
@@ -89,48 +90,67 @@ Plan = Grow | Deepen | Expand
 Decision = Plan | Send
 
 
-class Policy(ABC):
-    """Pure: the same view gives the same decisions; it never asks which draft source there is.
+class Results(Enum):
+    """When a policy wants results taken up, and the tree walked: `EACH` as it comes; `IN_STEP`:
+    only when the draft that the result before it called for is done and its segments have left, as
+    in lock-step; `TOGETHER`: when all segments are back."""
 
-    `drafts`: it needs a draft source. `verifies_each_result`: the tree is walked on every result,
-    not only when all segments are back. `drafts_in_step`: a result is processed only when the draft
-    that the result before it called for is done and its segments have left, as in lock-step.
-    `calibrates`: expanded guesses are scored by how often guesses of their score were right.
-    `waits_for_credit`: it is also asked when the first stage has handed on a segment; without it,
-    `queued` must not be used. `starts_with_prompt`: it guesses the first token too, while the
-    prompt is on its way: the root is then the prompt's last token. `prompts_first`: of several live
-    requests, those whose prompts wait to be sent go before all that decode. `pools`: of several
-    live requests, their rows and guesses compete: `best_rows` and `best_nodes` decide for all.
-    `takes_chains`: expanded nodes get all that is certain below them at once; for policies that do
-    not go by levels.
+    EACH = auto()
+    IN_STEP = auto()
+    TOGETHER = auto()
+
+
+class Policy(ABC):
+    """Decides what to guess and to send for one request; a policy of one's own defines `decide`.
+
+    Pure: the same view gives the same decisions; it never asks which draft source there is.
+
+    `drafts`: it needs a draft source. `results`: see Results. `waits_for_credit`: it is also asked
+    when the first stage has handed on a segment; without it, `queued` must not be used.
+    `starts_with_prompt`: it guesses the first token too, while the prompt is on its way: the root
+    is then the prompt's last token. `prompts_first`: of several live requests, those whose prompts
+    wait to be sent go before all that decode.
     """
 
-    name: str
     drafts: ClassVar[bool] = True
-    verifies_each_result: ClassVar[bool] = True
-    drafts_in_step: ClassVar[bool] = False
-    calibrates: ClassVar[bool] = False
+    results: ClassVar[Results] = Results.EACH
     waits_for_credit: ClassVar[bool] = False
     starts_with_prompt: ClassVar[bool] = False
     prompts_first: ClassVar[bool] = False
-    pools: ClassVar[bool] = False
-    takes_chains: ClassVar[bool] = False
 
-    @abstractmethod
+    @property
+    def name(self) -> str:
+        """What requests and results call it."""
+        return type(self).__name__.lower()
+
+    @property
+    def pool(self) -> Pooled | None:
+        """Itself, if rows and guesses of several requests compete by it."""
+        return self if isinstance(self, Pooled) else None
+
     def window(self, stages: int) -> int:
-        """How many segments may be in flight at once (credits)."""
+        """How many segments may be in flight at once (credits): one a stage, and one on its way."""
+        return stages + 1
 
     @abstractmethod
     def decide(self, view: RequestView) -> list[Decision]:
         """What to do now; called after every event of the request."""
 
+
+class Pooled(Policy):
+    """A policy for which rows and guesses of several live requests compete.
+
+    Expanded guesses are scored by how often guesses of their score were right, and get all that is
+    certain below them at once: it does not go by levels.
+    """
+
+    @abstractmethod
     def best_rows(
         self, views: Sequence[RequestView], ahead: int, roots: int, beside: int = 0
     ) -> list[tuple[int, ...]]:
         """Nodes of each request to send in one segment, with so many new roots at most, beside so
-        many rows of a prompt; `ahead`: rows of the segment before it. Of policies that pool."""
-        raise NotImplementedError
+        many rows of a prompt; `ahead`: rows of the segment before it."""
 
+    @abstractmethod
     def best_nodes(self, views: Sequence[RequestView]) -> list[Expand | None]:
-        """What to expand of each request in one pass of the draft. Of policies that pool."""
-        raise NotImplementedError
+        """What to expand of each request in one pass of the draft."""

@@ -36,34 +36,40 @@ class Calibration:
 
     def __init__(self) -> None:
         # Of each class: guesses, how many were right, how many were expected to be.
-        self._seen: Floats = np.zeros((2 * _LAST + 1, 3))
+        self._seen = [(0.0, 0.0, 0.0)] * (2 * _LAST + 1)
+        self._table: Floats | None = None  # the same, one of each three a row
 
     def learn(self, outcomes: Iterable[tuple[float, bool]]) -> None:
         """Guesses with these own natural-log scores were, or were not, the model's token."""
         for score, was_right in outcomes:
             expected = _share(score)
-            self._seen[_class_of(expected)] += (1.0, was_right, expected)
+            place = _class_of(expected)
+            guesses, right, total = self._seen[place]
+            self._seen[place] = guesses + 1.0, right + was_right, total + expected
+            self._table = None
 
     def scores(self, scores: Floats) -> Floats:
         """The natural logs of the calibrated probabilities; never above 0."""
+        if self._table is None:
+            self._table = np.array(self._seen).T
         expected = np.minimum(np.maximum(np.exp(scores), RAREST), 1.0 - RAREST)
         classes = np.rint(np.log(_odds(expected))).astype(np.int64) + _LAST
-        odds = _corrected(expected, *self._seen[classes].T)
+        odds = _corrected(expected, *self._table.take(classes, axis=1))
         found: Floats = np.log(odds / (1.0 + odds))
         return found
 
     def odds(self, score: float) -> float:
         """Of the calibrated probability of one guess."""
         expected = _share(score)
-        found: float = _corrected(expected, *self._seen[_class_of(expected)].tolist())
-        return found
+        return _corrected(expected, *self._seen[_class_of(expected)])
 
 
 def _corrected(expected: Some, guesses: Some, right: Some, total: Some) -> Some:
     """The odds of guesses with that share expected of them."""
     weight = guesses + PRIOR_WEIGHT
-    found = (right + PRIOR_WEIGHT * expected) / weight
-    usual = (total + PRIOR_WEIGHT * expected) / weight
+    own = PRIOR_WEIGHT * expected
+    found = (right + own) / weight
+    usual = (total + own) / weight
     return _odds(expected) * _odds(found) / _odds(usual)
 
 

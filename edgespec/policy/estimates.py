@@ -76,7 +76,8 @@ class RingEstimates:
     def own(self) -> float:
         """Seconds that D0 works for one segment: a pass of the draft, and the head; of what is
         known."""
-        return sum(work.seconds(1) for work in (self.draft, self.head) if work.known)
+        draft = self.draft.seconds(1) if self.draft.known else 0.0
+        return draft + (self.head.seconds(1) if self.head.known else 0.0)
 
     @property
     def plain(self) -> float:
@@ -131,7 +132,11 @@ def _used(known: dict[K, V], key: K, new: Callable[[], V]) -> V:
 
 
 class Learnt(dict[str, RingEstimates]):
-    """What requests of each policy have taught, by its name."""
+    """What requests of each policy have taught, by its name: its own, so that policies stay
+    comparable; nothing at first."""
+
+    def __missing__(self, policy: str) -> RingEstimates:
+        return self.setdefault(policy, RingEstimates())
 
     def plain_speed(self) -> float:
         """Tokens a second that plain decoding would give one request: the fastest of what the

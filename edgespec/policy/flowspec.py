@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import islice
 
-from edgespec.policy.base import Decision, Deepen, Grow, Policy, RequestView, Send
+from edgespec.policy.base import Decision, Deepen, Grow, Policy, RequestView, Results, Send
 from edgespec.tree.segments import near_equal
 
 
@@ -34,7 +34,7 @@ class FlowSpec(Policy):
     deepen_nodes: int = 48
     deepen_levels: int = 2
     name: str = "flowspec"
-    drafts_in_step = True
+    results = Results.IN_STEP
 
     def window(self, stages: int) -> int:
         """N + 1 segments: one for every stage and one for the coordinator (§3.2)."""
@@ -65,7 +65,7 @@ class FlowSpec(Policy):
         if credits <= 0:
             return []
         unsent = view.tree.unsent()
-        if not view.tree[view.tree.root].sent:
+        if not view.tree.is_sent(view.tree.root):
             ids = tuple(islice(unsent, credits * self.longest))
             return [Send(s) for s in near_equal(ids, credits, self.longest)]
         if places * self.longest >= self.nodes:

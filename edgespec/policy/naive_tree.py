@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import islice
 
-from edgespec.policy.base import Decision, Grow, Policy, RequestView, Send
+from edgespec.policy.base import Decision, Grow, Policy, RequestView, Results, Send
 from edgespec.tree.segments import near_equal
 
 
@@ -21,7 +21,7 @@ class NaiveTree(Policy):
     depth: int = 6
     width: int = 10
     name: str = "naive_tree"
-    verifies_each_result = False
+    results = Results.TOGETHER
 
     def window(self, stages: int) -> int:
         """N + 1 segments: one for every stage and one for the coordinator."""

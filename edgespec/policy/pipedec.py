@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from edgespec.policy.base import Decision, Expand, Policy, RequestView, Send
+from edgespec.policy.base import Decision, Expand, Policy, RequestView, Results, Send
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class PipeDec(Policy):
     width: int = 32
     children: int = 16
     name: str = "pipedec"
-    drafts_in_step = True
+    results = Results.IN_STEP
     waits_for_credit = True
 
     def window(self, stages: int) -> int:
@@ -35,14 +35,14 @@ class PipeDec(Policy):
     def decide(self, view: RequestView) -> list[Decision]:
         """A timestep: the next layer enters, and the one after it is predicted meanwhile."""
         tree = view.tree
-        if not tree[tree.root].sent:
+        if not tree.is_sent(tree.root):
             return [Send((tree.root,))]
         layer = tree.level(tree.lowest)
-        is_new = not tree[layer[0]].sent
+        is_new = not tree.is_sent(layer[0])
         if is_new and (view.queued or view.verifying or view.in_flight >= view.stages):
             return []  # the step that is under way has to end first, everywhere
         decisions: list[Decision] = [Send(layer)] if is_new else []
-        below = tree.lowest - tree[tree.root].position
-        if not view.drafting and below < view.depth_left and not tree[layer[0]].expanded:
+        below = tree.lowest - tree.position(tree.root)
+        if not view.drafting and below < view.depth_left and not tree.is_expanded(layer[0]):
             decisions.append(Expand(layer, self.children, self.width))
         return decisions

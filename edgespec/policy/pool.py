@@ -12,9 +12,11 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Iterator, Sequence
+from itertools import islice
 
 from edgespec.policy.base import RequestView
 from edgespec.policy.estimates import RingEstimates
+from edgespec.tree.nodes import Key
 
 LEAST_SHARE = 1 / 32
 """Nothing is started, neither a segment nor a forward pass of the draft, for guesses that are
@@ -28,6 +30,9 @@ what a row must be to pay in a segment of two: its guesses would hardly ever lea
 
 Chosen = list[tuple[int, ...]]
 """Nodes of each request, the best first."""
+
+Offer = tuple[float, int, int]
+"""A node that competes: the negative score, the request's place, the node."""
 
 
 def rows_that_pay(
@@ -49,18 +54,17 @@ def rows_that_pay(
     """
     estimates = views[0].estimates
     step, own = estimates.step, estimates.own
-    queues = [view.tree.unsent() for view in views]
-    taken: Chosen = [() for _ in views]
-    heap: list[tuple[float, int, int]] = []
+    taken: list[list[int]] = [[] for _ in views]
+    stay: set[int] = set()  # requests whose roots do not leave, nor may any row go before them
     count, total, roots = beside, float(beside), 0
-    for index in range(len(views)):
-        _offer(heap, views, queues, index)
-    while heap and count < beside + most:
-        score, index, node = heapq.heappop(heap)
+    for score, index, node in _in_order([view.tree.unsent_keys() for view in views]):
         chance = math.exp(-score)
+        if index in stay:
+            continue
         if node == views[index].tree.root:
             if roots == share:
-                continue  # nor may any row of its tree go before it
+                stay.add(index)
+                continue
             roots += 1
         elif count:
             longer = step.seconds(count + 1)
@@ -69,11 +73,12 @@ def rows_that_pay(
             cost = added * times * paid_by(total, chance, len(views))
             if chance * max(longer, own) < cost:
                 break
-        taken[index] += (node,)
+        taken[index].append(node)
         count += 1
         total += chance
-        _offer(heap, views, queues, index)
-    return taken if total - beside >= LEAST_SHARE else [() for _ in views]
+        if count == beside + most:
+            break
+    return list(map(tuple, taken)) if total - beside >= LEAST_SHARE else [() for _ in views]
 
 
 def nodes_that_pay(views: Sequence[RequestView], most: int) -> Chosen:
@@ -86,18 +91,13 @@ def nodes_that_pay(views: Sequence[RequestView], most: int) -> Chosen:
     """
     estimates = views[0].estimates
     draft = estimates.draft
-    queues = [view.tree.frontier(view.depth_left) for view in views]
-    heap: list[tuple[float, int, int]] = []
-    for index in range(len(views)):
-        _offer(heap, views, queues, index)
-    taken: Chosen = [() for _ in views]
+    taken: list[list[int]] = [[] for _ in views]
     pace = max(estimates.step.seconds(1), estimates.own)
     shorter = draft.seconds(1) if draft.known else 0.0
     # Beside a stage of D0's own what is not guessed before the root leaves may never be.
     least = 0.0 if views[0].own_stage else _least_node(estimates)
-    count = 0
-    while heap and count < most:
-        score, index, node = heapq.heappop(heap)
+    queues = [view.tree.frontier_keys(view.depth_left) for view in views]
+    for count, (score, index, node) in enumerate(islice(_in_order(queues), most)):
         chance = math.exp(-score)
         if count == 0:
             worth = chance >= LEAST_SHARE or not draft.known
@@ -109,22 +109,17 @@ def nodes_that_pay(views: Sequence[RequestView], most: int) -> Chosen:
             worth = False  # one, to find out what it takes
         if not worth:
             break
-        taken[index] += (node,)
-        count += 1
-        _offer(heap, views, queues, index)
-    return taken
+        taken[index].append(node)
+    return list(map(tuple, taken))
 
 
-def _offer(
-    heap: list[tuple[float, int, int]],
-    views: Sequence[RequestView],
-    queues: Sequence[Iterator[int]],
-    index: int,
-) -> None:
-    """The next node of a request competes."""
-    node = next(queues[index], None)
-    if node is not None:
-        heapq.heappush(heap, (-views[index].tree.score(node), index, node))
+def _in_order(queues: Sequence[Iterator[Key]]) -> Iterator[Offer]:
+    """The nodes that each request offers in turn, the best of all first."""
+
+    def offers(index: int, keys: Iterator[Key]) -> Iterator[Offer]:
+        return ((score, index, node) for score, node in keys)
+
+    return heapq.merge(*map(offers, range(len(queues)), queues))
 
 
 def _least_node(estimates: RingEstimates) -> float:

@@ -32,7 +32,7 @@ class Pruned(Policy):
     def decide(self, view: RequestView) -> list[Decision]:
         """A new root starts a round: draft, then send the whole tree; else wait."""
         tree = view.tree
-        if view.drafting or tree[tree.root].sent:
+        if view.drafting or tree.is_sent(tree.root):
             return []
         depth = min(self.depth, view.depth_left)
         if depth and view.drafted_root != tree.root:

@@ -7,7 +7,7 @@ the price of rows; then fewer rows were sent, and the many never timed again.
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Sequence
 
@@ -39,7 +39,9 @@ class Newest:
     """The newest times of one thing, each with the rows that it was of."""
 
     def __init__(self, most: int = RECENT) -> None:
-        self._times: deque[tuple[float, float]] = deque(maxlen=most)
+        self._most = most
+        self._times: deque[tuple[float, float]] = deque()
+        self._in_order: list[tuple[float, float]] = []
         self._low: tuple[float, float] | None = None
         self.at = 0
         """When the last one came, by the count of whoever keeps this."""
@@ -49,16 +51,19 @@ class Newest:
 
     def add(self, seconds: float, rows: int, at: int) -> None:
         """One more."""
+        if len(self._times) == self._most:
+            del self._in_order[bisect_left(self._in_order, self._times.popleft())]
         self._times.append((seconds, rows))
+        insort(self._in_order, (seconds, rows))
         self._low, self.at = None, at
 
     @property
     def low(self) -> tuple[float, float]:
-        """The mean rows and seconds of the quicker half; 0 as long as there is none."""
+        """The mean rows and seconds of the quicker half."""
         if self._low is None:
-            half = sorted(self._times)[: (len(self._times) + 1) // 2]
-            rows, seconds = sum(one[1] for one in half), sum(one[0] for one in half)
-            self._low = rows / max(len(half), 1), seconds / max(len(half), 1)
+            half = self._in_order[: (len(self) + 1) // 2]
+            seconds, rows = map(sum, zip(*half, strict=True))
+            self._low = rows / len(half), seconds / len(half)
         return self._low
 
 
@@ -76,13 +81,17 @@ class RowTimes:
         self._classes: dict[int, Newest] = {}
         self._count = 0
         self._line: Points = []
+        self._seconds: dict[float, float] = {}  # those asked for since a time came
 
     def record(self, rows: int, seconds: float) -> None:
         """`rows` rows took so long; rows >= 1."""
         self._count += 1
         key = (rows - 1).bit_length()
-        self._classes.setdefault(key, Newest(self._most)).add(seconds, rows, self._count)
+        if key not in self._classes:
+            self._classes[key] = Newest(self._most)
+        self._classes[key].add(seconds, rows, self._count)
         self._line = []
+        self._seconds.clear()
 
     @property
     def known(self) -> bool:
@@ -110,7 +119,10 @@ class RowTimes:
         class alone known it is taken as proportional: what a row cost there is all there is to go
         by. Beyond the largest the last slope goes on.
         """
-        return _at(self.line, rows)
+        found = self._seconds.get(rows)
+        if found is None:
+            found = self._seconds[rows] = _at(self.line, rows)
+        return found
 
     @property
     def line(self) -> Points:
@@ -121,12 +133,9 @@ class RowTimes:
 
     def is_off(self, line: Points, factor: float) -> bool:
         """Whether a class that is well known takes another time than `factor` times that line."""
-        for one in self._classes.values():
-            rows, seconds = one.low
-            usual = factor * _at(line, rows)
-            if len(one) >= ENOUGH and abs(seconds - usual) > OFF * usual:
-                return True
-        return False
+        known = [one.low for one in self._classes.values() if len(one) >= ENOUGH]
+        usual = [factor * _at(line, rows) for rows, _ in known]
+        return any(abs(low[1] - one) > OFF * one for low, one in zip(known, usual, strict=True))
 
     def _learnt(self) -> Points:
         line = _rising(list(self._classes.values()))
@@ -142,9 +151,9 @@ class RowTimes:
 def _rising(classes: Sequence[Newest]) -> Points:
     """See RowTimes. Where more rows were quicker long ago, the device has become slower."""
     line: Points = []
-    for one in sorted(classes, key=lambda each: each.low, reverse=True):
-        rows, seconds = one.low
-        newer = [each.low[1] for each in classes if each.low < one.low and each.at > one.at + PROBE]
+    known = sorted([(*one.low, one.at) for one in classes], reverse=True)
+    for place, (rows, seconds, at) in enumerate(known, 1):
+        newer = [least for _, least, came in known[place:] if came > at + PROBE]
         seconds = max([seconds, *newer])
         line.append((rows, min(seconds, line[-1][1]) if line else seconds))
     line.reverse()
@@ -187,6 +196,7 @@ class StepTimes:
         self._ratios: list[deque[float]] = []
         self._factors: list[float] = []  # of the stages that have computed something: the first
         self._own: list[RowTimes] = []
+        self._seconds: dict[float, float] = {}  # those asked for since a segment came
         self._line: Points = []
 
     def record(self, ran: Sequence[tuple[int, float]], stages: int) -> None:
@@ -212,6 +222,7 @@ class StepTimes:
             own.record(rows, seconds)
             self._shape.record(rows, min(seconds / factor, LONGEST_S))
         self._line = []
+        self._seconds.clear()
 
     @property
     def known(self) -> bool:
@@ -224,9 +235,11 @@ class StepTimes:
 
     def seconds(self, rows: float) -> float:
         """Expected seconds of the slowest stage; see RowTimes.seconds."""
-        if not self._line:
-            self._line = self._learnt()
-        return _at(self._line, rows)
+        found = self._seconds.get(rows)
+        if found is None:
+            self._line = self._line or self._learnt()
+            found = self._seconds[rows] = _at(self._line, rows)
+        return found
 
     def _learnt(self) -> Points:
         shape, alike, lines = self._shape.line, 0.0, list[Points]()

@@ -48,18 +48,18 @@ class SpecPipe(Policy):
     def decide(self, view: RequestView) -> list[Decision]:
         """Feed the next level when the first stage is free; keep one level ahead of it."""
         tree = view.tree
-        if not tree[tree.root].sent:
+        if not tree.is_sent(tree.root):
             return [Send((tree.root,))]
         fed = tree.lowest_sent
         nodes = tree.level(fed + 1)
-        following = tuple(i for i in nodes if tree[tree[i].parent].sent)[: self._width(view)]
+        following = tuple(i for i in nodes if tree.is_sent(tree.parent(i)))[: self._width(view)]
         decisions: list[Decision] = []
         if following and not view.queued and view.in_flight <= view.stages:
             decisions.append(Send(following))
         # The source runs one level ahead: of what waits to be fed or, after a refill, of what was.
-        above = following or tuple(i for i in tree.level(fed) if tree[i].sent)
-        grown = any(tree[i].expanded for i in above)
-        below = tree[above[0]].position - tree[tree.root].position
+        above = following or tuple(i for i in tree.level(fed) if tree.is_sent(i))
+        grown = any(map(tree.is_expanded, above))
+        below = tree.position(above[0]) - tree.position(tree.root)
         if not view.drafting and not grown and below < view.depth_left:
             decisions.append(Expand(above, self.children, self.width))
         return decisions

@@ -62,7 +62,7 @@ class MemberMachine:
         self._wait = wait
         self._timing = timing
         self._silence = timing.silence
-        self._asking_since: float | None = None  # None before the start and as a member
+        self.asking_since: float | None = None  # None before the start and as a member
         self._heard: float | None = None  # the coordinator, ever
         self._next = 0.0
         self._reported = float("-inf")
@@ -164,7 +164,7 @@ class MemberMachine:
 
     def _take(self, place: Assign | None, now: float) -> None:
         """It has this place from now on; None: it is a spare."""
-        self._asking_since, self._was_placed, self._next = None, True, now
+        self.asking_since, self._was_placed, self._next = None, True, now
         self._place = place
         self._connecting = self._is_up = False
         self._broke = self._faulty = ""
@@ -174,8 +174,8 @@ class MemberMachine:
         if before == assign:  # the coordinator was missed for a while and is back, or asks again
             if self._broke:
                 return []
-            if self._asking_since is not None:
-                self._asking_since, self._next = None, now
+            if self.asking_since is not None:
+                self.asking_since, self._next = None, now
             return [] if self._loading else [SendCoordinator(Ready(0.0, assign.number))]
         self._take(assign, now)
         place = f"stage {assign.stage} of {assign.stages}"
@@ -250,7 +250,7 @@ class MemberMachine:
             return [Log(loaded)]  # it stands by
         # Meanwhile it may have got another stage or ring for the same block.
         ready = []
-        if self._asking_since is None:
+        if self.asking_since is None:
             ready = [SendCoordinator(Ready(seconds, self._place.number))]
         return [ResetStage(self._place), *ready, Log(loaded)]
 
@@ -265,20 +265,20 @@ class MemberMachine:
 
     def _ask_again(self, why: str, now: float, after: float = 0.0) -> list[Effect]:
         """The ring may end, this daemon does not: it keeps its block and asks to join again."""
-        first = self._asking_since is None
+        first = self.asking_since is None
         if first:
-            self._asking_since = self._reported = now
+            self.asking_since = self._reported = now
         self._next = now + after
         return [Log(f"{why}; asking for a place again")] if first else []
 
     def _on_tick(self, now: float) -> list[Effect]:
         if not self._started:
             self._started = True
-            self._asking_since = self._next = now
+            self.asking_since = self._next = now
         if now < self._next:
             return []
-        if self._asking_since is not None:
-            return self._ask(now, now - self._asking_since)
+        if self.asking_since is not None:
+            return self._ask(now, now - self.asking_since)
         assert self._heard is not None, "a place comes with a message"
         self._next = now + self._timing.beat
         silent = now - self._heard

@@ -23,18 +23,9 @@ from edgespec.errors import (
 )
 from edgespec.net.control import Handshakes, check_version, never_answered, set_up
 from edgespec.net.keys import Identity
-from edgespec.net.slowness import slowness
 from edgespec.net.sockets import Dropped, connect, only
 from edgespec.net.zmq_transport import LINGER_MS
-from edgespec.runtime.client import (
-    Answer,
-    answer_of,
-    broken,
-    check_refusal,
-    silence_of,
-    silent_for,
-)
-from edgespec.runtime.own_time import OwnTime
+from edgespec.runtime.client import Answer, CoordinatorWatch, answer_of
 from edgespec.wire.client_messages import (
     Cancel,
     Failed,
@@ -61,7 +52,7 @@ _Socket = zmq.asyncio.Socket
 Told = TypeVar("Told")
 
 
-class AsyncClient:
+class AsyncClient(CoordinatorWatch):
     """One connection to a coordinator, made again whenever it breaks. Use with `async with`.
 
     A question without a connection waits for one, `wait` seconds at most. A request ends with its
@@ -72,15 +63,11 @@ class AsyncClient:
     def __init__(
         self, coordinator: Address, identity: Identity, wait: float, timing: Timing | None = None
     ) -> None:
-        self._coordinator = coordinator
+        super().__init__(coordinator, wait, timing)
         self._identity = identity
-        self._wait = wait
-        self._timing = timing or Timing()
-        self._silence = self._timing.answer_silence * slowness()
         self._context = zmq.asyncio.Context()
         self._socket: _Socket | None = None
         self._life: asyncio.Task[None] | None = None
-        self._time = OwnTime()
         self._heard = self._known = 0.0
         self._connected = asyncio.Event()
         self._problem: EdgespecError = PeerLost(
@@ -230,7 +217,7 @@ class AsyncClient:
             event = handshakes.take(await monitor.recv_multipart())
             handshakes.check()
             if event == zmq.EVENT_DISCONNECTED:
-                self._lose(broken(self._coordinator))
+                self._lose(self._broken())
             elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 if isinstance(self._problem, PeerLost) and not self._connected.is_set():
                     self._problem = never_answered(self._coordinator, self._wait, is_let_in=True)
@@ -257,7 +244,7 @@ class AsyncClient:
                 for tag in self._requests:  # also those whose reader hangs
                     with contextlib.suppress(EdgespecError):
                         self._send(Cancel(tag))  # comes after its Submit, however late both come
-                self._lose(silent_for(self._coordinator, silent))
+                self._lose(self._silent_for(silent))
 
     def _send(self, message: Message) -> None:
         """Raises PeerLost if there is no connection, or it takes no more."""
@@ -268,8 +255,7 @@ class AsyncClient:
             raise PeerLost(f"the coordinator at {self._coordinator} takes no messages")
 
     def _take(self, message: Message) -> None:
-        check_refusal(message)
-        self._silence = silence_of(message, self._silence)
+        self._heed(message)
         self._heard = now = self._time.now()
         if not isinstance(message, Status):
             self._known = now

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
+from math import inf
+from typing import TypeVar
 
 from edgespec.config import Address, Timing
 from edgespec.errors import AccessRefused, ConfigError, PeerLost, RequestFailed
@@ -32,6 +34,7 @@ NOTE_S = 1.0
 """Seconds between two notes that the coordinator has not answered yet."""
 
 Answer = Progress | Tokens | Finished
+Own = TypeVar("Own", bound="Client")
 
 
 def answer_of(message: Answer | Failed) -> Answer:
@@ -47,25 +50,40 @@ def check_refusal(message: Message) -> None:
         raise AccessRefused(f"the coordinator refused: {printable(message.reason, REASON_CHARS)}")
 
 
-def silence_of(message: Message, before: float) -> float:
-    """Seconds for which its sender may be silent, which this may change; `before`: so far."""
-    return message.silence or before if isinstance(message, Heartbeat) else before
+class CoordinatorWatch:
+    """What every client knows of its coordinator: where it is, and for how long it may be silent,
+    which it tells."""
+
+    def __init__(self, coordinator: Address, wait: float, timing: Timing | None) -> None:
+        """`wait`: seconds until one that never answered is given up. Raises ConfigError for a wait
+        that cannot be used."""
+        if not 0.0 < wait <= 86400.0:
+            raise ConfigError(f"wait is {wait}; it must be above 0 and at most 86400 seconds")
+        self._coordinator = coordinator
+        self._wait = wait
+        self._timing = timing or Timing()
+        self._silence = self._timing.answer_silence * slowness()
+        self._time = OwnTime()
+
+    def _heed(self, message: Message) -> None:
+        """What any of its messages says of it. Raises AccessRefused if it refuses this client."""
+        check_refusal(message)
+        if isinstance(message, Heartbeat):
+            self._silence = message.silence or self._silence
+
+    def _silent_for(self, seconds: float) -> PeerLost:
+        """The error for a coordinator that was silent for so long."""
+        return PeerLost(
+            f"the coordinator at {self._coordinator} has been silent for {seconds:.1f} s: it has "
+            "ended or cannot be reached"
+        )
+
+    def _broken(self) -> PeerLost:
+        """The error for a connection that has ended, with all that was asked over it."""
+        return PeerLost(f"the connection to the coordinator at {self._coordinator} broke")
 
 
-def silent_for(coordinator: Address, seconds: float) -> PeerLost:
-    """The error for a coordinator that was silent for so long."""
-    return PeerLost(
-        f"the coordinator at {coordinator} has been silent for {seconds:.1f} s: it has ended or "
-        "cannot be reached"
-    )
-
-
-def broken(coordinator: Address) -> PeerLost:
-    """The error for a connection that has ended, with all that was asked over it."""
-    return PeerLost(f"the connection to the coordinator at {coordinator} broke")
-
-
-class Client:
+class Client(CoordinatorWatch):
     """One connection to a coordinator. Use as a context manager."""
 
     def __init__(
@@ -81,25 +99,23 @@ class Client:
 
         Raises ConfigError for an address or a wait that cannot be used.
         """
-        if not 0.0 < wait <= 86400.0:
-            raise ConfigError(f"wait is {wait}; it must be above 0 and at most 86400 seconds")
+        super().__init__(coordinator, wait, timing)
         self._check = check
-        self._coordinator = coordinator
-        self._wait = wait
-        self._timing = timing or Timing()
-        self._silence = self._timing.answer_silence * slowness()
         self._transport = ZmqTransport.client(coordinator, identity, 2 * self._silence)
-        self._time = OwnTime()
         self._started = self._time.now()
         self._heard: float | None = None
         self._said = 0.0
         self._open: set[int] = set()  # tags of requests that the coordinator may still work for
         self.cancelled = False
 
-    def __enter__(self) -> Client:
+    def __enter__(self: Own) -> Own:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Cancel what is still asked, and end the connection."""
         for tag in list(self._open):
             self._give_up(tag)
         self._transport.close()
@@ -111,56 +127,38 @@ class Client:
     def ask(self, submit: Submit) -> Iterator[Answer]:
         """Submit a request and yield what comes, the last being Finished.
 
-        Raises RequestFailed with the coordinator's reason, PeerLost if it is gone. Before the
-        coordinator's first answer it yields a Progress that says so, and a cancel is a
-        KeyboardInterrupt. A request that is left before its end is cancelled.
+        Raises RequestFailed with the coordinator's reason, and like `ask_at_once`.
         """
-        self._open.add(submit.tag)
-        try:
-            yield from self._answer(submit)
-        finally:
-            self._give_up(submit.tag)
-
-    def _answer(self, submit: Submit) -> Iterator[Answer]:
-        self._send(submit)
-        noted = self._started
-        limit: float | None = None
-        while limit is None or self._time.now() < limit:
-            if self.cancelled and limit is None:
-                if self._heard is None:
-                    raise KeyboardInterrupt
-                self._send(Cancel(submit.tag))
-                limit = self._time.now() + CANCEL_WAIT * self._silence
-            for message in self._receive():
-                match message:
-                    case Progress(tag=tag) | Tokens(tag=tag) if tag == submit.tag:
-                        yield message
-                    case Finished(tag=tag) | Failed(tag=tag) if tag == submit.tag:
-                        self._open.discard(tag)
-                        yield answer_of(message)
-                        return
-            now = self._time.now()
-            if self._heard is None and now - noted >= NOTE_S:
-                noted = now
-                waited = f"({now - self._started:.0f} of {self._wait:.0f} s)"
-                text = f"waiting for the coordinator at {self._coordinator} {waited}"
-                yield Progress(submit.tag, text)
-        raise PeerLost(f"the coordinator at {self._coordinator} did not confirm the cancel")
+        for message in self.ask_at_once([submit], 1):
+            yield answer_of(message)
 
     def ask_at_once(
         self, submits: Iterable[Submit], live: int
-    ) -> Iterator[Progress | Tokens | Finished | Failed]:
+    ) -> Generator[Progress | Tokens | Finished | Failed, None, None]:
         """Submit all of them, the next one as soon as fewer than `live` are open, and yield what
-        comes of any of them as it comes. Raises PeerLost if the coordinator is gone. Requests that
-        are left before their ends are cancelled."""
+        comes of any of them as it comes.
+
+        Raises PeerLost if the coordinator is gone. Before its first answer it yields a Progress
+        that says so, and a cancel is a KeyboardInterrupt. Requests that are left before their ends
+        are cancelled.
+        """
         waiting = iter(submits)
+        noted, limit = self._started, inf
         try:
-            while True:
-                while len(self._open) < live and (submit := next(waiting, None)) is not None:
+            while self._time.now() < limit:
+                while limit == inf and len(self._open) < live:
+                    if (submit := next(waiting, None)) is None:
+                        break
                     self._open.add(submit.tag)
                     self._send(submit)
                 if not self._open:
                     return
+                if self.cancelled and limit == inf:
+                    if self._heard is None:
+                        raise KeyboardInterrupt
+                    for tag in self._open:
+                        self._send(Cancel(tag))
+                    limit = self._time.now() + CANCEL_WAIT * self._silence
                 for message in self._receive():
                     match message:
                         case Progress(tag=tag) | Tokens(tag=tag) if tag in self._open:
@@ -168,6 +166,13 @@ class Client:
                         case Finished(tag=tag) | Failed(tag=tag) if tag in self._open:
                             self._open.discard(tag)
                             yield message
+                now = self._time.now()
+                if self._heard is None and now - noted >= NOTE_S:
+                    noted = now
+                    waited = f"({now - self._started:.0f} of {self._wait:.0f} s)"
+                    text = f"waiting for the coordinator at {self._coordinator} {waited}"
+                    yield Progress(min(self._open), text)
+            raise PeerLost(f"the coordinator at {self._coordinator} did not confirm the cancel")
         finally:
             for tag in list(self._open):
                 self._give_up(tag)
@@ -204,14 +209,13 @@ class Client:
         messages = [i.message for i in self._transport.poll(self._timing.beat)]
         now = self._time.turned(self._timing.beat)
         for message in messages:
-            check_refusal(message)
-            self._silence = silence_of(message, self._silence)
+            self._heed(message)
         if messages:
             self._heard = now
         elif self._heard is not None and self._transport.broke:
-            raise broken(self._coordinator)
+            raise self._broken()
         elif self._heard is None and now - self._started > self._wait:
             raise never_answered(self._coordinator, self._wait, self._transport.is_let_in)
         elif self._heard is not None and now - self._heard > self._silence:
-            raise silent_for(self._coordinator, now - self._heard)
+            raise self._silent_for(now - self._heard)
         return messages

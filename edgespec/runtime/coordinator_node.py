@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+from collections import Counter
 from collections.abc import Callable
 
 from msgspec.structs import replace
@@ -27,7 +28,7 @@ from edgespec.runtime.instrumentation import Instrumentation
 from edgespec.runtime.node import BUG, RingNode, ring_address
 from edgespec.runtime.request_log import RequestLog
 from edgespec.runtime.worker import Worker
-from edgespec.wire.client_messages import Cancel, Failed, Finished, Submit, Tokens
+from edgespec.wire.client_messages import Cancel, Failed, Finished, Progress, Submit, Tokens
 from edgespec.wire.hints import Hint
 from edgespec.wire.messages import (
     CloseRequest,
@@ -73,6 +74,9 @@ class CoordinatorNode(RingNode):
         self._machine = machine
         self._membership = membership
         self._unreachable: set[bytes] = set()  # found while carrying out effects
+        self._open: Counter[tuple[bytes, int]] = (
+            Counter()
+        )  # requests without an end, by peer and tag
         # Prompts have their own workers: neither they nor the models wait for the other, nor do
         # prompts for a grammar.
         self._prompts = Worker(self._encode, "edgespec-prompts")
@@ -168,6 +172,7 @@ class CoordinatorNode(RingNode):
         match message:
             case Submit(scope=scope):
                 submit = replace(message, scope=asker_of(key, scope)) if key else message
+                self._open[peer, submit.tag] += 1
                 if self.requests is not None:
                     self.requests.asked(peer, submit)
                 return submit
@@ -198,28 +203,34 @@ class CoordinatorNode(RingNode):
         return self.guarded(self.to_ring, event, now)
 
     def _tell(self, event: Event, now: float) -> list[Effect]:
-        """Hand an event to the coordinator machine; if that fails, its request ends."""
+        """Hand an event to the coordinator machine."""
         try:
             return self._machine.handle(event, now)
         except Exception:
             self.note_bug(event, now)
-            return self._machine.give_up(event, _FAILED)
+            return self._fail_all()
+
+    def _fail_all(self) -> list[Effect]:
+        """The coordinator machine has a bug, and what it holds may be wrong: it begins anew, and
+        every request that has no end yet fails."""
+        ends = [SendPeer(peer, Failed(tag, _FAILED)) for peer, tag in self._open.elements()]
+        return [*self._machine.reset(), *ends]
 
     def not_carried_out(self, effect: Effect) -> list[Effect]:
-        # Replace an end that cannot be sent; another missing message ends its request.
+        # Replace an end that cannot be sent; without another message no request is sure to go on.
         match effect:
             case SendPeer(peer, Finished(tag=tag)):
                 return [SendPeer(peer, Failed(tag, _FAILED))]
             case SendPeer(peer, Failed(tag, reason)):
                 return [SendPeer(peer, Failed(tag, _FAILED))] if reason != _FAILED else []
             case SendRing() | SendPeer(_, Tokens() | Retain() | CloseRequest()):
-                return self._machine.give_up(effect, _FAILED)
+                return self._fail_all()
         return [Renew(BUG)]
 
     def carry_out(self, effect: Effect, now: float) -> None:
         match effect:
             case EncodePrompt():
-                worker = self._grammars if effect.grammar else self._prompts
+                worker = self._grammars if effect.asked.grammar else self._prompts
                 worker.submit(effect, self.happened_at)
             case SendRing(segment):
                 self.transport.send_ring(segment)
@@ -242,6 +253,9 @@ class CoordinatorNode(RingNode):
                 raise TypeError(f"a coordinator carries out no {type(effect).__name__}")
 
     def _send_peer(self, peer: bytes, message: object) -> None:
+        about_one = Tokens | Progress | Finished | Failed
+        if isinstance(message, about_one) and not self._open[peer, message.tag]:
+            return  # it has its end: there was a bug meanwhile
         if self.requests is not None and isinstance(message, Finished | Failed):
             self.requests.answered(peer, message)
         try:
@@ -250,9 +264,12 @@ class CoordinatorNode(RingNode):
             # Later: first carry out the other effects of this event.
             self._unreachable.add(peer)
             raise
+        if isinstance(message, Finished | Failed):
+            self._open -= Counter([(peer, message.tag)])
 
     def _gone(self, peer: bytes, now: float) -> None:
         """A client can no longer be reached, or was removed."""
+        self._open = Counter({one: n for one, n in self._open.items() if one[0] != peer})
         if self.requests is not None:
             self.requests.left(peer)
         self.perform_all(self._heard(PeerGone(peer), now), now)

@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from edgespec.backends.charged_time import LoopTime
 from edgespec.backends.emulated import DeviceTime, Emulated
-from edgespec.backends.loop_time import LoopTime
 from edgespec.backends.timed import EffectDurations
 from edgespec.net.emulated_link import LinkPace, PacedTransport
 from edgespec.runtime.node import RingNode

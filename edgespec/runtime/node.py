@@ -11,8 +11,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 
+from edgespec.backends.charged_time import LoopTime, is_charged
 from edgespec.backends.compute import COMPUTE
-from edgespec.backends.loop_time import LoopTime, is_charged
 from edgespec.config import Address
 from edgespec.decoding.effects import AbortBlock, Draft, Renew, RunHead, SendRing
 from edgespec.decoding.events import SegmentArrived
@@ -165,7 +165,7 @@ class RingNode(ABC):
         self.supervisor.ready(status)
         try:
             while self.ended is None:
-                self._step()
+                self.step()
         finally:
             self._shutdown()
         return self.ended
@@ -180,7 +180,7 @@ class RingNode(ABC):
         if self.ended is None:
             self.ended = Stop(reason, failed)
 
-    def _step(self) -> None:
+    def step(self) -> None:
         self.supervisor.beat()
         timeout = min(max(self._next_tick() - self._time.now(), 0.0), LONGEST_POLL)
         incoming = self.transport.poll(timeout)

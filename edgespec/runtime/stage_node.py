@@ -82,7 +82,7 @@ class StageNode(RingNode):
     ) -> None:
         """`device()`: the device's health as far as it is known; it must not wait."""
         super().__init__(transport, self._perform)
-        self._member = member
+        self.member = member
         self._coordinator = coordinator
         self._load = load
         self._fetch = fetch
@@ -109,19 +109,19 @@ class StageNode(RingNode):
         """Segments, retained sets and ends to the stage machine; the rest to the member."""
         match event:
             case MessageArrived(_, Retain() | CloseRequest() | SubscribeActivity() | Lenses()):
-                alive = self._member.handle(event, now)
+                alive = self.member.handle(event, now)
                 return alive + self._compute_on(event, now)
             case MessageArrived(_, Heartbeat(number)) if number:  # it measures the round trip
-                return [*self._member.handle(event, now), SendCoordinator(Heartbeat(number))]
+                return [*self.member.handle(event, now), SendCoordinator(Heartbeat(number))]
             case Tick():
                 return self._on_tick(now)
             case MessageArrived() | BlockLoading() | BlockLoaded() | BlockFetched() | LoadFailed():
-                return self._member.handle(event, now)
+                return self.member.handle(event, now)
             case _:
                 return self._compute_on(event, now)
 
     def _on_tick(self, now: float) -> list[Effect]:
-        effects = self._member.handle(Tick(), now)
+        effects = self.member.handle(Tick(), now)
         beat, machine = SendCoordinator(Heartbeat()), self.machine
         # Send Health with the heartbeat, at most every HEALTH_S.
         if beat in effects and now >= self._next_health:
@@ -153,7 +153,7 @@ class StageNode(RingNode):
         return [*faults, Renew(BUG)]
 
     def to_ring(self, event: Event, now: float) -> list[Effect]:
-        return self._member.handle(event, now)
+        return self.member.handle(event, now)
 
     def not_carried_out(self, effect: Effect) -> list[Effect]:
         if isinstance(effect, SendRing):  # its request would wait for it
@@ -163,7 +163,7 @@ class StageNode(RingNode):
     @property
     def place(self) -> Assign | None:
         """Its place in the ring; None as a spare, or before the first."""
-        return self._member.place
+        return self.member.place
 
     @property
     def is_connected(self) -> bool:
@@ -171,7 +171,7 @@ class StageNode(RingNode):
         return self.transport.is_in_ring
 
     def deadline(self) -> float | None:
-        both = (self._member.deadline(), self.machine.deadline() if self.machine else None)
+        both = (self.member.deadline(), self.machine.deadline() if self.machine else None)
         return min((d for d in both if d is not None), default=None)
 
     def carry_out(self, effect: Effect, now: float) -> None:

@@ -35,7 +35,7 @@ class Trace:
         self.node = 0
         try:
             # By lines: the trace is complete even if the process is killed.
-            self._file = Path(path).open(  # noqa: SIM115
+            self.file = Path(path).open(  # noqa: SIM115
                 "w", encoding="utf-8", buffering=1
             )
         except OSError as problem:
@@ -46,7 +46,7 @@ class Trace:
         line = json.dumps({"what": what, "node": self.node, **fields}) + "\n"
         with self._lock:
             if self._written < LIMIT_BYTES:
-                self._file.write(line)
+                self.file.write(line)
                 self._written += len(line)
 
     def sent(self, message: Message, nbytes: int) -> None:

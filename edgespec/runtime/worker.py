@@ -51,10 +51,10 @@ class Worker:
         self._bell, self.waker = socket.socketpair()
         self._bell.setblocking(False)
         # A daemon thread: a program that must end does not wait for a long forward pass.
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self.thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
-        self._thread.start()
+        self.thread.start()
 
     def submit(self, effect: Effect, at: float | None = None) -> None:
         """Carry out an effect after those before it, a head before all but heads and in the middle
@@ -107,9 +107,9 @@ class Worker:
         with self._more:
             self._stopping = True
             self._more.notify()
-        if self._thread.is_alive():
-            self._thread.join(timeout)
-        elif self._thread.ident is None:  # it never ran
+        if self.thread.is_alive():
+            self.thread.join(timeout)
+        elif self.thread.ident is None:  # it never ran
             self._bell.close()
         self.waker.close()
 

@@ -17,9 +17,9 @@ from edgespec.serving.reply_bodies import (
     ChatChoice,
     ChatChunk,
     ChatChunkChoice,
-    ChatMessage,
     MadeCall,
     MadeFunction,
+    MadeMessage,
     RingUsage,
     TextChoice,
     TextCompletion,
@@ -117,7 +117,7 @@ class ChatFormat(Format):
     def choice(self, index: int, text: str, log_probs: list[Object], reason: str) -> AnswerChoice:
         listed = self._listed(log_probs)
         if not self._readers:
-            return ChatChoice(index, listed, reason, ChatMessage(text))
+            return ChatChoice(index, listed, reason, MadeMessage(text))
         reader = self._readers[index]
         said = [*reader.push(text), *reader.flush()]
         calls = [
@@ -125,7 +125,7 @@ class ChatFormat(Format):
             for n, one in enumerate(one for one in said if one.name)
         ]
         content = "".join(one.text for one in said if one.call < 0)
-        message = ChatMessage(content if content or not calls else None)
+        message = MadeMessage(content if content or not calls else None)
         if calls:
             message.tool_calls = calls
         return ChatChoice(index, listed, _reason(reason, reader), message)

@@ -53,14 +53,14 @@ class MadeCall(Struct, tag_field="type", tag="function"):
     function: MadeFunction
 
 
-class ChatMessage(Struct, tag_field="role", tag="assistant"):
+class MadeMessage(Struct, tag_field="role", tag="assistant"):
     content: str | None
     refusal: None = None
     tool_calls: list[MadeCall] | UnsetType = UNSET
 
 
 class ChatChoice(AnswerChoice):
-    message: ChatMessage
+    message: MadeMessage
 
 
 class ChatChunkChoice(AnswerChoice):

@@ -8,6 +8,7 @@ from functools import cache
 from typing import Annotated, Any, Literal, get_type_hints
 
 from msgspec import Meta, Struct, field
+from msgspec.structs import replace
 
 from edgespec.config import MAX_TEMPERATURE
 from edgespec.decoding.admission import MOST_BIAS, MOST_PENALTY
@@ -15,7 +16,13 @@ from edgespec.policy.registry import POLICIES
 from edgespec.types.grammar_spec import json_spec, spec
 from edgespec.types.tool_forms import Tool, ToolForm
 from edgespec.verify.top_logprobs import MOST
-from edgespec.wire.client_messages import MOST_BIASES
+from edgespec.wire.client_messages import (
+    MOST_BIASES,
+    MOST_MESSAGES,
+    MOST_TOOLS,
+    ChatMessage,
+    ToolCall,
+)
 
 MOST_INT = (1 << 31) - 1
 MOST_CHOICES = 128
@@ -108,11 +115,20 @@ class RequestMessage(RequestPart, tag_field="role"):
     content: str | list[TextPart]
     name: Unread = None
 
+    def record(self) -> ChatMessage:
+        """As the ring has it: a content in parts is one text, and one that is null an empty one,
+        which templates can all add to a text."""
+        content = self.content or ""
+        text = content if isinstance(content, str) else "".join(part.text for part in content)
+        return ChatMessage(str(self.__struct_config__.tag), text)
+
 
 class SystemMessage(RequestMessage, tag="system"): ...
 
 
-class DeveloperMessage(RequestMessage, tag="developer"): ...
+class DeveloperMessage(RequestMessage, tag="developer"):
+    def record(self) -> ChatMessage:
+        return replace(super().record(), role="system")
 
 
 class UserMessage(RequestMessage, tag="user"): ...
@@ -123,13 +139,16 @@ class ToolMessage(RequestMessage, tag="tool"):
 
     tool_call_id: Unread = None
 
+    def record(self) -> ChatMessage:
+        return replace(super().record(), tool_call_id=str(self.tool_call_id or ""))
+
 
 class CalledFunction(RequestPart):
     name: ToolName
     arguments: str
 
 
-class ToolCall(RequestPart):
+class RequestCall(RequestPart):
     function: CalledFunction
     id: Unread = None
     type: Literal["function"] = "function"
@@ -142,9 +161,14 @@ class AssistantMessage(RequestMessage, tag="assistant"):
     content: str | list[TextPart] | None  # type: ignore[assignment]
     refusal: Empty = None
     audio: Empty = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: list[RequestCall] | None = None
     function_call: Empty = None
     annotations: Empty = None
+
+    def record(self) -> ChatMessage:
+        functions = [(one.function, str(one.id or "")) for one in self.tool_calls or ()]
+        calls = tuple(ToolCall(one.name, one.arguments, id) for one, id in functions)
+        return replace(super().record(), tool_calls=calls)
 
 
 class StreamOptions(RequestPart):
@@ -252,6 +276,17 @@ class Function(RequestPart):
         bool | None, Meta(description="Its arguments are valid, whenever it is called.")
     ] = None
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        try:
+            self.record()
+        except ValueError as problem:
+            raise FieldError("parameters", str(problem)) from None
+
+    def record(self) -> Tool:
+        """As the ring has it."""
+        return Tool(self.name, self.description or "", self.parameters or {})
+
 
 class FunctionTool(RequestPart):
     function: Function
@@ -281,7 +316,11 @@ class SchemaFormat(AnswerFormat, tag="json_schema"):
 class ChatRequest(AnswerRequest, kw_only=True):
     messages: Annotated[
         list[SystemMessage | DeveloperMessage | UserMessage | AssistantMessage | ToolMessage],
-        Meta(min_length=1, max_length=4096, description="A content that is a list is one text."),
+        Meta(
+            min_length=1,
+            max_length=MOST_MESSAGES,
+            description="A content that is a list is one text.",
+        ),
     ]
     max_completion_tokens: TokenLimit = None
     max_tokens: TokenLimit = None
@@ -291,7 +330,8 @@ class ChatRequest(AnswerRequest, kw_only=True):
         TextFormat | JsonFormat | SchemaFormat | None, Meta(description="What the answer is.")
     ] = None
     tools: Annotated[
-        list[FunctionTool], Meta(max_length=128, description="Functions that the model may call.")
+        list[FunctionTool],
+        Meta(max_length=MOST_TOOLS, description="Functions that the model may call."),
     ] = []
     tool_choice: Annotated[
         Literal["none", "auto", "required"] | NamedTool | None,
@@ -341,11 +381,7 @@ class ChatRequest(AnswerRequest, kw_only=True):
             return []
         named = self.tool_choice.function.name if isinstance(self.tool_choice, NamedTool) else ""
         functions = [tool.function for tool in self.tools]
-        return [
-            Tool(one.name, one.description or "", one.parameters or {})
-            for one in functions
-            if named in ("", one.name)
-        ]
+        return [one.record() for one in functions if named in ("", one.name)]
 
     @property
     def _tool_grammar(self) -> bool:

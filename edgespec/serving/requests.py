@@ -14,13 +14,10 @@ from msgspec.structs import replace
 from edgespec.errors import ConfigError
 from edgespec.serving.problems import ApiProblem, not_supported, refused
 from edgespec.serving.request_bodies import (
-    AssistantMessage,
     ChatRequest,
     FieldError,
-    RequestMessage,
     RequestPart,
     TextRequest,
-    ToolMessage,
 )
 from edgespec.types.tool_forms import HERMES, ToolForm
 from edgespec.wire.client_messages import Submit, TokenBias
@@ -117,11 +114,11 @@ def submits_of(
         logit_bias=tuple(TokenBias(int(token), bias) for token, bias in request.logit_bias.items()),
     )
     if isinstance(request, ChatRequest):
+        messages = tuple(one.record() for one in request.messages)
         try:
-            messages = json.dumps(_conversation(request), ensure_ascii=False)
-        except RecursionError:
-            raise refused("tools are nested too deep", "tools") from None
-        asked = [replace(submit, messages=messages)]
+            asked = [replace(submit, messages=messages, tools=tuple(request.callable_tools))]
+        except ValueError as problem:
+            raise refused(str(problem), "messages") from None
     else:
         asked = [replace(submit, prompt=prompt) for prompt in request.prompts]
     seeds = [(submit.seed + choice) % (1 << 64) for choice in range(request.n)]
@@ -135,35 +132,6 @@ def _spec_of(request: ChatRequest | TextRequest, form: ToolForm) -> str:
         raise refused(str(problem), "response_format") from None
     except RecursionError:
         raise refused("tools are nested too deep", "tools") from None
-
-
-def _conversation(request: ChatRequest) -> object:
-    """The conversation as the message Submit has it."""
-    messages = [_as_told(message) for message in request.messages]
-    tools = [tool.as_json() for tool in request.callable_tools]
-    if not tools and not any(one["role"] == "tool" or "tool_calls" in one for one in messages):
-        return messages
-    return {"messages": messages, "tools": tools}
-
-
-def _as_told(message: RequestMessage) -> dict[str, Any]:
-    role = str(message.__struct_config__.tag)
-    # A message without content called a tool or refused; templates can add an empty text.
-    content = message.content or ""
-    text = content if isinstance(content, str) else "".join(part.text for part in content)
-    told: dict[str, Any] = {"role": "system" if role == "developer" else role, "content": text}
-    if isinstance(message, ToolMessage):
-        told["tool_call_id"] = str(message.tool_call_id or "")
-    if isinstance(message, AssistantMessage) and message.tool_calls:
-        told["tool_calls"] = [
-            {
-                "id": str(one.id or ""),
-                "type": "function",
-                "function": {"name": one.function.name, "arguments": one.function.arguments},
-            }
-            for one in message.tool_calls
-        ]
-    return told
 
 
 # --- problems -----------------------------------------------------------------------------------

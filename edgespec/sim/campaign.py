@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 
-from edgespec.decoding.admission import Ring
+from edgespec.decoding.admission import CoordinatorSettings
 from edgespec.decoding.answer import TextCodec
 from edgespec.decoding.coordinator import CoordinatorMachine
 from edgespec.decoding.stage import StageMachine
 from edgespec.errors import ConfigError, EdgespecError
 from edgespec.schema import FileStruct, json_text, read_as
 from edgespec.sim.checks import Checks, Promise
-from edgespec.sim.durations import RandomDurations
+from edgespec.sim.durations import Durations, RandomDurations
 from edgespec.sim.faults import BentSegment, LoseSegment, SmallCache
 from edgespec.sim.log import EventLog
 from edgespec.sim.oracle import Oracle
@@ -34,7 +34,7 @@ _FORMAT = ("format", 1)
 class Parts:
     """What a run is built of; a test replaces a part to plant a bug."""
 
-    coordinator: Callable[[Ring, TextCodec], CoordinatorMachine] = CoordinatorMachine
+    coordinator: Callable[[CoordinatorSettings, TextCodec], CoordinatorMachine] = CoordinatorMachine
     stage: Callable[..., StageMachine] = StageMachine
     block: Callable[[int], FakeBlock] = FakeBlock
     draft: Callable[[random.Random, float], Oracle] = Oracle
@@ -74,7 +74,7 @@ def build(
     stages, head = scenario.stages, FakeHead(VOCABULARY)
     codec = ToyCodec(frozenset(scenario.eos_ids))
     draft = parts.draft(random.Random(f"{scenario.seed} draft"), scenario.accuracy)
-    ring = Ring(
+    ring = CoordinatorSettings(
         stages,
         scenario.context_length,
         "oracle",
@@ -104,17 +104,18 @@ def build(
             for n in range(1, stages + 1)
         ]
 
+    chance = random.Random(f"{scenario.seed} durations"), scenario.head_pace
+    stages_of = zip(scenario.stage_paces, scenario.layers, strict=True)
     checks = Checks(promises, scenario.live)
     world = World(
         parts.coordinator(ring, codec),
         CoordinatorParts(None if scenario.head_last else head, draft),
         make_stages,
-        RandomDurations(
-            random.Random(f"{scenario.seed} durations"),
-            scenario.head_pace,
-            scenario.draft_pace,
-            scenario.stage_paces,
-            scenario.layers,
+        Durations(
+            [
+                RandomDurations(*chance, scenario.draft_pace, scenario.layers[0], draft),
+                *(RandomDurations(*chance, *one) for one in stages_of),
+            ]
         ),
         scenario.network,
         scenario.faults,

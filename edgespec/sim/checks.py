@@ -250,11 +250,12 @@ def _check_credits(world: World, number: int) -> None:
     if request is None:
         return
     flying = sum(number in owners for owners in world.wires.segments.values())
-    waiting = len(request.leaving) + len(request.results)
-    if request.in_flight != flying + waiting:
+    outbox = request.outbox
+    waiting = outbox.waiting + outbox.returned
+    if outbox.in_flight != flying + waiting:
         raise InvariantViolated(
             "credits",
-            f"request {number} counts {request.in_flight} segments; {flying} are on the ring and "
+            f"request {number} counts {outbox.in_flight} segments; {flying} are on the ring and "
             f"{waiting} wait",
         )
 
@@ -268,16 +269,16 @@ def _check_ledgers(world: World, number: int) -> None:
     if world.wires.control[number] or world.work[number] or _is_flying(world, number):
         return
     request = world.coordinator.accepts(number)
-    if world.gone or request is None or not request.is_read or request.leaving:
+    if world.gone or request is None or not request.is_read or request.outbox.waiting:
         return
     committed, last, live = _held(request)
-    epoch = request.retains.epoch
+    epoch, ppd_rows = request.outbox.retains.epoch, request.drafting.ppd_rows or ()
     first: tuple[int, ...] | None = None
     for node, stage in enumerate(world.stages, 1):
         ledger = stage.machine.ledgers().get(number)
         if ledger is None:
             raise InvariantViolated("ledgers agree", f"V{node} knows no request {number}")
-        rows = tuple(row for row in ledger.speculative if row not in (request.ppd_rows or ()))
+        rows = tuple(row for row in ledger.speculative if row not in ppd_rows)
         if world.wires.lost.get((node, number)) == epoch:
             accepted = ledger.committed + sum(row not in live for row in rows)
             if not live.issubset(rows) or accepted < committed:
@@ -305,12 +306,12 @@ def _is_flying(world: World, number: int) -> bool:
 
 def _held(request: Request) -> tuple[int, int, set[int]]:
     """What every stage must hold: committed rows, the last one's id, and the live rows."""
-    tree = request.tree
+    tree, prefix = request.tree, len(request.outbox.prefix)
     if tree is None:
-        return len(request.prefix), len(request.prefix) - 1, set()
+        return prefix, prefix - 1, set()
     root = tree[tree.root]
     live = {i for i in tree.ids if tree[i].sent}
-    if root.id < len(request.prefix):  # the prefix's last row, which is committed
+    if root.id < prefix:  # the prefix's last row, which is committed
         return root.position + 1, root.id, live - {root.id}
     return root.position, root.parent, live
 

@@ -4,69 +4,71 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
+from edgespec.backends.charged_time import LoopTime, loop_of
 from edgespec.backends.compute import FIRST
-from edgespec.backends.loop_time import LoopTime, loop_of
-from edgespec.backends.timed import CoordinatorDurations, StageDurations, segment_bytes
+from edgespec.backends.timed import (
+    CoordinatorDurations,
+    EffectDurations,
+    StageDurations,
+    segment_bytes,
+)
+from edgespec.drafting.grower import TreeGrower
 from edgespec.errors import ConfigError
 from edgespec.machines.effects import Effect, RunBlock
 from edgespec.machines.events import NO_JOB, Event
 from edgespec.planning.costs import RingCosts
 from edgespec.sim.links import LinkSpec, Network
-from edgespec.types.draft_pass import DraftWork
 from edgespec.wire.messages import Message
 from edgespec.wire.segment import Segment
 
 
-class Durations(Protocol):
-    """What a run charges; stages are numbered from 1. `loop`: of the coordinator's own loop, of one
-    world; None: it takes no time."""
+@dataclass(frozen=True, slots=True)
+class Durations:
+    """What a run charges: `nodes` D0's effects and those of V1 … VN; `loop`: of D0's own loop, of
+    one world, None if it takes no time; `message_bytes`: of which a link is charged for a message
+    that the codec made so many bytes of."""
 
-    loop: LoopTime | None
-
-    def coordinator(self, effect: Effect, done: Event | None, work: tuple[DraftWork, ...]) -> float:
-        """Seconds of a coordinator's effect; `done`: what came of it; `work`: what the draft did
-        for it."""
-
-    def stage(self, number: int, effect: Effect, done: Event | None) -> float:
-        """Seconds of a stage's effect; `done`: what came of it, of a head alone."""
-
-    def parts(self, number: int, effect: Effect) -> Sequence[float]:
-        """The lengths, in any unit, of an effect's parts (layers) at stage `number`, 0: the
-        coordinator's, between which it can be stopped or interrupted; of a draft: of the one whose
-        seconds were asked last."""
-
-    def message_bytes(self, message: Message, encoded: int) -> int:
-        """Bytes that a link is charged for a message that the codec made `encoded` bytes of."""
+    nodes: Sequence[EffectDurations]
+    loop: LoopTime | None = None
+    message_bytes: Callable[[Message, int], int] = lambda message, encoded: encoded
 
 
-class CostDurations:
-    """What the devices of `costs` would take, whatever small model stands in for the real one."""
+def charged_durations(
+    costs: RingCosts,
+    draft: TreeGrower | None = None,
+    d0_free: bool = False,
+    loop_free: bool = False,
+) -> Durations:
+    """What the devices of `costs` would take, whatever small model stands in for the real one.
 
-    def __init__(self, costs: RingCosts, d0_free: bool = False, loop_free: bool = False) -> None:
-        """`d0_free`: no model on the coordinator takes time; `loop_free`: nor does its loop."""
-        self._costs, self._d0_free = costs, d0_free
-        self.loop = None if loop_free else loop_of(costs.coordinator.profile)
-        self._coordinator = CoordinatorDurations(costs.coordinator, loop=self.loop)
-        self._stages = [StageDurations(stage) for stage in costs.stages]
+    `draft`: the source on D0. `d0_free`: no model there takes time; `loop_free`: nor does its loop.
+    """
+    loop = None if loop_free else loop_of(costs.coordinator.profile)
+    charged = CoordinatorDurations(costs.coordinator, draft, loop)
+    d0 = NoTime(draft) if d0_free else charged
 
-    def coordinator(self, effect: Effect, done: Event | None, work: tuple[DraftWork, ...]) -> float:
-        return 0.0 if self._d0_free else self._coordinator.seconds(effect, done, work)
-
-    def stage(self, number: int, effect: Effect, done: Event | None) -> float:
-        return self._stages[number - 1].seconds(effect, done)
-
-    def parts(self, number: int, effect: Effect) -> Sequence[float]:
-        if not number and self._d0_free:
-            return (1.0,)
-        return (self._stages[number - 1] if number else self._coordinator).parts(effect)
-
-    def message_bytes(self, message: Message, encoded: int) -> int:
+    def message_bytes(message: Message, encoded: int) -> int:
         """A segment as the charged model's rows would make it; all else as it is."""
-        return segment_bytes(self._costs, message) if isinstance(message, Segment) else encoded
+        return segment_bytes(costs, message) if isinstance(message, Segment) else encoded
+
+    return Durations((d0, *map(StageDurations, costs.stages)), loop, message_bytes)
+
+
+class NoTime:
+    """Whatever D0 does takes no time."""
+
+    def __init__(self, draft: TreeGrower | None) -> None:
+        self._draft = draft
+
+    def seconds(self, effect: Effect, done: Event | None) -> float:
+        _ = self._draft and self._draft.take_work()
+        return 0.0
+
+    def parts(self, effect: Effect) -> Sequence[float]:
+        return (1.0,)
 
 
 _JITTER = re.compile(r"(?:(?P<percent>[0-9.]+)%x|exp)(?P<ms>[0-9.]+)ms")
@@ -106,32 +108,30 @@ class Jitter:
 class JitteredDurations:
     """What `charged` charges, and noise for each job that takes time: a block, a head, a draft."""
 
-    def __init__(self, charged: Durations, jitter: Jitter, seed: int) -> None:
-        self._charged, self._jitter = charged, jitter
-        self.loop = charged.loop
-        self._rng = random.Random(f"{seed} jitter")
-        self._blocks: dict[int, tuple[int, float]] = {}  # of each stage, the last: job and noise
+    def __init__(self, charged: EffectDurations, jitter: Jitter, rng: random.Random) -> None:
+        self._charged, self._jitter, self._rng = charged, jitter, rng
+        self._block = (NO_JOB, 0.0)  # the last one's job and noise
 
-    def coordinator(self, effect: Effect, done: Event | None, work: tuple[DraftWork, ...]) -> float:
-        seconds = self._charged.coordinator(effect, done, work)
-        return seconds and seconds + self._jitter.drawn(self._rng)
-
-    def stage(self, number: int, effect: Effect, done: Event | None) -> float:
+    def seconds(self, effect: Effect, done: Event | None) -> float:
         """A block that loses rows while it runs is asked about again: its noise stays."""
-        seconds = self._charged.stage(number, effect, done)
+        seconds = self._charged.seconds(effect, done)
         if not seconds:
             return 0.0
         if not isinstance(effect, RunBlock):
             return seconds + self._jitter.drawn(self._rng)
-        if self._blocks.get(number, (NO_JOB, 0.0))[0] != effect.job:
-            self._blocks[number] = effect.job, self._jitter.drawn(self._rng)
-        return seconds + self._blocks[number][1]
+        if self._block[0] != effect.job:
+            self._block = effect.job, self._jitter.drawn(self._rng)
+        return seconds + self._block[1]
 
-    def parts(self, number: int, effect: Effect) -> Sequence[float]:
-        return self._charged.parts(number, effect)
+    def parts(self, effect: Effect) -> Sequence[float]:
+        return self._charged.parts(effect)
 
-    def message_bytes(self, message: Message, encoded: int) -> int:
-        return self._charged.message_bytes(message, encoded)
+
+def jittered(charged: Durations, jitter: Jitter, seed: int) -> Durations:
+    """The same with noise."""
+    rng = random.Random(f"{seed} jitter")
+    nodes = [JitteredDurations(node, jitter, rng) for node in charged.nodes]
+    return replace(charged, nodes=nodes)
 
 
 def network_of(costs: RingCosts) -> Network:
@@ -146,47 +146,37 @@ def network_of(costs: RingCosts) -> Network:
 
 
 class RandomDurations:
-    """Times drawn for every effect: up to twice a place's `pace` (s), now and then none."""
+    """Times drawn for every effect of one node: up to twice its `pace` (s), now and then none."""
 
     def __init__(
         self,
         rng: random.Random,
         head: float,
-        draft: float,
-        stages: Sequence[float],
-        layers: Sequence[int],
+        pace: float,
+        layers: int,
+        draft: TreeGrower | None = None,
     ) -> None:
-        """`head`, `draft`, `stages[s - 1]`: mean seconds; `layers[s - 1]`: layers of stage s; the
-        draft has as many as stage 1."""
-        self._rng = rng
-        self._head = head
+        """`head`: mean seconds of one, `pace`: of a block or a draft's pass, of so many layers.
+        `draft`: the source, on D0."""
+        self._rng, self._head, self._pace, self._layers = rng, head, pace, layers
         self._draft = draft
-        self._stages = stages
-        self._layers = layers
-        self.loop: LoopTime | None = None
         self._passes = 0  # of the last draft
 
-    def coordinator(self, effect: Effect, done: Event | None, work: tuple[DraftWork, ...]) -> float:
-        """A draft is charged for every pass."""
+    def seconds(self, effect: Effect, done: Event | None) -> float:
+        """A draft is charged for every pass. What is neither a block nor a head costs a stage a
+        tenth of a block."""
+        work = self._draft.take_work() if self._draft else ()
         if isinstance(effect, FIRST):
             return self._draw(self._head)
-        self._passes = len(work)
-        return self._draw(self._draft) * len(work)
+        if self._draft:
+            self._passes = len(work)
+            return self._draw(self._pace) * self._passes
+        return self._draw(self._pace) * (1.0 if isinstance(effect, RunBlock) else 0.1)
 
-    def stage(self, number: int, effect: Effect, done: Event | None) -> float:
-        """What is neither a block nor a head costs a tenth of a block."""
-        if isinstance(effect, FIRST):
-            return self._draw(self._head)
-        share = 1.0 if isinstance(effect, RunBlock) else 0.1
-        return self._draw(self._stages[number - 1]) * share
-
-    def parts(self, number: int, effect: Effect) -> Sequence[float]:
-        if number:
-            return (1.0,) * (self._layers[number - 1] if isinstance(effect, RunBlock) else 1)
-        return (1.0,) * (self._layers[0] * self._passes)
-
-    def message_bytes(self, message: Message, encoded: int) -> int:
-        return encoded
+    def parts(self, effect: Effect) -> Sequence[float]:
+        if self._draft:
+            return (1.0,) * (self._layers * self._passes)
+        return (1.0,) * (self._layers if isinstance(effect, RunBlock) else 1)
 
     def _draw(self, pace: float) -> float:
         factor = self._rng.random() * 2.0

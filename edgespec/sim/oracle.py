@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from edgespec.drafting.base import Guesser
-from edgespec.drafting.grower import DraftSource
+from edgespec.drafting.grower import TreeGrower
 from edgespec.drafting.steps import at_once
 from edgespec.errors import LocalProtocolError
 from edgespec.sim.toy import VOCABULARY
@@ -77,7 +77,7 @@ class OracleGuesser(Guesser):
         self.contexts.pop(request, None)
 
 
-class Oracle(DraftSource):
+class Oracle(TreeGrower):
     """Trees of an OracleGuesser."""
 
     def __init__(self, rng: random.Random, accuracy: float) -> None:

@@ -8,11 +8,10 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from math import inf
 
-from edgespec.backends.charged_time import ChargedTime
+from edgespec.backends.charged_time import ChargedTime, LoopTime
 from edgespec.backends.compute import FIRST, INTERRUPTIBLE, lane_of
 from edgespec.backends.emulated import Perform
 from edgespec.backends.jobs import effects_of, events_of, failure
-from edgespec.backends.loop_time import LoopTime
 from edgespec.backends.waiting import Waiting
 from edgespec.errors import EdgespecError
 from edgespec.machines.effects import Effect, RunBlock

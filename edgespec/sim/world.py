@@ -20,7 +20,7 @@ from edgespec.decoding.coordinator import CoordinatorMachine
 from edgespec.decoding.effects import AbortBlock, EncodePrompt, Renew, SendRing, TakeLenses
 from edgespec.decoding.events import SegmentArrived, StageBeat
 from edgespec.decoding.stage import StageMachine
-from edgespec.drafting.grower import DraftSource
+from edgespec.drafting.grower import TreeGrower
 from edgespec.machines.effects import Effect, RunBlock, SendCoordinator, SendPeer, SendStages
 from edgespec.machines.events import Event, Hold, MessageArrived, RingDown, RingUp, Tick
 from edgespec.sim.clock import Booking, Clock
@@ -48,7 +48,7 @@ class CoordinatorParts:
     draft source, if any."""
 
     head: Head | None
-    draft: DraftSource | None
+    draft: TreeGrower | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +120,7 @@ class World:
         self._turns = [Turns() for _ in network.ring]
         self._turns[with_stage] = self._turns[0]
         compute = CoordinatorCompute(device.head, device.draft)
-        self._head = self._worker(0, compute.perform, self._head_seconds)
+        self._head = self._worker(0, compute.perform, durations.nodes[0].seconds)
         self._loop = VirtualLoop(
             *(durations.loop, self._clock, self._turns[0], self._head),
             lambda event: self.coordinator.handle(event, self.now),
@@ -310,17 +310,14 @@ class World:
         self, node: int, perform: Perform, seconds: Callable[[Effect, Event | None], float]
     ) -> VirtualWorker:
         return self.worker_kind(
-            *(node, self._clock, perform, seconds, partial(self._durations.parts, node)),
+            *(node, self._clock, perform, seconds, self._durations.nodes[node].parts),
             *(self._computed, self._turns[node]),
             at_start=not node,
         )
 
-    def _head_seconds(self, effect: Effect, done: Event | None) -> float:
-        work = self.draft.take_work() if self.draft is not None else ()
-        return self._durations.coordinator(effect, done, work)
-
     def _stage_seconds(self, number: int, effect: Effect, done: Event | None) -> float:
-        return self._durations.stage(number, effect, done) * self._dice.slowness(number, self.now)
+        seconds = self._durations.nodes[number].seconds(effect, done)
+        return seconds * self._dice.slowness(number, self.now)
 
     # --- machines -----------------------------------------------------------------------------
 

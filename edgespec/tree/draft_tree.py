@@ -2,61 +2,26 @@
 
 Nodes get ids that only grow. The tree holds only live nodes: the root (newest committed token) and
 its descendants. A node is unsent, then sent round the ring, then verified: its target token is the
-base model's next token after it. Guesses of an expansion wait as columns until something is done
-with them (tree.waiting): they have ids, and nodes are made of them on the way.
+base model's next token after it.
 """
 
 from __future__ import annotations
 
-from bisect import insort
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import copy
+import math
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
 from edgespec.errors import LocalProtocolError
 from edgespec.tree.drafted import FROM_ROOT, Children, DraftedTree, Floats
-from edgespec.tree.ledger import Rows
-from edgespec.tree.node import Advance, TreeNode, rows_of
-from edgespec.tree.waiting import Guesses, Key, Ranked
+from edgespec.tree.ledger import NO_PARENT, IntArray, Rows
+from edgespec.tree.node import Advance
+from edgespec.tree.nodes import Nodes
 
 
-class DraftTree:
+class DraftTree(Nodes):
     """A tree of guesses rooted at the newest committed token."""
-
-    def __init__(self, first_id: int, parent: int, token: int, position: int) -> None:
-        """A tree of the root alone: `token` at `position`, its row hanging from row `parent`."""
-        self.newest = first_id
-        self.root = first_id
-        self._nodes = {first_id: TreeNode(first_id, parent, token, position, 0.0)}
-        self._waiting = Guesses()
-        # Kept in order: what is unsent below what is sent, and what is not expanded.
-        self._sendable: list[Key] = [(0.0, first_id)]
-        self._open = list(self._sendable)
-
-    def __len__(self) -> int:
-        return len(self._nodes) + len(self._waiting)
-
-    def __contains__(self, node_id: int) -> bool:
-        return node_id in self._nodes or node_id in self._waiting
-
-    def __getitem__(self, node_id: int) -> TreeNode:
-        node = self._nodes.get(node_id)
-        return self._made(node_id) if node is None else node
-
-    def get(self, node_id: int) -> TreeNode | None:
-        """The node, or None if it is not live."""
-        node = self._nodes.get(node_id)
-        return self._made(node_id) if node is None and node_id in self._waiting else node
-
-    @property
-    def ids(self) -> tuple[int, ...]:
-        return (*self._nodes, *self._waiting)
-
-    def score(self, node_id: int) -> float:
-        """Cumulative natural-log score of a node, counted from the present root."""
-        node = self._nodes.get(node_id)
-        score = self._waiting.of(node_id).score(node_id) if node is None else node.score
-        return score - self._nodes[self.root].score
 
     # --- growing ------------------------------------------------------------------------------
 
@@ -80,8 +45,10 @@ class DraftTree:
         at = drafted.find(since)
         if at is None:
             return 0
+        self._forget_dead()
         node_of, base = {at: self.root}, 0.0 if at == FROM_ROOT else float(drafted.scores[at])
-        root_score = self._nodes[self.root].score
+        known = {(self.parent(i), self._tokens[i - self._first]): i for i in self.ids}
+        root_score = self._score(self.root)
         added = seen = 0
         order = np.lexsort((np.arange(len(drafted)), -drafted.scores))
         parents, tokens = drafted.parents.tolist(), drafted.tokens.tolist()
@@ -89,129 +56,31 @@ class DraftTree:
         for index in order.tolist():
             if (added if only_new else seen) >= keep:
                 break
-            parent_id = node_of.get(parents[index])
-            if parent_id is None or index in node_of:
-                continue
-            parent = self._nodes[parent_id]
-            if parent.position >= last_position:
+            parent = node_of.get(parents[index])
+            if parent is None or index in node_of or self.position(parent) >= last_position:
                 continue
             seen += 1
             score = root_score + scores[index] - base
-            child = parent.children.get(tokens[index])
-            if child is None:
-                child = self._add(parent, tokens[index], score).id
+            path = parent, tokens[index]
+            if path not in known:
+                known[path] = self._add(*path, score)
                 added += 1
-            else:
-                self._nodes[child].score = score
-            self._nodes[child].sources |= sources[index]
-            node_of[index] = child
+            child = node_of[index] = known[path]
+            self._scores[child - self._first] = score
+            self._sources[child - self._first] |= sources[index]
         self._sort()
         return added
-
-    def _add(self, parent: TreeNode, token: int, score: float) -> TreeNode:
-        self.newest += 1
-        node = TreeNode(self.newest, parent.id, token, parent.position + 1, score)
-        return self._put(node, parent)
-
-    def _put(self, node: TreeNode, parent: TreeNode) -> TreeNode:
-        self._nodes[node.id] = node
-        parent.children[node.token] = node.id
-        key = -node.score, node.id
-        if parent.sent:
-            insort(self._sendable, key)
-        if not node.expanded:
-            insort(self._open, key)
-        return node
-
-    def _made(self, node_id: int) -> TreeNode:
-        """The node of a guess that waits. Raises KeyError for one that does not."""
-        run = self._waiting.take(node_id)
-        parent = self[run.parents[node_id - run.first]]
-        token, own, rank, sources = run.told(node_id)
-        score, position = run.score(node_id), parent.position + 1
-        node = TreeNode(node_id, parent.id, token, position, score, sources=sources)
-        if sources:
-            node.drafted, node.rank = own, rank
-        node.expanded = node_id in run.expanded
-        node.waiting = run if node_id in run.above else None
-        return self._put(node, parent)
-
-    def _child(self, node: TreeNode, token: int) -> TreeNode | None:
-        """That child of a node, be it that it waits."""
-        child = node.children.get(token)
-        if child is None and node.waiting is not None:
-            child = node.waiting.find(node.id, token)
-        return self[child] if child is not None and child in self else None
-
-    def _sort(self) -> None:
-        """Scores have changed."""
-        for keys in (self._sendable, self._open):
-            keys[:] = sorted((-self._nodes[node_id].score, node_id) for _, node_id in keys)
-
-    def take_ids(self, count: int) -> tuple[int, ...]:
-        """Ids for rows that travel with the tree's and are no nodes of it."""
-        first = self.newest + 1
-        self.newest += count
-        return tuple(range(first, first + count))
 
     def reopen(self, last_position: int) -> None:
         """More can be said about the children of nodes up to that position than when they were
         asked about: let them be asked about again."""
-        self._waiting.reopen(last_position)
-        for node in self._nodes.values():
-            node.expanded &= node.position > last_position
-        open_ones = (node for node in self._nodes.values() if not node.expanded)
-        self._open = sorted((-node.score, node.id) for node in open_ones)
-
-    def path(self, node_id: int) -> tuple[int, ...]:
-        """Tokens from below the root down to a node; empty for the root."""
-        tokens: list[int] = []
-        while node_id != self.root:
-            node = self[node_id]
-            tokens.append(node.token)
-            node_id = node.parent
-        return tuple(reversed(tokens))
-
-    def frontier(self, depth: int) -> Iterator[int]:
-        """The nodes that were not expanded yet, in descending score.
-
-        Only nodes less than `depth` levels below the root; ties go to the older node.
-        """
-        last = self._nodes[self.root].position + depth
-        for node_id in self._waiting.in_order(self._open, lambda _: ()):
-            node = self._nodes.get(node_id)
-            waits = node is None and self._waiting.of(node_id).is_open(node_id, last)
-            if waits or (node is not None and not node.expanded and node.position < last):
-                yield node_id
-
-    @property
-    def lowest(self) -> int:
-        """The position of the deepest level."""
-        return max(position for position, _, _ in self._places())
-
-    @property
-    def lowest_sent(self) -> int:
-        """That of the deepest one of which something was sent; the root's is above none."""
-        return max(node.position for node in self._nodes.values() if node.sent)
-
-    def level(self, position: int) -> tuple[int, ...]:
-        """The nodes at that position, in descending score; ties go to the older node."""
-        level = sorted(key for at, *key in self._places() if at == position)
-        return tuple(int(node_id) for _, node_id in level)
-
-    def _places(self) -> Iterator[tuple[int, float, int]]:
-        """The position of every node, and what it comes first by."""
-        for node in self._nodes.values():
-            yield node.position, -node.score, node.id
-        for node_id in self._waiting:
-            run = self._waiting.of(node_id)
-            yield run.positions[node_id - run.first], *run.key(node_id - run.first)
+        self._expanded = {
+            one for one in self.ids if one in self._expanded and self.position(one) > last_position
+        }
 
     def expand(self, ids: Iterable[int]) -> None:
         """Note that the children of these nodes are asked of the draft source."""
-        for node_id in ids:
-            self[node_id].expanded = True
-        self._open = [key for key in self._open if not self._nodes[key[1]].expanded]
+        self._expanded.update(ids)
 
     def attach(
         self,
@@ -224,71 +93,121 @@ class DraftTree:
         """Add the `keep` best of `children`, guessed below nodes `ids`; return how many are new.
 
         `calibrated` are the children's own scores as they count here (see policy.estimates).
-        Parents that are no longer here, and guesses behind `last_position`, are left out. A node
-        that is already here keeps its place and its score; what waited below a node that was asked
-        about once more goes. Guesses that have guesses below them count as expanded.
+        Parents that are no longer here, and guesses behind `last_position`, are left out. Guesses
+        that have guesses below them count as expanded. A node that is asked about once more keeps
+        those children that something was done with, and their scores; others go.
         """
-        nodes, before = [self.get(node_id) for node_id in ids], self.newest
-        places = [None if node is None else (node.score, node.position) for node in nodes]
-        ranked = Ranked(places, children, calibrated, keep, last_position)
-        run = ranked.waiting(before + 1, ids, ranked.known(nodes, children, self._nodes), children)
-        self.newest += len(run)
-        self._waiting.add(run)
-        asked, asked_again = set(ids), False
-        for node in (self._nodes[one] for one in run.above if one in self._nodes):
-            asked_again |= node.waiting is not None
-            node.waiting, node.expanded = run, node.expanded or node.id not in asked
-        if asked_again:
-            self._waiting.clear(self._nodes)
+        self._forget_dead()
+        before = self.newest
+        order, scores, positions = self._ranked(ids, children, keep, last_position, calibrated)
+        paths, ranks = len(ids), np.arange(len(order))
+        above = np.full(paths + len(children), NO_PARENT)  # ids of the paths' ends, then of guesses
+        above[:paths] = ids
+        if any(one in self._below for one in ids):
+            ranks = np.delete(ranks, self._here(above, paths, children, order))
+        index = order[ranks]
+        above[paths + index] = np.arange(before + 1, before + 1 + len(index))
+        parents = above[children.parents[index]].tolist()
+        own: list[float | None] = children.scores[index].tolist()
+        sources = [1] * len(own)
+        if children.sources is not None:
+            sources = children.sources[index].tolist()
+            own = [one if made else None for one, made in zip(own, sources, strict=True)]
+        run = self._give_ids(
+            parents,
+            children.tokens[index].tolist(),
+            positions[index].tolist(),
+            scores[index].tolist(),
+            own,
+            ranks.tolist(),
+            sources,
+        )
+        distinct = dict.fromkeys(parents)
+        self._hang(run, distinct)
+        self._expanded |= distinct.keys() - ids
         for at, certain in children.chains:  # nobody need be asked in between
-            end = nodes[at]
+            end = ids[at]
             for token in certain:
-                if end is not None and end.position < last_position:
-                    end.expanded = True
-                    end = self._child(end, token) or self._add(end, token, end.score)
+                if end in self and self.position(end) < last_position:
+                    self._expanded.add(end)
+                    end = self._child(end, token) or self._add(end, token, self._score(end))
         return self.newest - before
+
+    def _ranked(
+        self,
+        ids: Sequence[int],
+        children: Children,
+        keep: int,
+        last_position: int,
+        calibrated: Floats,
+    ) -> tuple[IntArray, Floats, IntArray]:
+        """The places of the `keep` best of `children`, the best first; ties go to the smaller one.
+        And the cumulative scores and the positions of all of them."""
+        places = [one - self._first if one in self else None for one in ids]
+        scores = np.array([-math.inf if at is None else self._scores[at] for at in places])
+        positions = np.array([0 if at is None else self._positions[at] for at in places])
+        above, paths = children.parents, len(ids)
+        deep = len(above) and above[-1] >= paths
+        flat = np.minimum(above, paths - 1) if deep else above
+        scores, positions = scores[flat] + calibrated, positions[flat] + 1
+        for at in np.flatnonzero(above >= paths).tolist() if deep else ():  # below guesses
+            scores[at] = scores[above[at] - paths] + calibrated[at]
+            positions[at] = positions[above[at] - paths] + 1
+        scores[positions > last_position] = -math.inf
+        able = np.count_nonzero(scores > -math.inf)
+        order = (-scores).argsort(kind="stable")[: min(keep, able)]
+        return order, scores, positions
+
+    def _here(self, above: IntArray, paths: int, children: Children, order: IntArray) -> list[int]:
+        """Which of the ranked guesses are nodes that stay, below those that were asked about."""
+        self._refreshed = True  # what is guessed below them counts from what is said now
+        ranks = []
+        for rank, index in enumerate(order.tolist()):
+            parent, token = above.item(children.parents.item(index)), children.tokens.item(index)
+            child = self._child(parent, token)
+            if child is not None and self._is_used(child):
+                above[paths + index] = child
+                self._sources[child - self._first] |= children.made_by.item(index)
+                ranks.append(rank)
+        return ranks
+
+    def _hang(self, run: range, parents: Iterable[int]) -> None:
+        """These new nodes hang from those."""
+        asked_again = [one for one in parents if one in self._below]
+        stay = {one: list(filter(self._is_used, self.children(one))) for one in asked_again}
+        self._below.update(dict.fromkeys(parents, run))
+        for one, children in stay.items():
+            self._below[one] = [*children, *self.children(one)]
+        if stay:
+            self._runs = [list(filter(self.__contains__, one)) for one in self._runs]
+        self._runs.append(run)
+
+    def _is_used(self, node_id: int) -> bool:
+        """Whether something was done with it, or it came of no expansion."""
+        used = node_id in self._sent or node_id in self._expanded or node_id in self._below
+        return used or self._drafted[node_id - self._first] is None
 
     def rescore(self, node_id: int, own: Mapping[int, float], add_from: float) -> None:
         """Children of a node get these own natural-log scores, by token; what hangs below them
         moves along. Tokens that are no children yet become some if they score `add_from` at least.
         """
-        self.make_all()
-        node = self._nodes[node_id]
         for token, score in own.items():
-            child = node.children.get(token)
+            child, scored = self._child(node_id, token), self._score(node_id) + score
             if child is not None:
-                self._move(child, node.score + score - self._nodes[child].score)
+                self._move(child, scored - self._score(child))
             elif score >= add_from:
-                self._add(node, token, node.score + score)
+                self._add(node_id, token, scored)
         self._sort()
-
-    def make_all(self) -> None:
-        """Make nodes of all guesses that wait."""
-        for node_id in tuple(self._waiting):
-            self[node_id]
 
     def _move(self, node_id: int, change: float) -> None:
         """A node and all below it score so much more."""
         stack = [node_id] if change else []
         while stack:
-            node = self._nodes[stack.pop()]
-            node.score += change
-            stack.extend(node.children.values())
+            one = stack.pop()
+            self._scores[one - self._first] += change
+            stack += self.children(one)
 
     # --- sending ------------------------------------------------------------------------------
-
-    def unsent(self) -> Iterator[int]:
-        """The unsent nodes in descending score, never a child before its parent.
-
-        FlowSpec §3.2, score-based segmentation; ties go to the older node. Scores that were
-        refreshed at different times may leave a child above its parent: it then follows it.
-        """
-
-        def below(node_id: int) -> Iterator[Key]:
-            for child in self._nodes[node_id].children.values():
-                yield -self._nodes[child].score, child
-
-        return self._waiting.in_order(self._sendable, below)
 
     def send(self, ids: Sequence[int]) -> Rows:
         """Mark nodes as sent and return their rows, in that order.
@@ -297,46 +216,35 @@ class DraftTree:
         travels before its parent.
         """
         ahead: set[int] = set()
-        for node_id in ids:
-            node = self.get(node_id)
-            if node is None or node.sent or node_id in ahead:
-                raise LocalProtocolError(f"node {node_id} cannot be sent")
-            if node_id != self.root and not (self._nodes[node.parent].sent or node.parent in ahead):
-                raise LocalProtocolError(f"node {node_id} would travel before its parent")
-            ahead.add(node_id)
-        nodes = [self._nodes[i] for i in ids]
-        for node in nodes:
-            node.sent = True
-        below = [self._nodes[child] for node in nodes for child in node.children.values()]
-        ready = {*self._sendable, *((-node.score, node.id) for node in below)}
-        self._sendable = sorted(key for key in ready if not self._nodes[key[1]].sent)
-        return rows_of(nodes)
+        for one in ids:
+            if one not in self or one in self._sent or one in ahead:
+                raise LocalProtocolError(f"node {one} cannot be sent")
+            parent = self.parent(one)
+            if one != self.root and parent not in self._sent and parent not in ahead:
+                raise LocalProtocolError(f"node {one} would travel before its parent")
+            ahead.add(one)
+        self._sent |= ahead
+        return self._rows(ids)
 
     # --- verifying ----------------------------------------------------------------------------
 
     def record(self, ids: Iterable[int], target_tokens: Iterable[int]) -> None:
         """Note the base model's next token after each node; nodes no longer here are ignored."""
-        for node_id, target_token in zip(ids, target_tokens, strict=True):
-            node = self.get(node_id)
-            if node is not None:
-                node.target_token = target_token
+        told = zip(ids, target_tokens, strict=True)
+        self._targets.update((one, token) for one, token in told if one in self)
 
     def unverified(self, ids: Iterable[int]) -> Rows:
         """The rows of some nodes, parents first: of the one that the walk along known target tokens
         ends at, and of those below it. No other's target token can matter any more, or yet; nodes
         no longer here are ignored."""
-        node = self._nodes[self.root]
-        while node.target_token is not None:
-            child = node.children.get(node.target_token)
-            if child is None:
-                return Rows.none()
-            node = self._nodes[child]
-        found: dict[int, TreeNode] = {}
-        for node_id in ids:
-            one = self._nodes.get(node_id)
-            if one is not None and (one is node or one.parent in found):
-                found[node_id] = one
-        return rows_of(list(found.values()))
+        end: int | None = self.root
+        while end in self._targets:
+            end = self._child(end, self._targets[end])
+        found: dict[int, None] = {}
+        for one in ids:
+            if one in self and (one == end or self.parent(one) in found):
+                found[one] = None
+        return self._rows(list(found))
 
     def advance(self) -> Advance:
         """Walk from the root along target tokens as far as they are known, and prune what is left
@@ -346,50 +254,35 @@ class DraftTree:
         condition). If it is not, the walk misses: the token becomes a new, unsent root whose
         parent is the last node passed, and nothing else remains.
         """
-        before = self._nodes
         tokens: list[int] = []
         passed: list[int] = []
         outcomes: list[tuple[float, bool]] = []
         ranks: list[int | None] = []
         sources: list[int] = []
-        node = self._nodes[self.root]
-        missed = False
-        while node.target_token is not None:
-            token = node.target_token
+        first, end = self._first, self.root
+        right: int | None = end
+        while right is not None and right in self._targets:
+            end, token = right, self._targets[right]
             tokens.append(token)
-            passed.append(node.id)
-            outcomes += self._outcomes(node, token)
-            child = self._child(node, token)
-            if node.expanded and (child is None or child.drafted is not None):
-                ranks.append(None if child is None else child.rank)
-            sources.append(0 if child is None else child.sources)
-            if child is None:
-                missed = True
-                node = self._add(node, token, node.score)
-                break
-            node = child
-        if passed:
-            self.root = node.id
-            self._keep_below(node)
-            if missed:
-                self._sendable = [(-node.score, node.id)]
+            passed.append(end)
+            right = None
+            for child in self.children(end):
+                own, is_right = self._drafted[child - first], self._tokens[child - first] == token
+                if own is not None:
+                    outcomes.append((own, is_right))
+                if is_right:
+                    right = child
+            at = right - first if right is not None else None
+            if end in self._expanded and (at is None or self._drafted[at] is not None):
+                ranks.append(None if at is None else self._ranks[at])
+            sources.append(0 if at is None else self._sources[at])
+        if not passed:
+            return Advance((), (), False)
+        before = copy.copy(self)
+        if right is None:
+            self.root = self._add(end, tokens[-1], self._score(end))
+            self._below, self._runs, self._refreshed = {}, [], False
+        else:
+            self._keep_below(right)
         outcome = tuple(outcomes), tuple(ranks), tuple(sources)
-        return Advance(tuple(tokens), tuple(passed), missed, *outcome, before)
-
-    def _outcomes(self, node: TreeNode, token: int) -> list[tuple[float, bool]]:
-        run, children = node.waiting, map(self._nodes.__getitem__, node.children.values())
-        older = [one for one in children if run is None or one.id not in run.ids]
-        told = [(one.drafted, one.token == token) for one in older if one.drafted is not None]
-        return told + run.outcomes(node.id, token) if run else told
-
-    def _keep_below(self, root: TreeNode) -> None:
-        kept: dict[int, TreeNode] = {}
-        stack = [root]
-        while stack:
-            node = stack.pop()
-            kept[node.id] = node
-            stack.extend(self._nodes[c] for c in node.children.values())
-        self._nodes = kept
-        self._waiting.clear(kept)
-        self._sendable = [key for key in self._sendable if key[1] in kept]
-        self._open = [key for key in self._open if key[1] in kept]
+        return Advance(tuple(tokens), tuple(passed), right is None, *outcome, before)

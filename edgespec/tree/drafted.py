@@ -59,7 +59,7 @@ class Children(_Guesses):
 
     def further(self, paths: int) -> int:
         """Below how many guesses there are guesses; `paths`: how many paths there were."""
-        return len(set(self.parents[self.parents >= paths].tolist()))
+        return len({above for above in self.parents.tolist() if above >= paths})
 
 
 @dataclass(frozen=True, slots=True)

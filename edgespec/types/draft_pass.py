@@ -60,4 +60,11 @@ class RankedRows(NamedTuple):
     form: HeadForm | None = None
 
 
-DraftWork: TypeAlias = DraftPass | RankedRows
+class SpentSeconds(NamedTuple):
+    """A draft source of somebody's own worked so long, as it declares or as was measured."""
+
+    seconds: float
+    source: str
+
+
+DraftWork: TypeAlias = DraftPass | RankedRows | SpentSeconds

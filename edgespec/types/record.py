@@ -1,7 +1,7 @@
 """Record: the base of what crosses the wire, its fields' bounded types, and arrays in it.
 
-A record is an array of its fields' values in their order, as msgspec writes and reads it. Reading
-holds each field to its type, so that no peer can put in anything else, or more of it.
+A record is an array of its fields' values in their order. msgspec holds each field to its type when
+it was read, so that no peer can put in anything else, or more of it.
 """
 
 from __future__ import annotations
@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-from msgspec import DecodeError, Meta, Struct, msgpack
-from msgspec.structs import asdict, fields, force_setattr
+from msgspec import Meta, Struct
+from msgspec.structs import asdict, force_setattr
 
 LARGEST = sys.float_info.max
+
+_INT64 = np.dtype("<i8")
 
 MOST_CHARS = 1 << 20
 """Of a text."""
@@ -52,36 +54,11 @@ class Record(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
 
 
 def take_arrays(record: Record, *names: str) -> None:
-    """In `__post_init__`: make arrays of the bytes that were read for these fields.
-
-    They are copied, as received bytes are read-only and may be unaligned.
-    """
+    """In `__post_init__`: make read-only arrays of the bytes that were read for these fields."""
     for name in names:
         value = getattr(record, name)
         if type(value) is memoryview:
-            force_setattr(record, name, np.frombuffer(value, "<i8").astype(np.int64))
-
-
-def packed_array(value: object) -> object:
-    """What msgspec does not know as what it knows. Raises TypeError for anything but numbers of
-    numpy, and arrays of one axis and 64 bits."""
-    if isinstance(value, np.ndarray) and value.dtype == np.int64 and value.ndim == 1:
-        return np.ascontiguousarray(value, "<i8").tobytes()
-    if isinstance(value, np.generic):
-        return value.item()
-    raise TypeError(f"a {type(value).__name__} cannot cross the wire")
-
-
-def wrong_field(record: Record) -> str:
-    """The first field that cannot cross the wire, and why; "" if all can."""
-    for known in fields(record):
-        value = getattr(record, known.name)
-        try:
-            msgpack.decode(msgpack.encode(value, enc_hook=packed_array), type=known.type)
-        except (DecodeError, TypeError, ValueError, OverflowError) as problem:
-            within = wrong_field(value) if isinstance(value, Record) else ""
-            return f"{known.name}.{within}" if within else f"{known.name}: {problem}"
-    return ""
+            force_setattr(record, name, np.frombuffer(value, _INT64).astype(np.int64, copy=False))
 
 
 def as_dict(record: Record) -> dict[str, Any]:

@@ -11,10 +11,10 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from edgespec.types.grammar_spec import LAYOUT, schema_text, spec
+from edgespec.types.record import Record, Text
 
 Message = Mapping[str, Any]
 """As OpenAI's chats have it: "role", "content", and "tool_calls" or "tool_call_id"."""
@@ -25,13 +25,25 @@ IS_OF_TOOL = " // tool "
 _B = r"[ \t\r\n]{0,16}"  # blanks, of which there is a bound: no long text is held back
 
 
-@dataclass(frozen=True, slots=True)
-class Tool:
-    """A function; `parameters`: the JSON schema of its arguments."""
+DEEPEST = 128
+"""Levels of values within each other in a tool's schema."""
 
-    name: str
-    description: str
-    parameters: Mapping[str, Any]
+
+class Tool(Record, frozen=True):
+    """A function; `parameters`: the JSON schema of its arguments. Raises ValueError if that is
+    nested too deep."""
+
+    name: Text
+    description: Text
+    parameters: dict[str, Any]
+
+    def __post_init__(self) -> None:
+        level: list[Any] = [self.parameters]
+        for _ in range(DEEPEST):
+            values = [one.values() if isinstance(one, dict) else one for one in level]
+            level = [each for all_ in values for each in all_ if isinstance(each, dict | list)]
+        if level:
+            raise ValueError("are nested too deep")
 
     def as_json(self) -> dict[str, Any]:
         """As OpenAI's chats have it."""

@@ -61,7 +61,7 @@ class Sampling:
     @property
     def without_seed(self) -> Sampling:
         """The same without its seed: how peaked guesses are depends on this alone."""
-        return replace(self, seed=0)
+        return replace(self, seed=0) if self.seed else self
 
     @property
     def greedy(self) -> bool:

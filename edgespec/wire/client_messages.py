@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from msgspec import Meta
 
-from edgespec.types.record import Finite, Numbers, Record, Some, Text
-from edgespec.wire.messages import Message
+from edgespec.types.record import MOST_CHARS, Finite, Numbers, Record, Some, Text
+from edgespec.types.tool_forms import Tool
+from edgespec.wire.messages import Message, require
 
 MOST_BIASES = 1024
 """Tokens of a request whose logits are changed, at most."""
+
+
+MOST_MESSAGES, MOST_TOOLS = 4096, 128
+"""Of a conversation."""
 
 
 class TokenBias(Record, frozen=True):
@@ -20,18 +25,52 @@ class TokenBias(Record, frozen=True):
     bias: Finite
 
 
+class ToolCall(Record, frozen=True):
+    """A call that the model made of a tool, `arguments` as the text that it wrote; a part of
+    ChatMessage."""
+
+    name: Text
+    arguments: Text
+    id: Text = ""
+
+
+class ChatMessage(Record, frozen=True):
+    """A message of a conversation; a part of Submit. `tool_call_id`: of the call whose result it
+    is, with the role "tool"."""
+
+    role: Annotated[Text, Meta(min_length=1)]
+    content: Text
+    tool_calls: Some[ToolCall] = ()
+    tool_call_id: Text = ""
+
+    def as_json(self) -> dict[str, Any]:
+        """As OpenAI's chats have it, and chat templates read it."""
+        told: dict[str, Any] = {"role": self.role, "content": self.content}
+        if self.tool_calls:
+            told["tool_calls"] = [
+                {
+                    "function": {"name": call.name, "arguments": call.arguments},
+                    "id": call.id,
+                    "type": "function",
+                }
+                for call in self.tool_calls
+            ]
+        if self.role == "tool":
+            told["tool_call_id"] = self.tool_call_id
+        return told
+
+
 class Submit(Message, tag=40, frozen=True):
     """A client's prompt. `tag` is the client's own name for it; answers carry it back.
 
-    An empty `policy` leaves the choice to the coordinator. `messages`: a conversation as a JSON
-    list of objects with "role" and "content", for the model's chat template, or, where tools are
-    told or were called, an object with "messages" and "tools", both as OpenAI's chats have them; a
-    model without a template continues `prompt`, and refuses if that is empty. `top`: how many of
+    An empty `policy` leaves the choice to the coordinator. `messages`: a conversation, for the
+    model's chat template, and the `tools` that may be called in its next message; a model without a
+    template continues `prompt`, and refuses if that is empty. `top`: how many of
     the likeliest tokens are wanted for each token, from 0 to 20, with log-probabilities; -1: not
     even the token's own. `scope`: the user on whose behalf a client with many users asks, by the
     client's own name; the coordinator's node replaces it by its own name for that user of that
     client. `grammar`: what the answer may be, as types.grammar_spec writes it. The penalties and
-    `logit_bias`: see verify.rules.Rules.
+    `logit_bias`: see verify.rules.Rules. Raises ValueError for a conversation that is too long.
     """
 
     tag: int
@@ -44,13 +83,19 @@ class Submit(Message, tag=40, frozen=True):
     seed: int
     stop: Some[Text]
     policy: Text
-    messages: Text = ""
+    messages: Annotated[tuple[ChatMessage, ...], Meta(max_length=MOST_MESSAGES)] = ()
     top: int = -1
     scope: Text = ""
     grammar: Text = ""
     presence_penalty: Finite = 0.0
     frequency_penalty: Finite = 0.0
     logit_bias: Annotated[tuple[TokenBias, ...], Meta(max_length=MOST_BIASES)] = ()
+    tools: Annotated[tuple[Tool, ...], Meta(max_length=MOST_TOOLS)] = ()
+
+    def __post_init__(self) -> None:
+        calls = [call for one in self.messages for call in one.tool_calls]
+        texts = [one.content for one in self.messages] + [call.arguments for call in calls]
+        require(sum(map(len, texts)) <= MOST_CHARS, "the conversation is too long")
 
 
 class Cancel(Message, tag=41, frozen=True):

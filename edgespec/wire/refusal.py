@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from msgspec import msgpack
+from msgpack import packb
 
 from edgespec import __version__
 from edgespec.errors import OtherVersion
@@ -40,9 +40,9 @@ def refusal(version: int) -> bytes:
 def refusal_of(version: int, text: str) -> bytes:
     """The Refuse of a version."""
     if version > 12:
-        return msgpack.encode([MAGIC, version, [_REFUSE, text]])
+        return bytes(packb([MAGIC, version, [_REFUSE, text]]))
     # Release 0.2.0 spoke 7. In 12 the integers of all fields were together, before them.
-    return msgpack.encode([MAGIC, version, _REFUSE, *([b""] if version == 12 else []), text])
+    return bytes(packb([MAGIC, version, _REFUSE, *([b""] if version == 12 else []), text]))
 
 
 def other_version(frame: bytes | memoryview) -> OtherVersion | None:

@@ -141,7 +141,7 @@ class Part(Record, frozen=True):
         require(len(self.tokens) in (0, rows), "tokens and ids differ in length")
         require(self.fork_shared <= len(self.fork_ids), "more rows shared than there are")
         for numbers in (self.ids, self.positions, self.fork_ids):
-            require(not len(numbers) or int(numbers.min()) >= 0, "a negative id or position")
+            require(np.minimum.reduce(numbers, initial=0) >= 0, "a negative id or position")
         if self.verdict is not None:
             self.verdict.check()
 

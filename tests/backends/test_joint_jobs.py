@@ -21,7 +21,7 @@ from edgespec.backends.torch_backend import TorchHead
 from edgespec.daemon.profiles import profile_named
 from edgespec.decoding.effects import Draft, OpenDraft, RunHead
 from edgespec.decoding.events import Drafted, HeadDone
-from edgespec.drafting.grower import DraftSource
+from edgespec.drafting.grower import TreeGrower
 from edgespec.drafting.independent import IndependentGuesser
 from edgespec.machines.events import ComputeFailed, Event
 from edgespec.model.ends import OutputHead
@@ -173,7 +173,7 @@ def test_one_product_is_charged_for_all_walks(folder: Path) -> None:
 
 def opened(folder: Path, *requests: int) -> CoordinatorCompute:
     guesser = IndependentGuesser(Checkpoint(folder), "float64")
-    compute = CoordinatorCompute(None, DraftSource(guesser))
+    compute = CoordinatorCompute(None, TreeGrower(guesser))
     for request in requests:
         compute.perform(OpenDraft(request, SAMPLINGS[request % 2]), never)
     return compute

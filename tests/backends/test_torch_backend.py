@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 
 from edgespec.backends.base import BlockBackend, Head, Walk
 from edgespec.backends.torch_backend import TorchBlock, TorchHead, best_along
-from edgespec.drafting.grower import DraftSource
+from edgespec.drafting.grower import TreeGrower
 from edgespec.drafting.independent import IndependentGuesser
 from edgespec.errors import LocalProtocolError, RemoteProtocolError
 from edgespec.machines.effects import RunBlock
@@ -281,7 +281,7 @@ def test_the_classes_are_what_the_interfaces_say(folder: Path) -> None:
     checkpoint = Checkpoint(folder)
     block: BlockBackend = TorchBlock(Block(checkpoint, 0, 1))
     head: Head = TorchHead(OutputHead(checkpoint))
-    draft: DraftSource = DraftSource(IndependentGuesser(checkpoint))
+    draft: TreeGrower = TreeGrower(IndependentGuesser(checkpoint))
     assert block
     assert head
     assert draft.name == "independent"

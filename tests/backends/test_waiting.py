@@ -11,7 +11,7 @@ from support.cases import case
 
 from edgespec.backends.jobs import Drafts, ReadPart, RunHeads, effects_of
 from edgespec.backends.waiting import Waiting
-from edgespec.decoding.drafts import READ_ONLY
+from edgespec.decoding.drafting import READ_ONLY
 from edgespec.decoding.effects import CloseDraft, Draft, GatherRows, OpenDraft, RunHead
 from edgespec.drafting.base import PASS_ROWS
 from edgespec.machines.effects import Effect

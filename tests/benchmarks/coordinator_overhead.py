@@ -6,8 +6,8 @@
 The bundled pair answers on a ring of virtual time, as `edgespec simulate` has it; timed is all that
 the coordinator's machine does with each event: look up live rows, record and walk, prune, make the
 retained set and the client's tokens, merge guesses, choose what leaves and what is guessed. The
-models, messages as bytes, and sockets are not in it. Counted are the nodes that trees take up and
-the rows that leave. Ends with status 1 if a policy's loop takes more than --limit-ms a token.
+models, messages as bytes, and sockets are not in it. Counted are the nodes that are expanded or
+sent, and the rows that leave. Ends with status 1 if a loop takes more than --limit-ms a token.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -33,7 +33,8 @@ from edgespec.daemon.profiles import profile_named
 from edgespec.daemon.settings import chosen_draft
 from edgespec.decoding.coordinator import CoordinatorMachine
 from edgespec.planning.cost_model import cost_model_named
-from edgespec.tree.node import TreeNode
+from edgespec.tree.draft_tree import DraftTree
+from edgespec.tree.ledger import Rows
 from edgespec.verify.sampling import Sampling
 
 
@@ -57,15 +58,20 @@ class Meter:
             self.events += 1
             return effects
 
-        create = TreeNode.__init__
+        expand, send = DraftTree.expand, DraftTree.send
 
-        def counted(node: TreeNode, *columns: Any, **named: Any) -> None:
-            create(node, *columns, **named)
-            self.nodes += 1
+        def expanded(tree: DraftTree, ids: Sequence[int]) -> None:
+            self.nodes += sum(not (tree.is_sent(one) or tree.is_expanded(one)) for one in ids)
+            expand(tree, ids)
+
+        def sent(tree: DraftTree, ids: Sequence[int]) -> Rows:
+            self.nodes += sum(not tree.is_expanded(one) for one in ids)
+            return send(tree, ids)
 
         with (
             patch.object(CoordinatorMachine, "handle", timed),
-            patch.object(TreeNode, "__init__", counted),
+            patch.object(DraftTree, "expand", expanded),
+            patch.object(DraftTree, "send", sent),
         ):
             yield
 

@@ -121,7 +121,7 @@ def learnt_against_charged(play: Asking, case: RingCase) -> str:
     setup, answers = play.setup, play.answers
     seen = sum(a.prompt_tokens + a.new_tokens // 2 for a in answers) // len(answers)
     slowness = [2.0 if number == case.slow else 1.0 for number in range(1, setup.stages + 1)]
-    step = play.world.coordinator.estimates_of(play.policy).step
+    step = play.world.coordinator.learnt[play.policy].step
 
     def each(rows: int) -> list[float]:
         costs = setup.costs().stages

@@ -24,6 +24,8 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from support.smollm2 import smollm2_ring
 from support.torch_rings import request
 
+from edgespec.wire.client_messages import ChatMessage
+
 BUNDLED = {"math": "gsm8k-test-40.jsonl", "help": "help-20.jsonl", "code": "code-20.jsonl"}
 CHATS = Path(__file__).parent.parent / "data" / "chats.jsonl"
 
@@ -70,8 +72,7 @@ def main() -> None:
                     ask = request(
                         text, policy, options.new_tokens, tag=tag, temperature=temperature
                     )
-                    chat = json.dumps([{"role": "user", "content": text}])
-                    answer = ring.ask(replace(ask, messages=chat))
+                    answer = ring.ask(replace(ask, messages=(ChatMessage("user", text),)))
                     same = said.setdefault((temperature, tag), answer.token_ids)
                     assert same == answer.token_ids, f"{source} changed the text of {text!r}"
                     for part in (category, "all"):

@@ -69,12 +69,12 @@ def test_serves_child_is_started_again_when_it_is_killed_and_ends_with_it(
     url = f"http://{HOST}:{port}"
     with ApiProcess(Address(HOST, port), ring.address, ClusterFolder.open(folder_of(""))) as api:
         until(lambda: answers(url), START_S)
-        first = api._child
+        first = api.child
         assert first is not None
         first.kill()
-        until(lambda: api._child is not first)
+        until(lambda: api.child is not first)
         until(lambda: answers(url), START_S)
-        second = api._child
+        second = api.child
         assert second is not None
     assert second.poll() is not None
     assert not answers(url)
@@ -89,7 +89,7 @@ def test_a_port_that_is_taken_is_said_once_and_not_tried_again(
         http = Address(HOST, taken.getsockname()[1])
         folder = ClusterFolder.open(folder_of(""))
         with caplog.at_level(logging.WARNING), ApiProcess(http, ring.address, folder) as api:
-            until(lambda: not api._thread.is_alive(), START_S)
+            until(lambda: not api.thread.is_alive(), START_S)
     assert [record.message for record in caplog.records if "HTTP" in record.message] == [
         "the HTTP API has ended; the ring serves without it"
     ]
@@ -107,8 +107,8 @@ def test_it_does_not_outlive_a_parent_that_is_killed(ring: NodeRing) -> None:
         "from edgespec.daemon.cluster import ClusterFolder, folder_of\n"
         f"with ApiProcess(Address('{HOST}', {free_port()}), Address.parse('{ring.address}'),\n"
         "                ClusterFolder.open(folder_of(''))) as api:\n"
-        "    while api._child is None: time.sleep(0.01)\n"
-        "    print(api._child.pid, flush=True)\n"
+        "    while api.child is None: time.sleep(0.01)\n"
+        "    print(api.child.pid, flush=True)\n"
         "    time.sleep(600)\n"
     )
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as one:

@@ -18,11 +18,11 @@ from support.nodes import CONTEXT, NodeRing, until
 from support.rings import submit
 from support.terminals import Terminal
 
-from edgespec.cli.answering import RequestSettings
 from edgespec.cli.chat_commands import WORDS, changed
 from edgespec.cli.conversation import Conversation, Turn
 from edgespec.cli.line_input import history_file
 from edgespec.cli.main import main
+from edgespec.door.asking import RequestSettings
 from edgespec.errors import AccessRefused, ConfigError, OtherVersion
 from edgespec.runtime.client import Client
 from edgespec.sim.toy import ToyCodec

@@ -11,6 +11,8 @@ from __future__ import annotations
 import re
 import runpy
 import shlex
+import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,11 +23,15 @@ from support.commands import run_here
 
 from edgespec.cli.main import application
 from edgespec.planning.catalogue import MODELS
+from edgespec.plugins import OWN_POLICIES
+from edgespec.policy.registry import POLICIES
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 REFERENCE = sorted([REPOSITORY / "README.md", *(REPOSITORY / "docs").glob("*.md")])
 PAGES = REFERENCE + sorted((REPOSITORY / "docs").glob("*/*.md"))
-IN_A_BLOCK = re.compile(r"^ {4}((?:sudo )?(?:\S*/)?edgespec [a-z].*(?:\n {8,}\S.*)*)", re.MULTILINE)
+IN_A_BLOCK = re.compile(
+    r"^ {4}(?:\$ )?((?:sudo )?(?:\S*/)?edgespec [a-z].*(?:\n {8,}\S.*)*)", re.MULTILINE
+)
 IN_A_LINE = re.compile(r"`((?:sudo )?(?:\S*/)?edgespec [a-z][^`]*)`")
 OPTION = re.compile(r"\[?(--[a-z0-9-]+)")
 IN_WORDS = re.compile(r"\[[a-z][^]]*\]")  # [options of a request]
@@ -106,11 +112,22 @@ def needs_a_mark(line: str) -> bool:
     return bool(of_the_hub or OF_A_READER.search(line))
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: f"{page.parent.name}/{page.stem}")
-def test_every_command_line_can_be_given(
-    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def beside_the_examples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """In a folder of a reader's own, who saved the page's modules there."""
+    shutil.copytree(REPOSITORY / "docs" / "examples", tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    yield
+    OWN_POLICIES.clear()
+    POLICIES.pop("chain", None)
+    for module in ("chain", "bigram"):
+        sys.modules.pop(module, None)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: f"{page.parent.name}/{page.stem}")
+@pytest.mark.usefixtures("beside_the_examples")
+def test_every_command_line_can_be_given(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     lines = in_blocks(text)
     assert [problem for line in lines + in_text(text) for problem in problems_of(line)] == []

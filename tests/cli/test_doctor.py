@@ -66,7 +66,7 @@ def test_what_blocks_is_named_and_ends_with_1(
     assert done.code == 1
     assert "edgespec cannot run here yet: cache" in done.err
     assert "Traceback" not in done.err
-    monkeypatch.setattr(doctor, "_import_problem", lambda: "torch cannot be loaded")
+    monkeypatch.setattr(doctor, "import_problem", lambda: "torch cannot be loaded")
     done = here("--json")
     assert done.code == 1
     result = json.loads(done.out)
@@ -91,7 +91,7 @@ def test_the_way_to_the_coordinator_is_looked_at(here: Here, tmp_path: Path) -> 
 def test_extras_for_tests_are_no_requirement(monkeypatch: pytest.MonkeyPatch) -> None:
     needed = ["torch>=2.6", "numpy>=999.0", "no-such-thing>=1", 'pytest>=8.2; extra == "test"']
     monkeypatch.setattr(doctor.metadata, "requires", lambda _: needed)
-    states = {finding.name: finding.state for finding in doctor._versions()}
+    states = {finding.name: finding.state for finding in doctor.check_versions()}
     assert states["torch"] == OK
     assert states["numpy"] == states["no-such-thing"] == BLOCKED
     assert "pytest" not in states
@@ -102,7 +102,7 @@ def test_a_library_that_cannot_be_loaded_is_explained(monkeypatch: pytest.Monkey
         raise OSError("libcudart.so.12: cannot open shared object file")
 
     monkeypatch.setattr(doctor.importlib, "import_module", broken)
-    assert "cannot be loaded (libcudart.so.12" in doctor._import_problem()
+    assert "cannot be loaded (libcudart.so.12" in doctor.import_problem()
 
 
 def test_without_any_four_bit_kernel_it_runs_but_says_so(
@@ -134,7 +134,7 @@ def test_a_jetson_is_told_what_to_do_about_nf4(
 
 
 def test_every_finding_has_a_known_state() -> None:
-    for finding in doctor._versions():
+    for finding in doctor.check_versions():
         assert isinstance(finding, Finding)
         assert finding.state in (OK, WARNING, BLOCKED)
         assert finding.text

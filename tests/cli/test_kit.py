@@ -29,8 +29,8 @@ def test_one_command_measures_and_hides_whose_board_it_is(
     for name in ("LOGNAME", "USER"):
         monkeypatch.setenv(name, "ada99")
     monkeypatch.setattr(kit.socket, "gethostname", lambda: "engine7.ada.example")
-    monkeypatch.setattr(bandwidths, "_LEAST_BUFFER", 2**22)
-    monkeypatch.setattr(bandwidths, "_MOST_BUFFER", 2**22)
+    monkeypatch.setattr(bandwidths, "LEAST_BUFFER", 2**22)
+    monkeypatch.setattr(bandwidths, "MOST_BUFFER", 2**22)
     monkeypatch.setattr(storage, "TRIED_BYTES", 1 << 20)
     monkeypatch.setattr(kit_file, "SECONDS", 0.02)
     usable = {name: "" if name in ("none", "int4") else "not tried" for name in QUANTISATIONS}

@@ -29,7 +29,7 @@ ECHO = PING + "s.bind(('', 7)); print('ready', flush=True)\nwhile 1: s.sendto(*s
 
 def ours() -> set[str]:
     """The namespaces that this process has made."""
-    mark = namespaces._mark(os.getpid())
+    mark = namespaces.mark_of(os.getpid())
     return {name for name in os.listdir("/run/netns") if name.startswith(mark)}
 
 
@@ -114,7 +114,7 @@ def test_what_a_killed_run_left_is_ended_and_removed() -> None:
     ) as run:
         assert run.stdout is not None
         left = psutil.Process(int(run.stdout.readline()))
-        mark = namespaces._mark(run.pid)
+        mark = namespaces.mark_of(run.pid)
         run.kill()
     assert left.is_running()
     assert any(name.startswith(mark) for name in os.listdir("/run/netns"))

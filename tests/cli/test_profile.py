@@ -27,8 +27,8 @@ def here(
     """Runs `edgespec profile` in this process on one thread, with little to copy."""
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(bandwidths, "_LEAST_BUFFER", 2**22)
-    monkeypatch.setattr(bandwidths, "_MOST_BUFFER", 2**22)
+    monkeypatch.setattr(bandwidths, "LEAST_BUFFER", 2**22)
+    monkeypatch.setattr(bandwidths, "MOST_BUFFER", 2**22)
     usable = {name: "" if name in ("none", "int4") else "not tried" for name in QUANTISATIONS}
     monkeypatch.setattr(kernels, "usable_quantisations", lambda *_: usable)
     threads = torch.get_num_threads()

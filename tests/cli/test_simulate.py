@@ -250,9 +250,9 @@ def plant(monkeypatch: pytest.MonkeyPatch, function: Any) -> None:
 
 
 def test_a_campaign_counts_what_passed(command: Here) -> None:
-    done = command("campaign", "20", "--jobs", "1")
+    done = command("campaign", "3", "--jobs", "1")
     assert done.code == 0, done
-    assert done.out.startswith("20 scenarios kept every promise: seeds 0 to 19, ")
+    assert done.out.startswith("3 scenarios kept every promise: seeds 0 to 2, ")
 
 
 def test_a_failure_names_seed_trace_and_the_way_back(

@@ -228,12 +228,12 @@ def test_a_stage_and_a_coordinator_that_are_lost_are_said_and_found_again(
     monkeypatch.setattr(module, "EVERY_S", 0.1)
     with NodeRing(2, timing=timing) as ring, Terminal() as terminal:
         ring.await_up()
-        member = ring.threads[1].node._member  # type: ignore[attr-defined]
+        member = ring.threads[1].node.member  # type: ignore[attr-defined]
 
         def end_coordinator() -> None:
             ring.threads[0].vanish()
             with aging(member):
-                until(lambda: member._asking_since is not None)
+                until(lambda: member.asking_since is not None)
 
         looking(
             ring,

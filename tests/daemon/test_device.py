@@ -143,7 +143,7 @@ def test_without_its_configuration_no_mode_is_called_slow(jetson: Path) -> None:
 def test_an_nvpmodel_that_does_not_answer_is_left_out(
     jetson: Path, script: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(device, "_TOOL_SECONDS", 0.3)
+    monkeypatch.setattr(device, "TOOL_SECONDS", 0.3)
     nvpmodel(jetson, script.replace("sleep", "exec sleep"))
     assert power_mode(jetson) is None
     assert "power mode" not in board_facts(jetson)
@@ -287,21 +287,21 @@ def test_without_proc_the_system_is_asked(tmp_path: Path) -> None:
 
 
 def test_versions_that_are_missing_or_too_old() -> None:
-    assert doctor._version("torch", "2.6").state == doctor.OK
-    old = doctor._version("torch", "99.1")
+    assert doctor.check_version("torch", "2.6").state == doctor.OK
+    old = doctor.check_version("torch", "99.1")
     assert old.state == doctor.BLOCKED
     assert "too old; pip install 'torch>=99.1'" in old.text
-    gone = doctor._version("no-such-thing", "1")
+    gone = doctor.check_version("no-such-thing", "1")
     assert gone.state == doctor.BLOCKED
     assert "not installed" in gone.text
 
 
 def test_too_little_memory_blocks(jetson: Path) -> None:
-    assert doctor._memory(jetson).state == doctor.OK
+    assert doctor.check_memory(jetson).state == doctor.OK
     write(jetson, {"proc/meminfo": "MemAvailable: 1500000 kB\n"})
-    assert doctor._memory(jetson).state == doctor.WARNING
+    assert doctor.check_memory(jetson).state == doctor.WARNING
     write(jetson, {"proc/meminfo": "MemAvailable: 300000 kB\n"})
-    found = doctor._memory(jetson)
+    found = doctor.check_memory(jetson)
     assert found.state == doctor.BLOCKED
     assert "end other programs" in found.text
 
@@ -310,22 +310,22 @@ def test_a_missing_compiler_is_a_warning_that_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if not compiled.complaint("products"):
-        assert doctor._kernels().state == doctor.OK
+        assert doctor.check_kernels().state == doctor.OK
     monkeypatch.setenv("PATH", "/nowhere")
-    compiled._load.cache_clear()
+    compiled.loaded.cache_clear()
     try:
-        found = doctor._kernels()
+        found = doctor.check_kernels()
     finally:
-        compiled._load.cache_clear()
+        compiled.loaded.cache_clear()
     assert found.state == doctor.WARNING
     assert "sudo apt install gcc" in found.text
 
 
 def test_a_cache_folder_below_a_file_blocks(tmp_path: Path) -> None:
-    assert doctor._cache(tmp_path / "not" / "yet").state in (doctor.OK, doctor.WARNING)
+    assert doctor.check_cache(tmp_path / "not" / "yet").state in (doctor.OK, doctor.WARNING)
     assert not (tmp_path / "not").exists()
     (tmp_path / "file").write_text("x", encoding="utf-8")
-    found = doctor._cache(tmp_path / "file" / "blocks")
+    found = doctor.check_cache(tmp_path / "file" / "blocks")
     assert found.state == doctor.BLOCKED
     assert "--cache" in found.text
 
@@ -334,7 +334,7 @@ def test_a_port_that_somebody_has_is_a_warning() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        found = doctor._port(taken.getsockname()[1])
+        found = doctor.check_port(taken.getsockname()[1])
     assert found.state == doctor.WARNING
     assert "another --port" in found.text
 
@@ -343,5 +343,5 @@ def test_a_jetson_whose_gpu_torch_does_not_see_is_warned_of(
     jetson: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    states = {finding.name: finding.state for finding in doctor._device(jetson)}
+    states = {finding.name: finding.state for finding in doctor.check_device(jetson)}
     assert states == {"device": doctor.OK, "GPU": doctor.WARNING}

@@ -35,7 +35,7 @@ def write(root: Path, files: dict[str, str]) -> Path:
 
 def test_a_pre_release_is_older_than_its_release() -> None:
     for version in ("2.6.0rc1", "2.6.0a0+df5bbc09d1.nv24.11", "2.5.0a0+872d972e41.nv24.8", "2.5.1"):
-        assert doctor._is_before(version, "2.6"), version
+        assert doctor.is_before(version, "2.6"), version
     for version in (
         "2.6.0",
         "2.6",
@@ -44,7 +44,7 @@ def test_a_pre_release_is_older_than_its_release() -> None:
         "2.13.0",
         "2.6.1rc1",
     ):
-        assert not doctor._is_before(version, "2.6"), version
+        assert not doctor.is_before(version, "2.6"), version
 
 
 def test_a_torch_that_cannot_speak_with_numpy_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,7 +57,7 @@ def test_a_torch_that_cannot_speak_with_numpy_blocks(monkeypatch: pytest.MonkeyP
     said = torch_checks.numpy_problem()
     assert "cannot exchange arrays (Numpy is not available)" in said
     assert "pip install 'numpy<2'" in said
-    assert doctor._import_problem() == said
+    assert doctor.import_problem() == said
 
 
 def jetson(root: Path, release: str = "R36 (release), REVISION: 4.3") -> Path:
@@ -108,7 +108,7 @@ def test_every_kind_of_kernel_is_tried_and_named_if_it_fails(
     here = torch.device("cpu")
     for dtype in ("bfloat16", "float16"):
         assert list(torch_checks.kernel_problems(here, dtype)) == []
-    real = torch_checks._kernels
+    real = torch_checks.kernels_by_name
     first = iter(range(10**6))
 
     def broken(dtype: torch.dtype) -> object:
@@ -121,7 +121,7 @@ def test_every_kind_of_kernel_is_tried_and_named_if_it_fails(
             "a softmax": lambda x: x.softmax(-1) + (next(first) % 2 == 0),
         }
 
-    monkeypatch.setattr(torch_checks, "_kernels", broken)
+    monkeypatch.setattr(torch_checks, "kernels_by_name", broken)
     assert list(torch_checks.kernel_problems(here, "bfloat16")) == [
         "a softmax gives wrong results",
         "a sort fails: CUDA error: no kernel image is available",
@@ -135,7 +135,7 @@ def test_both_types_of_16_bit_are_measured(monkeypatch: pytest.MonkeyPatch) -> N
     for float16, state in ((0.5, doctor.WARNING), (0.95, doctor.OK), (3.0, doctor.OK)):
         given = {"bfloat16": 1.0, "float16": float16}
         monkeypatch.setattr(torch_checks, "sixteen_bit_times", lambda given=given: given)
-        (found,) = doctor._sixteen_bit()
+        (found,) = doctor.check_sixteen_bit()
         assert found.state == state
         assert f"take {float16:.2f} of bfloat16's time" in found.text
         assert ("--dtype float16" in found.text) == (state == doctor.WARNING)
@@ -199,12 +199,12 @@ def test_swap_in_memory_and_on_a_card(tmp_path: Path) -> None:
     heading = "Filename\t\t\t\tType\t\tSize\t\tUsed\t\tPriority\n"
     rows = "/dev/zram0 partition 1048576 0 5\n/dev/mmcblk0p2 partition 2097152 0 -2\n"
     write(tmp_path, {"proc/swaps": heading + rows})
-    memory, card = doctor._swap(tmp_path)
+    memory, card = doctor.check_swap(tmp_path)
     assert (memory.state, card.state) == (doctor.OK, doctor.WARNING)
     assert "1.0 GiB at /dev/zram0: compressed in the memory itself" in memory.text
     assert "2.0 GiB at /dev/mmcblk0p2" in card.text
     assert "wears the card out" in card.text
-    (none,) = doctor._swap(tmp_path / "empty")
+    (none,) = doctor.check_swap(tmp_path / "empty")
     assert none.text.startswith("none")
 
 
@@ -229,11 +229,11 @@ def test_a_disk_is_measured_and_nothing_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(storage, "TRIED_BYTES", 2 << 20)
-    (found,) = doctor._disk(tmp_path / "not" / "yet", tmp_path)
+    (found,) = doctor.check_disk(tmp_path / "not" / "yet", tmp_path)
     assert "MB/s" in found.text
     assert list(tmp_path.iterdir()) == []
     monkeypatch.setattr(storage, "speeds", lambda _: (20e6, 90e6))
-    (slow,) = doctor._disk(tmp_path, tmp_path)
+    (slow,) = doctor.check_disk(tmp_path, tmp_path)
     assert slow.state == doctor.WARNING
     assert "writes 20 MB/s, reads back 90 MB/s; a block of 3 GiB takes 3 minutes" in slow.text
 
@@ -241,7 +241,7 @@ def test_a_disk_is_measured_and_nothing_stays(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(storage, "speeds", full)
-    (found,) = doctor._disk(tmp_path, tmp_path)
+    (found,) = doctor.check_disk(tmp_path, tmp_path)
     assert "cannot be measured: No space left on device" in found.text
 
 
@@ -331,12 +331,12 @@ def test_no_odd_system_makes_doctor_fail(tmp_path: Path, monkeypatch: pytest.Mon
         root = tmp_path / str(number)
         odd_root(root, rng)
         checks = {
-            "device": lambda root=root: doctor._device(root),
-            "board": lambda root=root: doctor._board(root),
-            "speed": lambda root=root: doctor._speed(root),
-            "memory": lambda root=root: [doctor._memory(root)],
-            "swap": lambda root=root: doctor._swap(root),
-            "disk": lambda root=root: doctor._disk(root, root),
+            "device": lambda root=root: doctor.check_device(root),
+            "board": lambda root=root: doctor.check_board(root),
+            "speed": lambda root=root: doctor.check_speed(root),
+            "memory": lambda root=root: [doctor.check_memory(root)],
+            "swap": lambda root=root: doctor.check_swap(root),
+            "disk": lambda root=root: doctor.check_disk(root, root),
         }
         for name, check in checks.items():
             found = list(doctor.guarded(name, check))

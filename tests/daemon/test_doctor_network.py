@@ -109,8 +109,8 @@ def serving(admits: Admits = everybody, own: KeyPair = OWN, lag: float = 0.0) ->
 def test_a_clock_that_may_be_wrong_is_named(
     synchronised: bool | None, state: str, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(doctor_network, "_is_synchronised", lambda: synchronised)
-    found = doctor_network._clock([])
+    monkeypatch.setattr(doctor_network, "is_synchronised", lambda: synchronised)
+    found = doctor_network.check_clock([])
     assert (found.name, found.state) == ("clock", state)
     assert words in found.text
 
@@ -118,20 +118,20 @@ def test_a_clock_that_may_be_wrong_is_named(
 def test_a_clock_of_1970_is_wrong_whatever_the_kernel_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(doctor_network, "_is_synchronised", lambda: True)
+    monkeypatch.setattr(doctor_network, "is_synchronised", lambda: True)
     with monkeypatch.context() as early:
         early.setattr(time, "time", lambda: 86400.0)
-        found = doctor_network._clock([])
+        found = doctor_network.check_clock([])
     assert found.state == WARNING
     assert "1970-01-02 00:00 UTC, which is in the past" in found.text
     later = time.time() + 3 * 86400.0
     os.utime(tmp_path, (later, later))
-    assert doctor_network._clock([tmp_path]).state == WARNING
-    assert doctor_network._clock([tmp_path / "nothing"]).state == OK
+    assert doctor_network.check_clock([tmp_path]).state == WARNING
+    assert doctor_network.check_clock([tmp_path / "nothing"]).state == OK
 
 
 def test_the_kernel_says_whether_its_clock_is_synchronised_or_nothing() -> None:
-    assert doctor_network._is_synchronised() in (True, False, None)
+    assert doctor_network.is_synchronised() in (True, False, None)
 
 
 def test_before_a_cluster_exists_nothing_is_wrong(tmp_path: Path) -> None:
@@ -264,7 +264,7 @@ def test_a_name_server_that_is_silent_holds_nothing_up(
 def test_an_accepted_key_and_a_link_are_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(doctor_network, "_MOST_TRIP_S", 60.0)  # this machine may be busy
+    monkeypatch.setattr(doctor_network, "MOST_TRIP_S", 60.0)  # this machine may be busy
     with serving() as address:
         found = findings(device(tmp_path / "device"), address)
     assert list(found) == ["clock", "cluster", "mDNS", "coordinator", "key", "link"]
@@ -333,7 +333,7 @@ def test_a_slow_link_is_named(
     (place / "speed").write_text(speed, encoding="ascii")
     monkeypatch.setattr(doctor_network, "own_address_towards", lambda _: "10.0.0.5")
     monkeypatch.setattr(doctor_network, "interface_of", lambda _: "eth0")
-    found = doctor_network._link(Address("10.0.0.9", 7430), trip, tmp_path)
+    found = doctor_network.check_link(Address("10.0.0.9", 7430), trip, tmp_path)
     assert (found.name, found.state) == ("link", state)
     assert words in found.text
 
@@ -341,7 +341,7 @@ def test_a_slow_link_is_named(
 def test_a_slow_coordinator_does_not_hold_it_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(doctor_network, "_TRIPS", 100_000)  # it would take hours
+    monkeypatch.setattr(doctor_network, "TRIPS", 100_000)  # it would take hours
     monkeypatch.setattr(doctor_network, "TRIPS_S", 0.5)
     with serving(lag=0.3) as address:
         found = findings(device(tmp_path / "device"), address)
@@ -354,5 +354,5 @@ def test_one_leg_that_fails_is_passed_on() -> None:
         raise OSError(5, "Input/output error")
 
     with pytest.raises(OSError, match="Input/output"):
-        doctor_network._within(60.0, failing)
-    assert doctor_network._within(60.0, lambda: 7) == 7
+        doctor_network.within(60.0, failing)
+    assert doctor_network.within(60.0, lambda: 7) == 7

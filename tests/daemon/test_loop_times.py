@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edgespec.daemon.loop_times import fit, machine_times, measure_loop
+from edgespec.daemon.coordinator_times import fit, machine_times, measure_loop
 
 
 def test_the_line_gives_back_what_all_events_took() -> None:

@@ -20,7 +20,7 @@ from support.keys import OWNER_IDENTITY
 from support.packed_forms import FORMS
 
 from edgespec.config import FILE, QUANTISATIONS, Address, Quantisation
-from edgespec.daemon import bandwidths, device, logit_times, measure, timing
+from edgespec.daemon import bandwidths, coordinator_times, device, measure, timing
 from edgespec.daemon.bandwidths import disk_rate
 from edgespec.daemon.layer_times import (
     LayerTimes,
@@ -257,16 +257,20 @@ def test_work_on_logits_is_timed_for_each_way(monkeypatch: pytest.MonkeyPatch) -
         found = {}
         for (kind, way, width), work in works.items():
             work()
-            rows = logit_times.ROWS if kind == "ranking" and width == logit_times.WIDE else 1
+            rows = (
+                coordinator_times.ROWS
+                if kind == "ranking" and width == coordinator_times.WIDE
+                else 1
+            )
             call = 0.0 if kind == "noise" else 0.001
             found[kind, way, width] = Sample((call + rows * width * per_logit[way],))
         return found
 
-    monkeypatch.setattr(logit_times, "timed", made_up_times)
-    choosing, ranking, noise = logit_times.measure_logits(CPU, "measured", 0.0)
+    monkeypatch.setattr(coordinator_times, "timed", made_up_times)
+    choosing, ranking, noise = coordinator_times.measure_logits(CPU, "measured", 0.0)
     for times in (choosing, ranking):
         assert times.origin.startswith("measured: ")
-        for way in logit_times.WAYS:
+        for way in coordinator_times.WAYS:
             assert times.of(way).call == pytest.approx(0.001)
             assert times.of(way).million == pytest.approx(per_logit[way] * 1e6)
     assert noise.value == pytest.approx(0.004)
@@ -395,7 +399,7 @@ def test_a_file_that_was_just_read_is_seen_to_be_in_memory(tmp_path: Path) -> No
     file.write_bytes(os.urandom(1 << 20))
     file.read_bytes()
     with open(file, "r+b") as opened:
-        assert bandwidths._resident(opened.fileno(), 1 << 20) == 1.0
+        assert bandwidths.resident(opened.fileno(), 1 << 20) == 1.0
 
 
 def test_a_full_disk_is_not_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -439,8 +443,8 @@ def request(tmp_path: Path, **more: object) -> MeasureRequest:
 def test_a_measured_profile_can_be_read_and_says_how(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bandwidths, "_LEAST_BUFFER", 2**22)
-    monkeypatch.setattr(bandwidths, "_MOST_BUFFER", 2**22)
+    monkeypatch.setattr(bandwidths, "LEAST_BUFFER", 2**22)
+    monkeypatch.setattr(bandwidths, "MOST_BUFFER", 2**22)
     monkeypatch.setattr(measure, "disk_rate", partial(disk_rate, most=2**24))
     draft = write_checkpoint(tmp_path / "small-draft", num_hidden_layers=1)
     said: list[str] = []
@@ -472,8 +476,8 @@ def test_a_measured_profile_can_be_read_and_says_how(
 def test_a_quantisation_that_does_not_fit_the_model_is_left_out_with_the_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bandwidths, "_LEAST_BUFFER", 2**22)
-    monkeypatch.setattr(bandwidths, "_MOST_BUFFER", 2**22)
+    monkeypatch.setattr(bandwidths, "LEAST_BUFFER", 2**22)
+    monkeypatch.setattr(bandwidths, "MOST_BUFFER", 2**22)
     monkeypatch.setattr(measure, "disk_rate", partial(disk_rate, most=2**20))
     folder = write_checkpoint(tmp_path / "odd", hidden_size=64, intermediate_size=192, head_dim=16)
     asked = MeasureRequest("mine", tmp_path / "cache", model=str(folder), seconds=0.0)

@@ -69,14 +69,14 @@ def test_its_command_is_that_of_a_stage_with_the_coordinators_models(
     cluster: ClusterFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stage = own_stage(cluster)
-    words = stage._command[3:]
+    words = stage.command[3:]
     folder = str(cluster.path / "stage")
     assert words == ["join", "--stage", "3", "--coordinator", str(HERE), "--cluster", folder]
-    monkeypatch.setenv(BESIDE, stage._environment[BESIDE])
+    monkeypatch.setenv(BESIDE, stage.environment[BESIDE])
     assert Beside.read() == Beside("0.0.0.0", 123, -1)
     monkeypatch.delenv(BESIDE)
     assert Beside.read() == Beside("", 0, -1)
-    words = own_stage(cluster, replace(CONFIG, model="org/name", cache="/c"))._command[10:]
+    words = own_stage(cluster, replace(CONFIG, model="org/name", cache="/c")).command[10:]
     assert words == ["--cache", "/c", "--model", "org/name"]
 
 
@@ -88,9 +88,9 @@ def test_emulated_it_has_the_coordinators_devices_and_a_trace_of_its_own(
     folder = admitted(cluster, AccessStore(cluster), HERE)
     stage = OwnStage(config, folder, HERE, 123, shared_device=7)
     trace = ["--trace", "/t/coordinator-stage.jsonl"]
-    assert stage._command[10:] == [*emulation.options, *trace]
-    assert stage._descriptors == [7]
-    assert stage._environment.items() >= Beside("0.0.0.0", 123, 7).environment.items()
+    assert stage.command[10:] == [*emulation.options, *trace]
+    assert stage.descriptors == [7]
+    assert stage.environment.items() >= Beside("0.0.0.0", 123, 7).environment.items()
 
 
 def test_systemd_s_socket_is_not_the_stages(
@@ -98,7 +98,7 @@ def test_systemd_s_socket_is_not_the_stages(
 ) -> None:
     monkeypatch.setenv("NOTIFY_SOCKET", "/run/systemd/notify")
     monkeypatch.setenv("WATCHDOG_PID", "1")
-    environment = own_stage(cluster)._environment
+    environment = own_stage(cluster).environment
     assert {"NOTIFY_SOCKET", "WATCHDOG_PID"}.isdisjoint(environment)
 
 
@@ -106,8 +106,8 @@ def test_it_is_started_again_less_and_less_often(
     cluster: ClusterFolder, caplog: pytest.LogCaptureFixture
 ) -> None:
     stage = own_stage(cluster)
-    assert stage._log_file is not None
-    stage._log_file.write_text("12:00:00 error: no memory\n")
+    assert stage.log_file is not None
+    stage.log_file.write_text("12:00:00 error: no memory\n")
     pauses = [stage.again_after(-signal.SIGKILL, 1.0) for _ in range(8)]
     assert pauses == [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, MOST_PAUSE_S, MOST_PAUSE_S]
     assert stage.again_after(1, 3600.0) == 1.0, "it had run for long"

@@ -86,7 +86,7 @@ def test_packed_blocks_are_computed_in_16_bit_where_that_is_faster(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     four = QUANTISATIONS["int4-g32"]
-    monkeypatch.setattr(precision, "_has_gpu", lambda: False)
+    monkeypatch.setattr(precision, "has_gpu", lambda: False)
     (tmp_path / "proc").mkdir()
     every = "avx512f avx512vbmi avx512_bf16"
     for vendor, flags, expected in (
@@ -101,7 +101,7 @@ def test_packed_blocks_are_computed_in_16_bit_where_that_is_faster(
             assert dtype_for(four, AUTO, tmp_path) == expected
             assert dtype_for(QUANTISATIONS["none"], AUTO, tmp_path) == "float32"
             assert dtype_for(four, "bfloat16", tmp_path) == "bfloat16"
-    monkeypatch.setattr(precision, "_has_gpu", lambda: True)
+    monkeypatch.setattr(precision, "has_gpu", lambda: True)
     assert dtype_for(four, AUTO, tmp_path) in ("bfloat16", "float16")
     assert dtype_for(QUANTISATIONS["none"], AUTO, tmp_path) == "float32"
 

@@ -105,9 +105,9 @@ def test_both_units_share_user_and_folders() -> None:
 
 @pytest.mark.parametrize("group", ["video", "render"])
 def test_only_groups_that_exist_are_asked_for(group: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edgespec.daemon.service._has_group", lambda name: name == group)
+    monkeypatch.setattr("edgespec.daemon.service.has_group", lambda name: name == group)
     assert settings(unit_text("stage", []))["SupplementaryGroups"] == group
-    monkeypatch.setattr("edgespec.daemon.service._has_group", lambda name: False)
+    monkeypatch.setattr("edgespec.daemon.service.has_group", lambda name: False)
     assert "SupplementaryGroups" not in settings(unit_text("stage", []))
 
 

@@ -192,7 +192,7 @@ source = Path(sys.argv[1])
 def answers():  # a process of its own, as the loader knows a library by its name
     child = os.fork()
     if child == 0:
-        os._exit(0 if compiled._built(source).answer() == 42 else 1)
+        os._exit(0 if compiled.built(source).answer() == 42 else 1)
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     assert code == 0, code
 

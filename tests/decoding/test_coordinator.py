@@ -14,7 +14,7 @@ from support.rings import FakeRing, assert_one_end, submit
 from support.tiers import thorough, tiered
 
 from edgespec.backends.compute import CoordinatorCompute, StageCompute
-from edgespec.decoding.admission import Ring
+from edgespec.decoding.admission import CoordinatorSettings
 from edgespec.decoding.coordinator import CoordinatorMachine
 from edgespec.decoding.effects import (
     Draft,
@@ -54,16 +54,16 @@ def _small_trees(monkeypatch: pytest.MonkeyPatch) -> None:
 def situation(fake: FakeRing, tag: int) -> str:
     """What a request is waiting for, in words."""
     for request in fake.coordinator._requests.values():
-        if request.tag != tag:
+        if request.client.tag != tag:
             continue
         if request.number not in fake.coordinator._scheduler:
             return "queued"
         if not request.answer.token_ids:
             return "prefill at the head" if request.head_job else "prefill"
         waits = [
-            "on the ring" if request.in_flight else "",
+            "on the ring" if request.outbox.in_flight else "",
             "at the head" if request.head_job else "",
-            "drafting" if request.draft else "",
+            "drafting" if request.drafting.running else "",
         ]
         return ", ".join(filter(None, waits))
     return "over"
@@ -203,7 +203,7 @@ def test_failed_compute_ends_its_request_and_no_other(kinds: tuple[type, ...]) -
     while True:
         fake = FakeRing(2, prefill_chunk=3)
         flaky = Flaky(kinds, at)
-        for node in fake.ring._nodes:
+        for node in fake.ring.nodes:
             flaky.wrap(node.compute)
         fake.ring.submit(ASK)
         fake.ring.submit(replace(ASK, tag=2))
@@ -254,7 +254,7 @@ def test_what_cannot_be_answered_is_refused_at_once(
 
 def test_without_a_draft_only_plain_decoding_is_on_offer() -> None:
     fake = FakeRing(2)
-    machine = CoordinatorMachine(Ring(2, 100, draft=""), fake.codec)
+    machine = CoordinatorMachine(CoordinatorSettings(2, 100, draft=""), fake.codec)
     machine.handle(RingUp(), 0.0)
     effects = machine.handle(MessageArrived(b"a", ASK), 0.0)
     assert len(effects) == 1
@@ -374,7 +374,7 @@ def test_who_waits_hears_of_a_ring_that_is_lost_and_back_and_of_every_place_once
 
 def test_requests_wait_for_the_ring() -> None:
     fake = FakeRing(2)
-    machine = CoordinatorMachine(Ring(2, 100, "fake"), fake.codec)
+    machine = CoordinatorMachine(CoordinatorSettings(2, 100, "fake"), fake.codec)
     asked, told = machine.handle(MessageArrived(b"a", ASK), 0.0)
     assert isinstance(told, SendPeer)
     assert "stages" in str(told)
@@ -392,7 +392,7 @@ def test_a_client_that_goes_takes_only_its_own_requests_along() -> None:
     before = len(fake.ring.replies)
     effects = fake.coordinator.handle(PeerGone(CLIENT), 0.0)
     assert {e.segment.request for e in effects if isinstance(e, SendRing)} == {2}
-    fake.ring._dispatch(0, effects)
+    fake.ring.dispatch(0, effects)
     fake.ring.run()
     after = fake.ring.replies[before:]
     assert sum(isinstance(r, Finished) for r in after) == 1

@@ -176,8 +176,8 @@ def test_what_is_learnt_outlives_its_request_and_its_ring() -> None:
 def test_policies_learn_apart() -> None:
     """So that a comparison does not depend on its order."""
     wire = rooted()
-    assert wire.machine.estimates_of("adaptive").step.known
-    assert not wire.machine.estimates_of("specpipe").step.known
+    assert wire.machine.learnt["adaptive"].step.known
+    assert not wire.machine.learnt["specpipe"].step.known
 
 
 def test_a_repeated_result_and_one_of_a_ring_that_is_gone_teach_nothing() -> None:
@@ -229,4 +229,4 @@ def test_an_emptied_result_never_reaches_the_head() -> None:
         hidden=Tensor("float32", (0, 1), b""),
     )
     assert not wire.heads
-    assert wire.request.in_flight == 1, "the new root"
+    assert wire.request.outbox.in_flight == 1, "the new root"

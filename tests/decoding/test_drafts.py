@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
 from support.rings import submit
 from support.wires import Wire
 
-from edgespec.decoding import drafts
 from edgespec.decoding.effects import (
     Draft,
 )
@@ -21,7 +20,7 @@ from edgespec.errors import LocalProtocolError
 from edgespec.machines.events import (
     MessageArrived,
 )
-from edgespec.policy.base import Decision, Deepen, Expand, RequestView, Send
+from edgespec.policy.base import Decision, Deepen, Expand, Policy, Pooled, RequestView, Send
 from edgespec.policy.registry import POLICIES
 from edgespec.policy.row_times import RowTimes
 from edgespec.tree.drafted import Children, DraftedTree
@@ -33,18 +32,10 @@ COST = {"cost": (StageTime(5, 1.0), StageTime(5, 1.0))}
 NOTHING = Children(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0))
 
 
-@dataclass(frozen=True)
-class Greedy:
+class PlainGreedy(Policy):
     """Expands all that it may and sends all that it has, whatever that costs."""
 
-    calibrates: bool = True
-    name: str = "greedy"
-    drafts: bool = True
-    verifies_each_result: bool = True
-    drafts_in_step: bool = False
-    waits_for_credit: bool = True
-    starts_with_prompt: bool = False
-    takes_chains: bool = True
+    waits_for_credit = True
 
     def window(self, stages: int) -> int:
         """No limit."""
@@ -58,10 +49,24 @@ class Greedy:
         return [*sends, Expand(ids, 3, 100)] if ids else sends
 
 
+class Greedy(PlainGreedy, Pooled):
+    """The same, with guesses that are calibrated."""
+
+    def best_rows(
+        self, views: Sequence[RequestView], ahead: int, roots: int, beside: int = 0
+    ) -> list[tuple[int, ...]]:
+        """Here is one request alone."""
+        raise NotImplementedError
+
+    def best_nodes(self, views: Sequence[RequestView]) -> list[Expand | None]:
+        """Here is one request alone."""
+        raise NotImplementedError
+
+
 @pytest.fixture(autouse=True)
 def _greedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(POLICIES, "greedy", Greedy())
-    monkeypatch.setitem(POLICIES, "greedy_plain", Greedy(calibrates=False))
+    monkeypatch.setitem(POLICIES, "greedy_plain", PlainGreedy())
 
 
 def rooted(policy: str = "greedy", tokens: int = 50) -> Wire:
@@ -196,9 +201,9 @@ def test_an_expansion_that_gives_nothing_is_not_asked_again() -> None:
 
 def test_there_must_be_a_tree_to_deepen() -> None:
     wire = rooted()
-    wire.request.grown = None
+    wire.request.drafting.grown = None
     with pytest.raises(LocalProtocolError, match="no drafted tree"):
-        drafts.ask(wire.request, Deepen(1, 1, 1), 0.0)
+        wire.request.carry_out(Deepen(1, 1, 1), 0.0)
 
 
 # --- what they take -------------------------------------------------------------------------------

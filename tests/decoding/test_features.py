@@ -13,8 +13,8 @@ from support.rings import FakeRing, assert_one_end, submit
 from support.segments import run_block
 from support.tiers import tiered
 
-from edgespec.decoding.flights import Landed, PartFlight
-from edgespec.decoding.hidden_rows import HiddenRows
+from edgespec.decoding.drafting import HiddenRows
+from edgespec.decoding.flights import PartFlight, Returned
 from edgespec.drafting.grower import NOTHING_FURTHER, Further
 from edgespec.drafting.steps import Steps
 from edgespec.policy.adaptive import Adaptive
@@ -208,8 +208,8 @@ def arrived(
     numbers = np.array(ids, np.int64)
     part = Part(1, 0, False, 0, len(ids), numbers, numbers - 1, numbers, numbers[:0])
     flight = PartFlight(1, False, frozenset(ids), len(ids))
-    landed = Landed(flight, Fraction(0), part, hidden, aux_hidden)
-    rows.arrived(landed, np.arange(len(ids)))
+    returned = Returned(flight, Fraction(0), part, hidden, aux_hidden)
+    rows.keep(returned, np.arange(len(ids)))
 
 
 def test_rows_wait_for_those_before_them_and_dead_ones_go() -> None:
@@ -219,10 +219,10 @@ def test_rows_wait_for_those_before_them_and_dead_ones_go() -> None:
     assert hidden.take() is NO_FEATURES
     arrived(hidden, [0], Tensor("uint8", (1, 1), bytes([9])))
     assert hidden.take().final == Tensor("uint8", (2, 1), bytes([9, 10]))
-    hidden.passed([3], 3)
+    hidden.commit([3], 3)
     assert hidden.take().final == Tensor("uint8", (1, 1), bytes([12]))
     assert hidden.take() is NO_FEATURES
-    hidden.passed([4, 5], 5)
+    hidden.commit([4, 5], 5)
     assert bytes(hidden.take().final.data) == bytes([13])  # type: ignore[union-attr]
     assert hidden._rows == {}
 

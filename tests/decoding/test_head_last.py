@@ -380,7 +380,7 @@ def test_a_token_that_there_is_not_comes_to_no_user(monkeypatch: pytest.MonkeyPa
 
 def test_a_ring_whose_last_stage_has_no_head_says_so() -> None:
     fake = FakeRing(2, head_last=True)
-    fake.ring._nodes[2].compute._head = None  # type: ignore[union-attr]
+    fake.ring.nodes[2].compute._head = None  # type: ignore[union-attr]
     fake.ring.submit(submit())
     fake.ring.run()
     end = assert_one_end(fake.ring.replies, 1)

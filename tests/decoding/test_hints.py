@@ -137,7 +137,7 @@ def played(off: int | None, accuracy: float = 0.2) -> tuple[int, int, int]:
     ring = FakeRing(4, accuracy=accuracy, hints=off is not None)
     right = ring.expected(ask)
     knowing = [Knowing(stage, right.whole, off or 0) for stage in range(4)]
-    for node, block in zip(ring.ring._nodes[1:], knowing, strict=True):
+    for node, block in zip(ring.ring.nodes[1:], knowing, strict=True):
         node.compute._block = block  # type: ignore[union-attr]
     ring.blocks = list(knowing)
     answer = ring.ring.ask(ask)
@@ -180,7 +180,7 @@ class Flying:
 
     def __init__(self) -> None:
         self.wire = Wire(3, lenses=toy_lenses(3, VOCABULARY), ends=(1, 2, 3))
-        self.wire.machine.estimates_of("adaptive").segment([(1, 0.1)] * 3, 3)
+        self.wire.machine.learnt["adaptive"].segment([(1, 0.1)] * 3, 3)
         self.wire.submit(submit(policy="adaptive"))
         self.wire.back(self.wire.segments.pop())
         self.wire.head(7)
@@ -252,7 +252,7 @@ def test_the_tree_stays_small_whatever_is_said() -> None:
 
 def test_without_lenses_nobody_is_asked_or_heard() -> None:
     wire = Wire(3)
-    wire.machine.estimates_of("adaptive").segment([(1, 0.1)] * 3, 3)
+    wire.machine.learnt["adaptive"].segment([(1, 0.1)] * 3, 3)
     wire.submit(submit(policy="adaptive"))
     wire.back(wire.segments.pop())
     wire.head(7)

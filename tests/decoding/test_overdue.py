@@ -7,7 +7,7 @@ from support.rings import submit
 from support.wires import Wire
 
 from edgespec.decoding.events import StageBeat
-from edgespec.decoding.overdue import BUSY_S, LEAST_S, MOST_DOUBTS, TIMES, FlightWatch
+from edgespec.decoding.flights import BUSY_S, LEAST_S, MOST_DOUBTS, TIMES, FlightWatch
 from edgespec.machines.events import RingDown, RingUp, Tick
 from edgespec.wire.client_messages import Failed
 
@@ -51,7 +51,7 @@ def test_each_ring_from_which_nothing_came_back_is_waited_for_longer() -> None:
         watch.look({doubts: None}, 0.0)
         limit = LEAST_S * 2 ** min(doubts, MOST_DOUBTS)
         assert watch.deadline() == limit
-        watch.give_up()
+        watch.doubt_ring()
     watch.look({99: None}, 0.0)
     watch.look({}, 0.5)
     watch.look({100: None}, 1.0)

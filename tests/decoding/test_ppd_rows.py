@@ -14,7 +14,7 @@ from support.rings import FakeRing, assert_one_end, submit
 from support.segments import run_block
 from support.tiers import tiered
 
-from edgespec.decoding.ppd_chains import MOST_ROWS, ChainValues
+from edgespec.decoding.ppd_rows import MOST_ROWS, ChainValues
 from edgespec.drafting.grower import NOTHING_FURTHER, Further
 from edgespec.drafting.steps import Steps
 from edgespec.policy.adaptive import Adaptive

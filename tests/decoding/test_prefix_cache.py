@@ -12,7 +12,7 @@ from support.rings import Chaos, FakeRing, Faults, assert_one_end, submit
 from support.tiers import thorough, tiered
 
 from edgespec.decoding import scheduler
-from edgespec.decoding.prefix_cache import LEAST_ROWS, CachedPrefix, PrefixCache
+from edgespec.decoding.row_account import LEAST_ROWS, CachedPrefix, PrefixCache
 from edgespec.sim.toy import VOCABULARY
 from edgespec.tree import stems
 from edgespec.wire.client_messages import Finished, Submit
@@ -137,7 +137,7 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> None:
         SendRing,
     )
 
-    dispatch = LocalRing._dispatch
+    dispatch = LocalRing.dispatch
 
     def noting(self: LocalRing, number: int, effects: object) -> None:
         effects = list(effects)  # type: ignore[call-overload]
@@ -146,7 +146,7 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> None:
             notes += [e.segment for e in effects if isinstance(e, SendRing)]
         dispatch(self, number, effects)
 
-    monkeypatch.setattr(LocalRing, "_dispatch", noting)
+    monkeypatch.setattr(LocalRing, "dispatch", noting)
 
 
 @pytest.mark.usefixtures("watched")
@@ -361,7 +361,7 @@ def test_a_request_starts_without_a_base_that_a_stage_has_refused(whole: bool) -
     fake = FakeRing(3, kept_rows=3000, live=2)
     first = asking(1, [n % 19 for n in range(60)], max_new_tokens=9)
     fake.ring.ask(first)
-    fake.ring._dispatch(2, fake.machines[1]._refuse(1, "it has no room"))
+    fake.ring.dispatch(2, fake.machines[1]._refuse(1, "it has no room"))
     said = [*(n % 19 for n in range(60)), *fake.expected(first).token_ids]
     ask = asking(2, [*said[: len(said) if whole else 40], 3, 4], max_new_tokens=9)
     fake.ring.submit(ask)

@@ -6,9 +6,8 @@ from fractions import Fraction
 
 import pytest
 
-from edgespec.decoding.answer import Answer
+from edgespec.decoding.answer import Answer, RequestStats
 from edgespec.decoding.flights import RingClock
-from edgespec.decoding.request_stats import RequestStats
 from edgespec.errors import ConfigError
 from edgespec.sim.toy import ToyCodec, text_of
 

@@ -9,7 +9,7 @@ from support.rings import PLENTY, FakeRing, assert_one_end, submit
 from support.segments import one_part, retain_message
 from support.wires import Wire
 
-from edgespec.decoding.admission import Ring
+from edgespec.decoding.admission import CoordinatorSettings
 from edgespec.decoding.coordinator import CoordinatorMachine
 from edgespec.decoding.effects import EncodePrompt, Renew
 from edgespec.decoding.events import (
@@ -30,6 +30,7 @@ from edgespec.machines.events import (
     Tick,
 )
 from edgespec.policy.adaptive import Adaptive
+from edgespec.policy.base import Results
 from edgespec.policy.flowspec import FlowSpec
 from edgespec.policy.registry import POLICIES
 from edgespec.sim.toy import VOCABULARY, ToyCodec
@@ -227,7 +228,7 @@ def test_a_draft_that_began_below_an_older_root_is_merged_below_the_new_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     class Unstepped(FlowSpec):
-        drafts_in_step = False
+        results = Results.EACH
 
     monkeypatch.setitem(POLICIES, "flowspec", Unstepped())
     wire = Wire()
@@ -264,7 +265,7 @@ def test_a_draft_that_gives_nothing_is_no_reason_to_stop() -> None:
 
 def test_a_result_that_lacks_live_rows_ends_the_ring_unless_its_fault_comes_first() -> None:
     for fault_comes in (False, True):
-        machine = CoordinatorMachine(Ring(2, 100, ""), ToyCodec())
+        machine = CoordinatorMachine(CoordinatorSettings(2, 100, ""), ToyCodec())
         machine.handle(RingUp(), 0.0)
         ask = submit(policy="autoregressive")
         (encode,) = machine.handle(MessageArrived(CLIENT, ask), 0.0)
@@ -303,8 +304,8 @@ def test_a_policy_in_step_takes_up_a_result_when_its_draft_is_merged() -> None:
     request = wire.machine.accepts(1)
     assert request is not None
     assert not wire.heads, "a result was taken up before the draft was merged"
-    in_flight = request.in_flight
+    in_flight = request.outbox.in_flight
     wire.drafted(DraftedTree(np.array([-1, -1]), np.array([13, 14]), np.array([-1.0, -2.0])))
     assert wire.segments[-1].parts[0].tokens.tolist() == [14], "the new guess leaves first"
     assert wire.heads
-    assert request.in_flight == in_flight  # one more left, one was taken up
+    assert request.outbox.in_flight == in_flight  # one more left, one was taken up

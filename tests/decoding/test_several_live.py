@@ -47,8 +47,8 @@ class Recorder:
 
     def __init__(self, fake: FakeRing) -> None:
         self.segments: list[Segment] = []
-        self._dispatch = fake.ring._dispatch
-        fake.ring._dispatch = self.dispatch  # type: ignore[method-assign]
+        self._dispatch = fake.ring.dispatch
+        fake.ring.dispatch = self.dispatch  # type: ignore[method-assign]
 
     def dispatch(self, number: int, effects: list[Effect]) -> None:
         if number == 0:
@@ -142,14 +142,14 @@ def test_all_live_ones_go_on_after_a_lost_ring_in_their_order(policy: str) -> No
         for ask in wanted:
             fake.ring.submit(ask)
         fake.take_turns(step)
-        live = [request.tag for request in fake.coordinator._scheduler.live]
-        waits = [request.tag for request in fake.coordinator._waiting.queue.in_order()]
+        live = [request.client.tag for request in fake.coordinator._scheduler.live]
+        waits = [request.client.tag for request in fake.coordinator._waiting.in_order()]
         fake.ring.lose(LOST)
         assert fake.coordinator.load()[0] == 0
-        again = [request.tag for request in fake.coordinator._waiting.queue.in_order()]
+        again = [request.client.tag for request in fake.coordinator._waiting.in_order()]
         assert again == live + waits
         fake.ring.mend()
-        assert [r.tag for r in fake.coordinator._scheduler.live] == (live + waits)[:3]
+        assert [r.client.tag for r in fake.coordinator._scheduler.live] == (live + waits)[:3]
         fake.ring.run()
         assert_answers(fake, wanted)
         fake.assert_nothing_left()
@@ -167,7 +167,7 @@ def test_the_end_of_one_costs_the_others_nothing(policy: str) -> None:
         for ask in wanted:
             fake.ring.submit(ask)
         fake.take_turns(step)
-        numbers = {r.tag: r.number for r in fake.coordinator._scheduler.live}
+        numbers = {r.client.tag: r.number for r in fake.coordinator._scheduler.live}
         if 2 in numbers:
             fake.tell(MessageArrived(b"stage", Fault(numbers[2], "stage 2 is out of memory")))
             assert isinstance(assert_one_end(fake.ring.replies, 2), Failed)
@@ -231,7 +231,7 @@ def test_beside_answers_so_much_of_a_prompt_leaves_that_a_step_takes_twice_as_lo
     fake = FakeRing(2, live=3, prefill_chunk=64)
     fake.ring.submit(submit(1, "hello", 400, "autoregressive"))
     fake.take_turns(40)
-    estimates = fake.coordinator.estimates_of("autoregressive")
+    estimates = fake.coordinator.learnt["autoregressive"]
     for _ in range(99):
         for number in (1, 101):
             estimates.segment([(number, 1.0 + price * (number - 1))] * 2, 2)

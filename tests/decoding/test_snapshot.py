@@ -9,7 +9,8 @@ from collections.abc import Iterator
 import pytest
 from support.rings import FakeRing, submit
 
-from edgespec.decoding.snapshot import LONGEST_WATCH_S, MOST_WATCHERS, RAN_S, SNAPSHOT_S, RunLog
+from edgespec.decoding.snapshot import MOST_WATCHERS, SNAPSHOT_S
+from edgespec.decoding.stage_stats import LONGEST_WATCH_S, RAN_S, RunLog
 from edgespec.machines.effects import (
     Effect,
     SendPeer,
@@ -55,7 +56,7 @@ def tick(ring: FakeRing) -> None:
     for number, machine in enumerate((ring.coordinator, *ring.machines)):
         deadline = machine.deadline()
         if deadline is not None and local.now >= deadline:
-            local._dispatch(number, machine.handle(Tick(), local.now))
+            local.dispatch(number, machine.handle(Tick(), local.now))
 
 
 def play(ring: FakeRing) -> Iterator[None]:

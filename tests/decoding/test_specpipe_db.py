@@ -19,8 +19,8 @@ class Recorder:
 
     def __init__(self, fake: FakeRing) -> None:
         self.segments: list[Segment] = []
-        self._dispatch = fake.ring._dispatch
-        fake.ring._dispatch = self.dispatch  # type: ignore[method-assign]
+        self._dispatch = fake.ring.dispatch
+        fake.ring.dispatch = self.dispatch  # type: ignore[method-assign]
 
     def dispatch(self, number: int, effects: list[Effect]) -> None:
         if number == 0:

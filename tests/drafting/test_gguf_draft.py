@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from support.checkpoints import write_checkpoint
 from support.ggufs import all_as, tokenizer_values, write_gguf
+from support.own_cache import own_cache
 
 from edgespec.config import FILE
 from edgespec.drafting.choice import parse_draft
@@ -18,7 +19,7 @@ from edgespec.model.sources import open_source
 
 
 def test_a_gguf_file_drafts_for_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    own_cache(tmp_path / "cache", monkeypatch)
     original = write_checkpoint(tmp_path / "original", vocab_size=400, intermediate_size=64)
     values = tokenizer_values(tmp_path)
     other = dict(values, **{"tokenizer.ggml.pre": "smollm"})

@@ -17,10 +17,10 @@ from support.torch_rings import BASE, CONTEXT, prompts, request, tokenizer, tran
 
 from edgespec.backends.compute import CoordinatorCompute, StageCompute
 from edgespec.backends.torch_backend import TorchBlock, TorchHead
-from edgespec.decoding.admission import Ring
+from edgespec.decoding.admission import CoordinatorSettings
 from edgespec.decoding.coordinator import CoordinatorMachine
 from edgespec.decoding.stage import StageMachine
-from edgespec.drafting.grower import DraftSource
+from edgespec.drafting.grower import TreeGrower
 from edgespec.drafting.ppd import PPDGuesser, PPDTokens, read_ppd_tokens, write_ppd_tokens
 from edgespec.drafting.steps import Steps
 from edgespec.errors import ModelError
@@ -143,8 +143,8 @@ def ring_of(found: PPDTokens, stages: int) -> tuple[LocalRing, Spied]:
     checkpoint = Checkpoint(BASE)
     head = OutputHead(checkpoint, "float64")
     guesser = Spied(found, head)
-    draft = DraftSource(guesser)
-    ring = Ring(stages, CONTEXT, "ppd", needs=draft.needs)
+    draft = TreeGrower(guesser)
+    ring = CoordinatorSettings(stages, CONTEXT, "ppd", needs=draft.needs)
     parts = []
     for number, (first, end) in enumerate(split_layers(checkpoint.layers, stages), start=1):
         machine = StageMachine(

@@ -157,7 +157,8 @@ ONE_OR_EACH = [
 ]
 
 
-@pytest.mark.parametrize("policy", ONE_OR_EACH)
+@pytest.mark.thorough
+@pytest.mark.parametrize("policy", PROMPTS)
 def test_an_answer_may_fill_the_context(policy: str) -> None:
     filler = tokenizer().decode([300] * (CONTEXT - 12))
     room = CONTEXT - len(tokenizer().encode(filler))

@@ -47,7 +47,6 @@ def test_greedy_is_what_one_process_generates(
     ("head", "policy", "count"),
     [
         ("int4-g32", "adaptive", 1),
-        ("int8", "autoregressive", 1),
         *(
             pytest.param(head, policy, PROMPTS, marks=pytest.mark.thorough)
             for head in ("int4", "int4-g32", "int8", "nf4")
@@ -68,5 +67,5 @@ def test_quantisation_changes_the_model_at_all() -> None:
     prompt = prompts()["gsm8k-test-3"]
     plain = generated(prompt, 4 * NEW_TOKENS)
     assert any(generated(prompt, 4 * NEW_TOKENS, quant) != plain for quant in ("int4", "nf4"))
-    heads = ("int4", "int4-g32", "nf4")
+    heads = ("int4-g32", "int4", "nf4")
     assert any(generated(prompt, 4 * NEW_TOKENS, head_quant=one) != plain for one in heads)

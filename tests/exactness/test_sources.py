@@ -19,7 +19,8 @@ from edgespec.wire.client_messages import Finished
 Test = TypeVar("Test", bound=Callable[..., Any])
 
 GROUPED = f"easyspec:{BASE}"  # the bundled draft has too few layers for groups
-DRAFTS = (*SOURCES, HYBRID, "hybrid:ngram+ppd+independent", "hybrid:ngram+dspark", GROUPED)
+MIXED = ("hybrid:ngram+ppd+independent", "hybrid:ngram+dspark")
+DRAFTS = (*SOURCES, HYBRID, *MIXED, GROUPED)
 POLICIES_THAT_DRAFT = tuple(name for name, policy in POLICIES.items() if policy.drafts)
 STAGES = (1, 3, 4)
 SAMPLED = ("gsm8k-test-3", "code-3")
@@ -31,9 +32,8 @@ matrix = [
     pytest.mark.parametrize("policy", POLICIES_THAT_DRAFT),
     pytest.mark.parametrize("stages", STAGES),
 ]
-few = [  # test_exactness.py has the independent draft
-    pytest.mark.parametrize("draft", [d for d in DRAFTS if d not in ("independent", "easyspec")]),
-]
+FEW = [d for d in DRAFTS if d not in ("independent", "easyspec")]  # test_exactness.py has that one
+few = [pytest.mark.parametrize("draft", tiered(FEW, set(FEW) - set(MIXED)))]
 
 
 def marked(marks: list[pytest.MarkDecorator]) -> Callable[[Test], Test]:

@@ -13,7 +13,7 @@ import pytest
 from edgespec.kernels import compiled
 
 pytestmark = pytest.mark.skipif(
-    not any(map(compiled.shutil.which, compiled._COMPILERS)), reason="no C compiler here"
+    not any(map(compiled.shutil.which, compiled.COMPILERS)), reason="no C compiler here"
 )
 
 SOURCE = "int answer(void) { return 42; }\n"
@@ -38,14 +38,14 @@ def test_the_kernels_of_this_folder_compile() -> None:
 
 
 def test_a_function_runs_and_its_library_is_kept(source: Path) -> None:
-    assert compiled._built(source).answer() == 42
+    assert compiled.built(source).answer() == 42
     (library,) = kept(source)
     before = library.stat()
-    assert compiled._built(source).answer() == 42
+    assert compiled.built(source).answer() == 42
     assert library.stat().st_mtime_ns == before.st_mtime_ns
     assert stat.S_IMODE(library.parent.stat().st_mode) == 0o700
     source.write_text(SOURCE.replace("42", "43"))
-    assert compiled._built(source).answer() == 43
+    assert compiled.built(source).answer() == 43
     assert len(kept(source)) == 2
 
 
@@ -53,37 +53,37 @@ def test_a_folder_that_others_can_write_to_is_not_used(source: Path) -> None:
     folder = source.parent / "cache" / "edgespec" / "kernels"
     folder.mkdir(parents=True)
     folder.chmod(0o777)
-    assert compiled._built(source).answer() == 42
+    assert compiled.built(source).answer() == 42
     assert kept(source) == []
 
 
 def test_a_folder_that_cannot_be_made_is_done_without(source: Path) -> None:
     (source.parent / "cache").write_text("in the way")
-    assert compiled._built(source).answer() == 42
+    assert compiled.built(source).answer() == 42
 
 
 def test_what_cannot_be_built_says_why(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source.write_text("int answer(void) { return missing; }\n")
-    with pytest.raises(compiled._Unusable, match=r"cannot compile some\.c .*missing"):
-        compiled._built(source)
+    with pytest.raises(compiled.Unusable, match=r"cannot compile some\.c .*missing"):
+        compiled.built(source)
     assert kept(source) == []
     monkeypatch.setenv("PATH", str(source.parent))
-    with pytest.raises(compiled._Unusable, match="no C compiler"):
-        compiled._built(source)
+    with pytest.raises(compiled.Unusable, match="no C compiler"):
+        compiled.built(source)
     script = source.parent / "cc"
     target = "$(echo $* | sed 's/.* -o //;s/ .*//')"
     script.write_text(f"#!/bin/sh\necho that is no program > {target}\n")
     script.chmod(0o700)
     monkeypatch.setenv("PATH", f"{source.parent}:{os.environ['PATH']}:/usr/bin:/bin")
-    with pytest.raises(compiled._Unusable, match="cannot be loaded"):
-        compiled._built(source)
+    with pytest.raises(compiled.Unusable, match="cannot be loaded"):
+        compiled.built(source)
 
 
 @pytest.mark.thorough
 def test_processes_that_start_together_all_get_it(source: Path) -> None:
     code = (
         "import sys, pathlib; from edgespec.kernels import compiled; "
-        "print(compiled._built(pathlib.Path(sys.argv[1])).answer())"
+        "print(compiled.built(pathlib.Path(sys.argv[1])).answer())"
     )
     runs = [
         subprocess.Popen([sys.executable, "-c", code, str(source)], stdout=subprocess.PIPE)

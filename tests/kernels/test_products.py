@@ -195,14 +195,14 @@ def test_the_slower_way_is_said_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
-    compiled._load.cache_clear()
+    compiled.loaded.cache_clear()
     try:
         with caplog.at_level(logging.WARNING):
             assert compiled.load("products") is None
             assert compiled.load("products") is None
         assert "sudo apt install gcc" in compiled.complaint("products")
     finally:
-        compiled._load.cache_clear()
+        compiled.loaded.cache_clear()
     assert [record.message for record in caplog.records] == [
         "no C compiler found, so matrices are multiplied in a slower way; install gcc "
         "(`sudo apt install gcc libc6-dev`)"

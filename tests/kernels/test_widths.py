@@ -152,11 +152,11 @@ def by_order(parts: Parts) -> torch.Tensor:
 
 def comparable(dtype: torch.dtype) -> bool:
     """If other processors have this one's bits: not of bfloat16, where two columns go at a time."""
-    return dtype != torch.bfloat16 or "avx512_bf16" not in compiled._cpu()
+    return dtype != torch.bfloat16 or "avx512_bf16" not in compiled.cpu()
 
 
 def test_sums_are_in_the_documented_order() -> None:
-    if "x86" in platform.machine() and " fma " not in compiled._cpu():
+    if "x86" in platform.machine() and " fma " not in compiled.cpu():
         pytest.skip("no FMA here")
     for form in FORMS:
         parts = Parts(form, torch.float32, whole=False)
@@ -170,13 +170,13 @@ def test_narrower_vectors_change_no_bit(
     width: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of 1 to 64 rows, also from what torch gives where no order of sums matters."""
-    if platform.machine() != "x86_64" or " avx2 " not in compiled._cpu():
+    if platform.machine() != "x86_64" or " avx2 " not in compiled.cpu():
         pytest.skip("no wider vectors here")
-    compiler = next(filter(None, map(shutil.which, compiled._COMPILERS)))
-    monkeypatch.setattr(compiled, "_OPTIONS", (*compiled._OPTIONS, NARROWER[width]))
+    compiler = next(filter(None, map(shutil.which, compiled.COMPILERS)))
+    monkeypatch.setattr(compiled, "OPTIONS", (*compiled.OPTIONS, NARROWER[width]))
     source = Path(compiled.__file__).with_name("products.c")
     made = tmp_path / "products.so"
-    made.write_bytes(compiled._compiled(compiler, source))
+    made.write_bytes(compiled.compile_source(compiler, source))
     library = ctypes.CDLL(str(made))
     native = products._multiply()
     assert native is not None
@@ -212,7 +212,7 @@ def test_an_emulated_arm_core_has_the_same_bits(core: str, tmp_path: Path) -> No
         pytest.skip("no cross compiler or no QEMU here")
     program, data, found = (tmp_path / name for name in ("multiply", "in", "out"))
     options = [
-        option for option in compiled._OPTIONS if option not in (*compiled._FOR_CPU, "-shared")
+        option for option in compiled.OPTIONS if option not in (*compiled.FOR_CPU, "-shared")
     ]
     folders = (Path(compiled.__file__).parent, Path(__file__).parent)
     subprocess.run(

@@ -56,13 +56,13 @@ def say(one: Tokenizer, *contents: str) -> list[int]:
 
 def control_of(one: Tokenizer, ids: Sequence[int]) -> list[str]:
     """The control tokens among them, in order."""
-    names = {one._inner.convert_tokens_to_ids(name): name for name in CONTROL}
+    names = {one.inner.convert_tokens_to_ids(name): name for name in CONTROL}
     return [names[token] for token in ids if token in names]
 
 
 def written(one: Tokenizer, ids: Sequence[int]) -> str:
     """What the model reads, with control tokens."""
-    return str(one._inner.decode(ids, clean_up_tokenization_spaces=False))
+    return str(one.inner.decode(ids, clean_up_tokenization_spaces=False))
 
 
 TURN = ["<|im_start|>", "<|im_end|>"]
@@ -82,9 +82,9 @@ def test_what_it_spells_is_encoded_as_the_plain_text_around_it(tmp_path: Path) -
     """Exactly: between the template's control tokens as if the tokenizer had none."""
     one = chatting(tmp_path)
     text = f"user\n{FORGED}"
-    start, end = (one._inner.convert_tokens_to_ids(name) for name in TURN)
-    plain = one._inner.encode(text, add_special_tokens=False, split_special_tokens=True)
-    rest = one._inner.encode("\n<|im_start|>assistant\n", add_special_tokens=False)
+    start, end = (one.inner.convert_tokens_to_ids(name) for name in TURN)
+    plain = one.inner.encode(text, add_special_tokens=False, split_special_tokens=True)
+    rest = one.inner.encode("\n<|im_start|>assistant\n", add_special_tokens=False)
     assert say(one, FORGED) == [start, *plain, end, *rest]
 
 
@@ -92,7 +92,7 @@ def test_what_it_spells_is_encoded_as_the_plain_text_around_it(tmp_path: Path) -
 def test_other_conversations_are_encoded_as_ever(tmp_path: Path, cut: str) -> None:
     one = chatting(tmp_path, cut=cut)
     talk = [{"role": "user", "content": " what is </think> it \ue000 < |im_end| > "}]
-    right = one._inner.apply_chat_template(talk, add_generation_prompt=True)["input_ids"]
+    right = one.inner.apply_chat_template(talk, add_generation_prompt=True)["input_ids"]
     assert one.encode_chat(talk) == list(right)
 
 
@@ -103,7 +103,7 @@ def test_plain_stretches_are_encoded_alike_whether_or_not_another_message_spells
     """The pieces that are put together are the pieces of the whole."""
     one = chatting(tmp_path, cut=cut)
     spelt, plain = say(one, " hello", "</s>", "what"), say(one, " hello", "x", "what")
-    start = one._inner.convert_tokens_to_ids("<|im_start|>")
+    start = one.inner.convert_tokens_to_ids("<|im_start|>")
     turns = [[i for i, token in enumerate(ids) if token == start] for ids in (spelt, plain)]
     assert spelt[: turns[0][1]] == plain[: turns[1][1]]
     assert spelt[turns[0][2] :] == plain[turns[1][2] :]
@@ -159,9 +159,9 @@ def test_what_a_template_looks_for_is_not_marked(tmp_path: Path) -> None:
     )
     made.save_pretrained(tmp_path)
     one = Tokenizer(tmp_path)
-    control = {one._inner.convert_tokens_to_ids(name) for name in ("le", "</s>")}
+    control = {one.inner.convert_tokens_to_ids(name) for name in ("le", "</s>")}
     ids = one.encode_chat([{"role": "role", "content": "a file</s>"}])
-    assert one._inner.decode(ids) == "1.0a file</s>None"
+    assert one.inner.decode(ids) == "1.0a file</s>None"
     assert not control & set(ids)
     # Names that people choose are texts as any other.
     marked, marks = one._chat.mark({"role": "le", "le": {"a </s>": "le"}}, "")
@@ -173,7 +173,7 @@ def test_what_a_template_looks_for_is_not_marked(tmp_path: Path) -> None:
 def test_control_tokens_that_swallow_blanks_still_do(tmp_path: Path) -> None:
     one = chatting(tmp_path, lstrip=True, rstrip=True)
     spelt, plain = say(one, " a</s> ", " b "), say(one, " a ", " b ")
-    end = one._inner.convert_tokens_to_ids("<|im_end|>")
+    end = one.inner.convert_tokens_to_ids("<|im_end|>")
     assert spelt[spelt.index(end) :] == plain[plain.index(end) :]
     assert "<|im_start|>user\n a</s><|im_end|>" in written(one, spelt)
 

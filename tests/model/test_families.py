@@ -121,7 +121,7 @@ def test_prompts_and_trees_in_float64(zoo: Zoo, name: str, stages: int) -> None:
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("stages", [1, 3])
+@pytest.mark.parametrize("stages", tiered([1, 3], [3]))
 @pytest.mark.parametrize("name", NAMES)
 def test_prompts_and_trees_in_float32(zoo: Zoo, name: str, stages: int) -> None:
     pipeline = zoo.pipeline(name, stages, "float32")

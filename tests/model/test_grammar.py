@@ -157,9 +157,9 @@ def test_where_nothing_spells_one_masks_are_llguidances_own(name: str, count: in
 def after(grammar: str, *texts: str) -> set[str]:
     """What may come after these tokens of the toy model, by name."""
     held = tokenizer().grammar(spec("lark", grammar))
-    answer = tuple(tokenizer()._inner.convert_tokens_to_ids(list(texts)))
+    answer = tuple(tokenizer().inner.convert_tokens_to_ids(list(texts)))
     may = np.flatnonzero(held.allowed(answer)).tolist()
-    return {*tokenizer()._inner.convert_ids_to_tokens(may)}
+    return {*tokenizer().inner.convert_ids_to_tokens(may)}
 
 
 def test_a_lark_grammar_brings_in_no_control_token() -> None:
@@ -188,7 +188,7 @@ DEAD_END = 'start: "x" X | "yes"\nX: /ab+/ & ~/ab.*/'
 
 
 def held_to(grammar: str) -> tuple[CompiledGrammar, dict[str, int]]:
-    ids = tokenizer()._inner.get_vocab()
+    ids = tokenizer().inner.get_vocab()
     return tokenizer().grammar(spec("lark", grammar)), ids
 
 

@@ -73,11 +73,11 @@ def test_what_is_only_large_is_taken_and_not_tried_twice(
 
 
 def test_what_has_no_end_is_given_up_and_the_next_is_tried(trying: GrammarProcess) -> None:
-    trying._seconds, trying._patience, before = 0.5, 1.0, trying._child
+    trying.seconds, trying.patience, before = 0.5, 1.0, trying.child
     with pytest.raises(ConfigError, match="given up: it took all the time"):
         trying.check(json_spec({"allOf": PATTERNS}))
-    assert trying._child is not None, "the next one gets ready"
-    trying._seconds = 60.0
+    assert trying.child is not None, "the next one gets ready"
+    trying.seconds = 60.0
     with pytest.raises(ConfigError, match="cannot be used"):
         trying.check(spec("regex", "(a"))
-    assert trying._child is not before
+    assert trying.child is not before

@@ -20,6 +20,7 @@ from support.gguf_parts import ARRAY, STRING, Entry, Parts
 from support.memory_limits import memory_limit_holds
 from support.model_fuzz import MORE_BYTES, Models, outcome, outcomes, remove, size_of, tried
 from support.model_mutations import mutated
+from support.own_cache import own_cache
 from support.tiers import thorough, tiered
 
 from edgespec.errors import MOST_CHARS, ConfigError, ModelError
@@ -36,7 +37,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
 
 @pytest.fixture(autouse=True)
 def cache(models: Models, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    own_cache(tmp_path / "cache", monkeypatch)
 
 
 @pytest.mark.parametrize("count", tiered((60, 1000), {60}))

@@ -27,7 +27,7 @@ def checkpoint(tmp_path: Path) -> Checkpoint:
 
 @pytest.fixture(autouse=True)
 def fresh_verdicts() -> None:
-    selftest._verdict.cache_clear()
+    selftest.verdict.cache_clear()
 
 
 def test_it_packs_what_the_checkpoint_has(checkpoint: Checkpoint) -> None:
@@ -68,19 +68,19 @@ def test_what_needs_torch_alone_is_usable(dtype: str) -> None:
 
 def test_forms_of_files_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     assert selftest.usable(FILE, "bfloat16", "cpu") == ""
-    selftest._verdict.cache_clear()
+    selftest.verdict.cache_clear()
     real, tried = selftest.linear_from, []
 
     def last_is_wrong(packed: dict[str, torch.Tensor], *how: object) -> torch.nn.Module:
         form = how[2]
         tried.append(form)
-        if form == selftest._FILE_FORMS[-1]:
+        if form == selftest.FILE_FORMS[-1]:
             packed = packed | {"scales": packed["scales"] + 1}
         return real(packed, *how)  # type: ignore[arg-type]
 
     monkeypatch.setattr(selftest, "linear_from", last_is_wrong)
     assert "1 rows is wrong" in selftest.usable(FILE, "bfloat16", "cpu")
-    assert tried == list(selftest._FILE_FORMS)
+    assert tried == list(selftest.FILE_FORMS)
 
 
 @pytest.mark.parametrize("name", ["nf4", "nf4-dq"])
@@ -161,7 +161,7 @@ def test_a_process_that_tries_a_kernel_may_die(
     python.chmod(0o755)
     monkeypatch.setattr(selftest.sys, "executable", str(python))
     monkeypatch.setattr(selftest, "STILL_S", 1.0)
-    monkeypatch.setattr(selftest, "_PATIENCE", 1.0)
+    monkeypatch.setattr(selftest, "PATIENCE", 1.0)
     reason = selftest.usable(Quantisation.parse("nf4"), "float16", "cuda")
     assert reason == said if not said else said in reason
 

@@ -81,8 +81,8 @@ def test_it_writes_what_transformers_writes(template: str) -> None:
 def test_it_is_small() -> None:
     with rendering("{{ messages }}") as made:
         made.render(TALK)
-        assert made._child is not None
-        child = psutil.Process(made._child.pid)
+        assert made.child is not None
+        child = psutil.Process(made.child.pid)
         assert child.memory_info().rss < 100 << 20
         assert not any("torch" in mapped.path for mapped in child.memory_maps())
 
@@ -104,11 +104,11 @@ def test_what_has_no_end_ends_in_one_clear_error_and_the_next_is_rendered(
         pytest.skip("no limit on a process's memory holds here: it is emulated")
     with rendering(if_user(what), seconds=10.0) as made:
         made.render(talk("hello"))
-        made._seconds = 0.5 if what == LOOPS else 60.0
+        made.seconds = 0.5 if what == LOOPS else 60.0
         with pytest.raises(ConfigError, match=words) as caught:
             made.render(talk("x"))
         assert "\n" not in str(caught.value)
-        made._seconds = 60.0
+        made.seconds = 60.0
         assert made.render(talk("hello")) == "fine"
 
 
@@ -116,9 +116,9 @@ def test_what_has_no_end_ends_in_one_clear_error_and_the_next_is_rendered(
 def test_one_that_dies_is_started_again() -> None:
     with rendering("fine") as made:
         made.render(TALK)
-        assert made._child is not None
-        made._child.kill()
-        made._child.wait()
+        assert made.child is not None
+        made.child.kill()
+        made.child.wait()
         assert made.render(TALK) == "fine"
 
 
@@ -142,7 +142,7 @@ def test_a_start_may_take_any_time_in_which_it_does_something(
 def test_closing_it_ends_it_while_it_renders() -> None:
     with rendering(LOOPS) as made:
         made.start()
-        child = made._child
+        child = made.child
         assert child is not None
     assert child.returncode is not None
 
@@ -154,7 +154,7 @@ def test_it_does_not_outlive_its_parent(tmp_path: Path) -> None:
         "from edgespec.model.template_process import TemplateProcess\n"
         f"made = TemplateProcess({if_user(LOOPS)!r}, {{}}, 600.0)\n"
         "made.render([{'role': 'user', 'content': 'a'}])\n"
-        "print(made._child.pid, flush=True)\n"
+        "print(made.child.pid, flush=True)\n"
         "made.render([{'role': 'user', 'content': 'x'}])\n"
     )
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) as parent:

@@ -30,12 +30,12 @@ def tokenizer(
 
 
 def vocabulary(tokenizer: Tokenizer) -> int:
-    return len(tokenizer._inner.get_vocab())
+    return len(tokenizer.inner.get_vocab())
 
 
 def test_a_prompt_gets_the_tokenizers_own_bos(tokenizer: Tokenizer) -> None:
     ids = tokenizer.encode("The quick brown fox")
-    bos = tokenizer._inner.bos_token_id
+    bos = tokenizer.inner.bos_token_id
     assert ids[0] == bos
     assert ids.count(bos) == 1
     assert tokenizer.decode(ids) == "The quick brown fox"
@@ -56,7 +56,7 @@ def test_the_class_is_the_one_that_transformers_takes(
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
     theirs = AutoTokenizer.from_pretrained(str(tmp_path), local_files_only=True)
     ours = Tokenizer(tmp_path)
-    assert type(ours._inner) is type(theirs)
+    assert type(ours.inner) is type(theirs)
     assert ours.encode("Ada, naïve  don't") == theirs("Ada, naïve  don't")["input_ids"]
 
 
@@ -124,7 +124,7 @@ def test_streamed_pieces_join_to_the_whole_text(tokenizer: Tokenizer, data: st.D
     # Bytes and special tokens are where decoders treat neighbours together.
     tricky = st.sampled_from(
         [i for i in range(size) if i < 3 or tokenizer.leaves_text_open(i)]
-        + tokenizer._inner.encode("é€👩 ▁ \ufffd  x", add_special_tokens=False)
+        + tokenizer.inner.encode("é€👩 ▁ \ufffd  x", add_special_tokens=False)
     )
     ids = data.draw(st.lists(st.one_of(tricky, anything), max_size=40))
     pieces = streamed(tokenizer, ids)
@@ -272,7 +272,7 @@ TEXTS = ["plain words", "naïve café", "今日は, мир", "👩‍👩‍👧
 
 @pytest.mark.parametrize("text", TEXTS)
 def test_the_bytes_of_single_tokens_join_to_the_text(tokenizer: Tokenizer, text: str) -> None:
-    special = {tokenizer._inner.bos_token_id}
+    special = {tokenizer.inner.bos_token_id}
     told = [tokenizer.token(t) for t in tokenizer.encode(text) if t not in special]
     pieces = [raw for _, raw in told]
     assert None not in pieces
@@ -285,12 +285,12 @@ def test_the_bytes_of_single_tokens_join_to_the_text(tokenizer: Tokenizer, text:
 
 
 def test_a_special_token_is_told_by_its_name(tokenizer: Tokenizer) -> None:
-    bos = tokenizer._inner.bos_token
-    assert tokenizer.token(tokenizer._inner.bos_token_id) == (bos, bos.encode())
+    bos = tokenizer.inner.bos_token
+    assert tokenizer.token(tokenizer.inner.bos_token_id) == (bos, bos.encode())
 
 
 def test_every_token_of_the_vocabulary_can_be_told(tokenizer: Tokenizer) -> None:
-    for index in sorted(tokenizer._inner.get_vocab().values()):
+    for index in sorted(tokenizer.inner.get_vocab().values()):
         text, raw = tokenizer.token(index)
         assert raw is None or raw.decode("utf-8", "replace") == text
 
@@ -314,7 +314,7 @@ def test_a_conversation_is_written_as_the_template_has_it(chatting: Tokenizer) -
     ids = chatting.encode_chat(
         [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "Hello"}]
     )
-    bos = chatting._inner.bos_token_id
+    bos = chatting.inner.bos_token_id
     assert ids[0] == bos
     assert ids.count(bos) == 1, "the template writes it, and nobody else"
     assert chatting.decode(ids) == "<system>Be kind.<user>Hello<assistant>"

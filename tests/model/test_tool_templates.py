@@ -6,6 +6,8 @@ import json
 from typing import Any
 
 import pytest
+from msgspec import structs
+from support.rings import submit
 from support.tool_templates import DEEPSEEK, DEEPSEEK_FENCED, MISTRAL_ARGS, OF, XML, marked
 from support.torch_rings import BASE, tokenizer
 
@@ -14,6 +16,7 @@ from edgespec.decoding.effects import EncodePrompt
 from edgespec.model.template_process import TemplateProcess
 from edgespec.model.tokenizer import Tokenizer
 from edgespec.types.tool_forms import Tool, form_in, form_named
+from edgespec.wire.client_messages import ChatMessage, ToolCall
 
 NOW = Tool("now", "The time.", {"type": "object", "properties": {"<|im_end|>": {}}})
 TALK: list[dict[str, Any]] = [
@@ -29,18 +32,33 @@ TALK: list[dict[str, Any]] = [
     {"role": "tool", "tool_call_id": "call_0", "content": "noon"},
     {"role": "tool", "tool_call_id": "call_1", "content": "night"},
 ]
+ASKED = structs.replace(
+    submit(prompt=""),
+    messages=(
+        ChatMessage("user", "When is it? </s>"),
+        ChatMessage(
+            "assistant",
+            "",
+            (ToolCall("now", '{"zone": "</s>"}', "call_0"), ToolCall("now", "{}", "call_1")),
+        ),
+        ChatMessage("tool", "noon", tool_call_id="call_0"),
+        ChatMessage("tool", "night", tool_call_id="call_1"),
+    ),
+    tools=(NOW,),
+)
+"""The same, as a client sends it."""
 
 
 def with_template(template: str) -> Tokenizer:
     """The bundled pair's tokenizer with another template."""
     made = Tokenizer(BASE)
-    made._inner.chat_template = template
+    made.inner.chat_template = template
     return made
 
 
 def written(codec: Tokenizer, tools: list[Tool]) -> str:
     """What the model reads of the conversation, with its control tokens."""
-    return str(codec._inner.decode(codec.encode_tool_chat(TALK, tools)))
+    return str(codec.inner.decode(codec.encode_tool_chat(TALK, tools)))
 
 
 @pytest.mark.parametrize("name", OF)
@@ -132,14 +150,18 @@ def test_the_process_of_templates_writes_the_same() -> None:
 
 def test_tools_that_are_nested_too_deep_are_refused() -> None:
     """At whichever step they are too deep."""
-    tool = {"type": "function", "function": {"name": "now", "description": "", "parameters": {}}}
     problems = set()
     for depth in (100, 300, 500, 900):
-        text = json.dumps({"messages": TALK, "tools": [tool]}).replace(
-            '"parameters": {}', '"parameters": ' + '{"a": ' * depth + "{}" + "}" * depth
-        )
+        deep = '{"a": ' * depth + "{}" + "}" * depth
+        called = ChatMessage("assistant", "", (ToolCall("now", deep, "1"),))
+        asked = structs.replace(ASKED, messages=(*ASKED.messages, called))
+        if depth == 100:
+            asked = structs.replace(asked, tools=(Tool("now", "", json.loads(deep)),))
+        else:
+            with pytest.raises(ValueError, match="nested too deep"):
+                Tool("now", "", json.loads(deep))
         for template in OF.values():
-            done = encode(with_template(template), EncodePrompt(1, "", text, 50000, ""))
+            done = encode(with_template(template), EncodePrompt(1, asked, 50000))
             assert bool(done.tokens) != bool(done.problem)
             assert done.kind == ("invalid" if done.problem else "")
             problems.add(done.problem.partition(":")[0])
@@ -149,7 +171,7 @@ def test_tools_that_are_nested_too_deep_are_refused() -> None:
 
 def test_a_request_with_tools_is_encoded_with_them() -> None:
     codec = with_template(OF["llama"])
-    body = {"messages": TALK, "tools": [NOW.as_json()]}
-    done = encode(codec, EncodePrompt(1, "", json.dumps(body), 5000, ""))
+    done = encode(codec, EncodePrompt(1, ASKED, 5000))
+    assert [one.as_json() for one in ASKED.messages] == TALK
     assert done.problem == ""
     assert list(done.tokens) == codec.encode_tool_chat(TALK, [NOW])

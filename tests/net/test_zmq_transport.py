@@ -68,7 +68,7 @@ def segment(seq: int = 1) -> Segment:
 
 def connect_ring(sender: ZmqTransport, receiver: ZmqTransport) -> None:
     """Let one of the two push to the other."""
-    key = receiver._identity.own.public
+    key = receiver.identity.own.public
     sender.connect_ring(Address(HOST, receiver.data_port), key)
 
 

@@ -34,8 +34,7 @@ def all_layouts(layers: int, devices: Sequence[Candidate], links: LinkTimes) -> 
         for chosen in itertools.combinations(range(len(devices)), size):
             for first in chosen:
                 order = (first, *(index for index in chosen if index != first))
-                places = [(at == 0, at == size - 1) for at in range(size)]
-                most = [devices[i].fitting(*place) for i, place in zip(order, places, strict=True)]
+                most = [devices[i].fitting(at == size - 1) for at, i in enumerate(order)]
                 for split in splits(most, layers):
                     layout = measured(order, split, devices, links)
                     if layout.trip < np.inf:
@@ -52,31 +51,26 @@ def random_case(seed: int) -> tuple[int, list[Candidate], LinkTimes]:
         trip = rng.choice([1.0, 1.0, 2.0, rng.uniform(0.1, 3.0)])
         step = trip * rng.choice([1.0, 1.1, 3.0])
         own, price = rng.choice([0.0, 0.0, 1.0]), rng.choice([0.0, 0.0, 0.5])
-        first = max(0, most - rng.randint(0, 2))
-        devices.append(Candidate(first, most, trip, step, own, price))
+        devices.append(Candidate(most, trip, step, own, price))
 
     def matrix(most: Sequence[float]) -> np.ndarray:
         size = range(count + 1)
         return np.array([[rng.uniform(0, rng.choice(most)) for _ in size] for _ in size])
 
     links = LinkTimes(matrix([0.1, 3.0]), matrix([0.1, 5.0]))
-    if rng.random() < 0.3:  # from the last device the ring goes home; it is first if it is alone
+    if rng.random() < 0.3:  # from the last device the ring goes home
         links.trip[-1, 1:] = links.step[-1, 1:] = np.inf
-        alone = layers if devices[-1].most >= layers else 0
-        devices[-1] = replace(devices[-1], most_first=alone)
+        devices[-1] = replace(devices[-1], closes=True)
     if rng.random() < 0.5:  # the last one has something else to do, and less room
-        devices = [replace(one, end=random_end(rng, one, layers)) for one in devices]
-        if np.isinf(links.trip[-1, -1]):
-            devices[-1] = replace(devices[-1], most_first=0)
+        devices = [replace(one, end=random_end(rng, one)) for one in devices]
     return layers, devices, links
 
 
-def random_end(rng: random.Random, device: Candidate, layers: int) -> End:
+def random_end(rng: random.Random, device: Candidate) -> End:
     """What that device has to do, and has room for, if it is the last one."""
     most = max(0, device.most - rng.randint(0, 2))
-    alone = max(0, device.most_first - rng.randint(0, 2))
     times = (rng.choice([0.0, 1.0, 4.0]), rng.choice([0.0, 1.0, 4.0]), rng.choice([0.0, 0.5]))
-    return End(most, alone, *times)
+    return End(most, *times)
 
 
 @pytest.mark.parametrize("first_seed", range(0, CASES, 50))
@@ -109,7 +103,7 @@ def test_it_is_the_best_of_all_layouts(first_seed: int) -> None:
 
 
 def test_a_slow_device_is_left_out_and_a_thin_link_avoided() -> None:
-    quick, slow = Candidate(8, 8, 1.0, 1.0), Candidate(8, 8, 9.0, 9.0)
+    quick, slow = Candidate(8, 1.0, 1.0), Candidate(8, 9.0, 9.0)
     free = LinkTimes(np.zeros((4, 4)), np.zeros((4, 4)))
     found = fastest(8, [slow, quick, quick], free, 1.0, 1.0)
     assert found is not None
@@ -122,7 +116,7 @@ def test_a_slow_device_is_left_out_and_a_thin_link_avoided() -> None:
 
 
 def test_alike_devices_share_evenly() -> None:
-    devices = [Candidate(9, 9, 1.0, 1.0)] * 6
+    devices = [Candidate(9, 1.0, 1.0)] * 6
     found = fastest(40, devices, LinkTimes(np.zeros((7, 7)), np.zeros((7, 7))), 1.0, 1.0)
     assert found is not None
     assert sorted(found.split) == [6, 6, 7, 7, 7, 7]
@@ -133,7 +127,7 @@ def test_sixteen_mixed_devices_take_seconds() -> None:
     devices = []
     for _ in range(16):
         most, trip = rng.randint(4, 30), rng.uniform(0.2, 3.0)
-        devices.append(Candidate(most, most, trip, trip * rng.uniform(1, 2)))
+        devices.append(Candidate(most, trip, trip * rng.uniform(1, 2)))
     size = (17, 17)
     chance = np.random.default_rng(5)
     links = LinkTimes(chance.uniform(0, 0.1, size), chance.uniform(0, 0.5, size))

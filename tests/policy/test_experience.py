@@ -25,7 +25,7 @@ from edgespec.policy.calibration import PRIOR_WEIGHT, RAREST, Calibration
 from edgespec.policy.estimates import MOST_CALIBRATIONS, RingEstimates
 from edgespec.policy.registry import POLICIES
 from edgespec.policy.row_times import PROBE, RECENT, RowTimes
-from edgespec.sim.durations import CostDurations, network_of
+from edgespec.sim.durations import charged_durations, network_of
 from edgespec.sim.oracle import Oracle
 from edgespec.sim.toy import ToyCodec, plain_answer
 from edgespec.wire.client_messages import Finished
@@ -331,12 +331,14 @@ def test_times_and_spread_are_those_charged_after_a_hundred_segments(
     ask = submit(prompt="h" * prompt, limit=80, policy="adaptive")
     draft.tell(plain_answer(ToyCodec(), ask, 4, 2000).whole)
     spans: list[Span] = []
-    world = toy_world(CostDurations(costs), network=network_of(costs), draft=draft, spans=spans)
+    world = toy_world(
+        charged_durations(costs, draft), network=network_of(costs), draft=draft, spans=spans
+    )
     world.submit(ask)
     world.run()
     ran = [span for span in spans if span.kind == "RunBlock" and not span.stopped]
     assert sum(span.node == 1 for span in ran) >= 100
-    estimates = world.coordinator.estimates_of("adaptive")
+    estimates = world.coordinator.learnt["adaptive"]
     rows = {span.rows for span in ran}
     check(estimates, costs, prompt + 30, rows)
 
@@ -350,7 +352,7 @@ def test_what_plain_decoding_would_take_is_learnt_from_any_policy(ring: str) -> 
         costs, draft = ring_named(ring), Oracle(random.Random("draft"), 0.7)
         ask = submit(prompt="h" * 20, limit=80, policy=policy)
         draft.tell(plain_answer(ToyCodec(), ask, 4, 2000).whole)
-        world = toy_world(CostDurations(costs), network=network_of(costs), draft=draft)
+        world = toy_world(charged_durations(costs, draft), network=network_of(costs), draft=draft)
         assert world.coordinator.learnt.plain_speed() == 0.0, "nothing is known yet"
         world.submit(ask)
         world.run()
@@ -372,13 +374,13 @@ def test_what_is_learnt_of_drafts_is_their_own_time(monkeypatch: pytest.MonkeyPa
     ask = submit(prompt="h" * 20, limit=80, policy="adaptive")
     draft.tell(plain_answer(ToyCodec(), ask, 4, 2000).whole)
     world = toy_world(
-        CostDurations(costs, loop_free=True),
+        charged_durations(costs, draft, loop_free=True),
         network=network_of(costs),
         draft=draft,
         spans=(spans := list[Span]()),
     )
     learnt: list[float] = []
-    times = world.coordinator.estimates_of("adaptive").draft
+    times = world.coordinator.learnt["adaptive"].draft
     monkeypatch.setattr(times, "record", lambda rows, seconds: learnt.append(seconds))
     world.submit(ask)
     world.run()
@@ -410,7 +412,7 @@ def test_costs_are_known_before_the_first_token(policy: str) -> None:
     while fake.take_turns(1) and fake.coordinator.accepts(1):
         if request.answer.token_ids:
             assert estimates.step.known
-            assert estimates.draft.known or request.draft is not None
+            assert estimates.draft.known or request.drafting.running is not None
 
 
 @given(st.lists(st.none() | st.integers(0, 70), min_size=1, max_size=50))

@@ -58,7 +58,7 @@ def play(seed: int, slow_stage: int, *, learning: bool) -> Outcome:
     )
     world.submit(ask)
     world.run(until=MIDDLE_S)
-    estimates = world.coordinator.estimates_of("adaptive")
+    estimates = world.coordinator.learnt["adaptive"]
     step, spread = estimates.step.seconds(4), estimates.step.spread
     early = sum(len(r.message.token_ids) for r in world.replies if isinstance(r.message, Tokens))
     assert 10 < early < TOKENS - 30, "it is in the middle"

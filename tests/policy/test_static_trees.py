@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from support.rounds import full_tree, send_all, sent, view
 
-from edgespec.policy.base import Grow, Send
+from edgespec.policy.base import Grow, Results, Send
 from edgespec.policy.naive_tree import NaiveTree
 from edgespec.policy.pruned import Pruned
 from edgespec.policy.registry import policy_named
@@ -35,7 +35,7 @@ def test_naive_tree_sends_its_tree_once_in_near_equal_segments() -> None:
 
 def test_naive_tree_waits_until_all_is_back() -> None:
     policy = NaiveTree()
-    assert not policy.verifies_each_result
+    assert policy.results is Results.TOGETHER
     tree = full_tree(80)
     for waiting in ({"in_flight": 1}, {"verifying": 1}, {"drafting": True}):
         assert policy.decide(view(tree, drafted_root=None, **waiting)) == []
@@ -87,7 +87,7 @@ def test_pruned_drafts_nothing_and_sends_nothing_within_a_round() -> None:
 
 def test_pruned_ends_a_round_early_and_starts_the_next_at_once() -> None:
     policy = Pruned()
-    assert policy.verifies_each_result
+    assert policy.results is Results.EACH
     tree = full_tree(80)
     send_all(tree, policy.decide(view(tree)))
     drafted_root = tree.root

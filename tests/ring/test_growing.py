@@ -124,11 +124,11 @@ class Cluster:
         for effect in effects:
             self.done.append(effect)
             if isinstance(effect, SendPeer):
-                self._say(effect.peer, MessageArrived(b"", effect.message))
+                self.say(effect.peer, MessageArrived(b"", effect.message))
             elif isinstance(effect, ConnectRing):
                 self.tell(RingReached())
 
-    def _say(self, peer: bytes, event: Event) -> None:
+    def say(self, peer: bytes, event: Event) -> None:
         board = self.boards.get(peer)
         if board is None or not board.is_on:
             return
@@ -148,7 +148,7 @@ class Cluster:
                 fetched = BlockFetched(effect.assign, board.takes)
                 self._later.append((self.now + board.takes + board.sent, peer, fetched))
             elif isinstance(effect, ConnectRing):
-                self._say(peer, RingReached())
+                self.say(peer, RingReached())
             elif isinstance(effect, Stop):
                 board.is_on = False
 
@@ -165,10 +165,10 @@ class Cluster:
         due = [one for one in self._later if one[0] <= self.now]
         self._later = [one for one in self._later if one[0] > self.now]
         for _, peer, event in due:
-            self._say(peer, event)
+            self.say(peer, event)
         for peer, board in self.boards.items():
             if board.is_on and self.now >= (board.machine.deadline() or 0.0):
-                self._say(peer, Tick())
+                self.say(peer, Tick())
         deadline = self.machine.deadline()
         if deadline is not None and self.now >= deadline:
             self.tell(Tick())
@@ -409,7 +409,7 @@ def test_a_ring_that_changes_has_as_long_as_its_devices_come_on() -> None:
     cluster.boards[peers[0]].takes = 3 * RECOVERY
     cluster.wait(RECOVERY / 2)
     for step in range(6):
-        cluster._say(peers[0], BlockLoading(f"loading {step} of 6 layers"))
+        cluster.say(peers[0], BlockLoading(f"loading {step} of 6 layers"))
         cluster.wait(RECOVERY / 2)
     assert cluster.stages == 3, "it was as slow as that"
 

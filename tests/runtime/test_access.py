@@ -289,7 +289,7 @@ def test_a_stage_that_is_removed_ends_and_a_spare_goes_on() -> None:
         until(ring.has_spare)
         for block in ring.blocks:
             block.delay = 0.003
-        who = ring.threads[2].node.transport._identity
+        who = ring.threads[2].node.transport.identity
         with ring.client() as client:
             answer = client.ask(ask)
             got = [next(answer) for _ in range(8)]

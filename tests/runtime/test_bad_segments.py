@@ -11,6 +11,7 @@ from msgspec import structs
 from support.asking import Asking
 from support.nodes import NodeRing
 from support.rings import submit
+from support.tiers import tiered
 
 from edgespec.decoding import overdue
 from edgespec.net.zmq_transport import ZmqTransport
@@ -49,7 +50,7 @@ LIES: dict[str, tuple[Callable[[ZmqTransport, Send, Segment], None], str]] = {
 """What the last stage does, and what the log says of it ("-": nothing, as it does no harm)."""
 
 
-@pytest.mark.parametrize("lie", LIES)
+@pytest.mark.parametrize("lie", tiered(LIES, ["malformed", "lost", "of another request"]))
 def test_after_bad_segments_all_requests_answer(
     lie: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -115,7 +115,7 @@ class Snapshot:
             seconds,
             self.ring.address.port,
             self.site.server.port,
-            tuple((t.data_port, t._identity.own.public) for t in transports),
+            tuple((t.data_port, t.identity.own.public) for t in transports),
             own,
             cluster or OWN.public,
             self.handshake,
@@ -305,7 +305,7 @@ def test_a_stage_without_a_place_ends_no_request_and_takes_no_others_address() -
         for block in ring.blocks:
             block.delay = 0.003
         who = ring.keys.add("a bad stage")
-        join = ring.membership._ring.stages[1].join
+        join = ring.members[1].join
         ask = submit(max_new_tokens=60)
         with ring.client() as client, BareSockets() as bare:
             answer = client.ask(ask)

@@ -19,7 +19,7 @@ from edgespec.backends.emulated import Emulated
 from edgespec.backends.torch_backend import TorchHead
 from edgespec.decoding.effects import Draft, OpenDraft, RunHead
 from edgespec.decoding.events import Drafted, HeadDone
-from edgespec.drafting.grower import DraftSource
+from edgespec.drafting.grower import TreeGrower
 from edgespec.drafting.independent import IndependentGuesser
 from edgespec.machines.effects import Effect
 from edgespec.machines.events import Event
@@ -53,7 +53,7 @@ class Played:
 
     def __init__(self, model: Checkpoint, layer: int, trace: Trace | None = None) -> None:
         guesser = IndependentGuesser(model)
-        compute = CoordinatorCompute(TorchHead(OutputHead(model)), DraftSource(guesser))
+        compute = CoordinatorCompute(TorchHead(OutputHead(model)), TreeGrower(guesser))
         self.layers = 0
         self.threads: set[int] = set()
         self._perform, self._layer = compute.perform, layer
@@ -123,7 +123,7 @@ def test_a_trace_has_a_span_for_each_stretch_of_the_draft(
 ) -> None:
     trace = Trace(str(tmp_path / "trace"))
     Played(model, 4, trace)
-    trace._file.close()
+    trace.file.close()
     found = spans(tmp_path / "trace")
     assert [kind for kind, *_ in found] == ["OpenDraft", "Draft", "RunHead", "Draft"]
     assert all(one[2] <= two[1] for one, two in pairwise(found))
@@ -162,7 +162,7 @@ def test_an_emulated_trace_has_the_charged_stretches(tmp_path: Path) -> None:
     while time.monotonic() < limit and len(spans(tmp_path / "trace")) < 5:
         time.sleep(0.01)
     worker.stop(PATIENCE_S)
-    trace._file.close()
+    trace.file.close()
     expected = [
         ("Draft", 0.0, 0.02),
         ("RunHead", 0.02, 0.025),

@@ -41,7 +41,7 @@ def test_stages_say_what_they_expect_and_the_answer_is_the_same() -> None:
         ask = submit(prompt="what is " * 5, max_new_tokens=40, policy="adaptive")
         for _ in range(2):
             ring.assert_right(ask, ring.ask(ask))
-            mixes = ring.machine.estimates_of("adaptive").hint_mixes
+            mixes = ring.machine.learnt["adaptive"].hint_mixes
             assert {stage for _, stage in mixes} == {1, 2}
             assert all(mix.seconds > 0 for mix in mixes.values())
             mixes.clear()
@@ -56,10 +56,7 @@ def test_a_stage_gives_hints_in_its_own_name_alone() -> None:
         ring.await_up()
         node = ring.threads[0].node
         assert isinstance(node, CoordinatorNode)
-        second = next(
-            p for p in ring.membership.stage_peers if node._membership.stage_at(p).stage == 2
-        )  # type: ignore[union-attr]
-        told = node._for_requests(second, hint, "")
+        told = node._for_requests(ring.members[2].peer, hint, "")
         assert isinstance(told, Hint)
         assert told.stage == 2
         assert node._for_requests(b"somebody", hint, "") is None
@@ -130,7 +127,7 @@ def test_stages_may_start_before_the_coordinator() -> None:
     for number, stage in ((1, first), (2, second)):
         ring.threads[number] = NodeThread(stage)
     time.sleep(0.3)
-    ring.transport = ring._open(port)
+    ring.transport = ring.open(port)
     ring.start_coordinator()
     try:
         ask = submit()
@@ -174,7 +171,7 @@ def test_a_lost_coordinator_ends_its_clients_and_nobody_else(way: str) -> None:
     with NodeRing(2) as ring:
         ring.await_up()
         thread = ring.threads[0]
-        members = [ring.threads[stage].node._member for stage in (1, 2)]  # type: ignore[attr-defined]
+        members = [ring.threads[stage].node.member for stage in (1, 2)]  # type: ignore[attr-defined]
 
         def lose(client: Client) -> None:
             {"silent": thread.freeze, "vanished": thread.vanish, "left": thread.leave}[way]()
@@ -183,7 +180,7 @@ def test_a_lost_coordinator_ends_its_clients_and_nobody_else(way: str) -> None:
 
         with ExitStack() as stack:
             problem = ask_in_vain(ring, lose)
-            until(lambda: all(member._asking_since is not None for member in members))
+            until(lambda: all(member.asking_since is not None for member in members))
         if way == "left":
             assert isinstance(problem, RequestFailed)
             assert str(problem) == "the ring ended: stopped by SIGTERM"
@@ -228,8 +225,8 @@ def test_nobody_is_lost_while_a_worker_computes_or_loads_for_long() -> None:
 
     def assert_all_beat(*clients: Client) -> None:
         assert busy.wait(PATIENCE_S)
-        stages = [ring.threads[place].node._member for place in (1, 2)]  # type: ignore[attr-defined]
-        for hearer in (*ring.membership._ring.stages.values(), *stages, *clients):
+        stages = [ring.threads[place].node.member for place in (1, 2)]  # type: ignore[attr-defined]
+        for hearer in (*ring.members.values(), *stages, *clients):
             for _ in range(3):
                 last = heard(hearer)
                 until(lambda hearer=hearer, last=last: heard(hearer) > last)
@@ -402,7 +399,7 @@ def test_a_stage_that_ends_while_loading_gives_up_loading() -> None:
     assert loading.wait(PATIENCE_S)
     ring.threads[1].leave()
     assert ring.threads[1].ended().reason == "stopped by SIGTERM"
-    assert not stage.worker._thread.is_alive()
+    assert not stage.worker.thread.is_alive()
     ring.__exit__()
 
 

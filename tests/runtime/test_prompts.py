@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Mapping, Sequence
 
@@ -13,7 +12,7 @@ from support.rings import assert_one_end, submit
 
 from edgespec.errors import ConfigError, RequestFailed
 from edgespec.model.template_process import TemplateProcess
-from edgespec.wire.client_messages import Finished
+from edgespec.wire.client_messages import ChatMessage, Finished
 from edgespec.wire.messages import Message
 
 ASK = submit(max_new_tokens=40)
@@ -113,8 +112,8 @@ def test_a_template_that_loops_ends_its_own_request_alone() -> None:
             return ring.codec.encode(templates.render([dict(m) for m in messages]))
 
         ring.codec.encode_chat = encode_chat  # type: ignore[method-assign]
-        talk = [json.dumps([{"role": "user", "content": text}]) for text in ("hello", "x")]
-        chats = [replace(LONG, prompt="", messages=messages) for messages in talk]
+        talk = [ChatMessage("user", text) for text in ("hello", "x")]
+        chats = [replace(LONG, prompt="", messages=(message,)) for message in talk]
         try:
             templates.render([{"role": "user", "content": "hello"}])  # it is ready
             for block in ring.blocks:

@@ -159,7 +159,7 @@ def test_stages_join_a_coordinator_that_was_restarted(way: str) -> None:
         thread.join()
         if way == "vanished":
             assert asking.client is not None
-            for hearer in (asking.client, *(ring.threads[s].node._member for s in (1, 2))):  # type: ignore[attr-defined]
+            for hearer in (asking.client, *(ring.threads[s].node.member for s in (1, 2))):  # type: ignore[attr-defined]
                 age(hearer)
         asking.end()
         assert asking.problem is not None

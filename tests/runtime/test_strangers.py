@@ -83,7 +83,7 @@ class Annoyer:
         self._data: list[tuple[int, str]] = []
         for thread in ring.threads.values():
             transport = thread.node.transport
-            self._data.append((transport.data_port, transport._identity.own.public))
+            self._data.append((transport.data_port, transport.identity.own.public))
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run)
         self._thread.start()

@@ -383,7 +383,7 @@ def test_a_worker_that_is_to_end_lets_no_head_in() -> None:
     assert running.wait(PATIENCE_S)
     worker.stop(PATIENCE_S)
     assert seen == [DRAFT]
-    assert not worker._thread.is_alive()
+    assert not worker.thread.is_alive()
 
 
 def test_it_tells_when_the_head_was_asked_for_that_waits_longest(
@@ -476,7 +476,7 @@ def test_stop_ends_what_runs_and_drops_what_waits() -> None:
     worker.stop(PATIENCE_S)
     assert time.monotonic() - started < PATIENCE_S / 2
     assert seen == [0]
-    assert not worker._thread.is_alive()
+    assert not worker.thread.is_alive()
     assert worker.waker.fileno() == -1, "its sockets are closed"
 
 
@@ -498,7 +498,7 @@ def test_stop_does_not_wait_for_what_cannot_be_stopped() -> None:
     assert time.monotonic() - started < PATIENCE_S / 2
     go_on.set()  # its late event finds nobody, and does no harm
     worker.stop(PATIENCE_S)
-    assert not worker._thread.is_alive()
+    assert not worker.thread.is_alive()
 
 
 def test_a_worker_that_never_started_leaves_nothing_behind() -> None:

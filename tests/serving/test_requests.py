@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
@@ -11,7 +10,7 @@ from edgespec.serving.problems import ApiProblem
 from edgespec.serving.request_bodies import COMPLETION_TOKENS, ChatRequest, TextRequest
 from edgespec.serving.requests import checked, parsed, submits_of
 from edgespec.types.grammar_spec import json_spec, spec
-from edgespec.wire.client_messages import Submit, TokenBias
+from edgespec.wire.client_messages import ChatMessage, Submit, TokenBias
 from edgespec.wire.codec import decode, encode
 
 MESSAGES = [{"role": "user", "content": "hello"}]
@@ -73,7 +72,7 @@ def test_all_that_the_ring_takes_arrives() -> None:
     assert (submit.top_k, submit.min_p, submit.seed, submit.stop) == (5, 0.1, 3, ("a", "b"))
     assert (submit.top, submit.policy) == (4, "flowspec")
     assert (asked.model, asked.stream, asked.with_usage, asked.wait) == ("m", True, True, False)
-    assert json.loads(submit.messages) == MESSAGES
+    assert submit.messages == (ChatMessage("user", "hello"),)
     rules = submitted(chat(presence_penalty=1, frequency_penalty=-0.5, logit_bias={"7": -3}))
     assert (rules.presence_penalty, rules.frequency_penalty) == (1.0, -0.5)
     assert rules.logit_bias == (TokenBias(7, -3.0),)
@@ -118,11 +117,11 @@ def test_texts_of_a_message_are_joined_and_developers_are_the_system() -> None:
             {"role": "assistant", "content": None, "tool_calls": None},
         ]
     )
-    assert json.loads(submitted(asked).messages) == [
-        {"role": "system", "content": "ab"},
-        {"role": "assistant", "content": "c"},
-        {"role": "assistant", "content": ""},
-    ]
+    assert submitted(asked).messages == (
+        ChatMessage("system", "ab"),
+        ChatMessage("assistant", "c"),
+        ChatMessage("assistant", ""),
+    )
 
 
 @pytest.mark.parametrize(
@@ -188,6 +187,9 @@ def test_texts_of_a_message_are_joined_and_developers_are_the_system() -> None:
         ({"messages": [{"role": "function", "content": "x"}]}, "messages[0].role"),
         ({"messages": [{"role": [], "content": "x"}]}, "messages[0].role"),
         ({"messages": [{"role": "user"}]}, "messages[0].content"),
+        ({"messages": [{"role": "user", "content": None}]}, "messages[0].content"),
+        ({"messages": [{"role": "system", "content": None}]}, "messages[0].content"),
+        ({"messages": [{"role": "assistant"}]}, "messages[0].content"),
         ({"messages": [{"role": "user", "content": 1}]}, "messages[0].content"),
         ({"messages": [{"role": "user", "content": "\ud800"}]}, "messages[0].content"),
         (

@@ -17,6 +17,7 @@ from edgespec.serving.request_bodies import ChatRequest
 from edgespec.serving.requests import checked, submits_of
 from edgespec.serving.tools import CallReader, Said
 from edgespec.types.tool_forms import Tool, ToolForm, form_named
+from edgespec.wire.codec import decode, encode
 
 CITY = {
     "type": "object",
@@ -224,16 +225,16 @@ ASKED: dict[str, Any] = {
 
 def test_what_was_called_and_what_came_of_it_is_passed_on() -> None:
     (submit,) = submits_of(checked(ChatRequest, ASKED), 1000)
-    told = json.loads(submit.messages)
-    assert told["messages"] == [
+    assert [one.as_json() for one in submit.messages] == [
         *ASKED["messages"][:2],
         {"role": "assistant", "content": "", "tool_calls": [CALL]},
         ASKED["messages"][3],
     ]
-    assert told["tools"] == [Tool("now", "", NOW).as_json()]
+    assert submit.tools == (Tool("now", "", NOW),)
     assert submit.grammar == ""
+    assert decode(encode(submit)) == submit
     (none,) = submits_of(checked(ChatRequest, {**ASKED, "tool_choice": "none"}), 1000)
-    assert json.loads(none.messages)["tools"] == []
+    assert none.tools == ()
 
 
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
@@ -257,18 +258,20 @@ def test_tools_that_are_nested_too_deep_are_one_clear_error() -> None:
         tool = {"type": "function", "function": {"name": "now", "parameters": nested}}
         for choice in ("auto", "required"):
             body = {**ASKED, "tools": [tool], "tool_choice": choice}
-            asked = checked(ChatRequest, body)
             if depth == 100:
-                assert submits_of(asked, 1000)
+                (submit,) = submits_of(checked(ChatRequest, body), 1000)
+                assert decode(encode(submit)) == submit
                 continue
             with pytest.raises(ApiProblem, match="nested too deep") as refused:
-                submits_of(asked, 1000)
+                checked(ChatRequest, body)
             assert refused.value.status == 400
+            assert refused.value.param == "tools[0].function.parameters"
 
 
 def test_a_template_without_tools_is_told_of_them_in_words() -> None:
     for form in FORMS:
-        messages = json.loads(submits_of(checked(ChatRequest, ASKED), 1000)[0].messages)["messages"]
+        (submit,) = submits_of(checked(ChatRequest, ASKED), 1000)
+        messages = [one.as_json() for one in submit.messages]
         first, _, made, came = form.as_text(messages, TOOLS)
         heading = form.words.partition("\n")[0]
         assert first["content"].startswith(f"Be brief.\n\n{heading}"), form.name

@@ -61,7 +61,7 @@ class Miscounts(CoordinatorMachine):
         if isinstance(event, SegmentArrived) and event.segment.header.seq == 4:
             request = self.accepts(event.segment.request)
             if request is not None:
-                request.in_flight += 1
+                request.outbox.in_flight += 1
         return effects
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,10 +21,10 @@ from edgespec.planning.cost_model import cost_model_named
 from edgespec.planning.costs import LinkCosts, ring_costs
 from edgespec.policy.base import Deepen, Grow
 from edgespec.sim.durations import (
-    CostDurations,
     Jitter,
-    JitteredDurations,
     RandomDurations,
+    charged_durations,
+    jittered,
     network_of,
 )
 from edgespec.sim.links import LinkSpec
@@ -42,57 +43,67 @@ HIDDEN = Tensor("uint64", (3, 1), bytes(24))
 HEAD = RunHead(1, 1, HIDDEN, Rows(IDS, IDS, IDS, IDS), Sampling())
 
 
+class Worked:
+    """A draft source that did so many passes each time."""
+
+    def __init__(self, *passes: int) -> None:
+        self.passes = passes
+
+    def take_work(self) -> tuple[DraftPass, ...]:
+        """All of them."""
+        return tuple(DraftPass(rows, "independent") for rows in self.passes)
+
+
 def segment(hidden: Tensor | None) -> Segment:
     tokens = IDS if hidden is None else IDS[:0]
     return one_part(1, 1, 0, False, 0, 3, IDS, IDS - 1, IDS, tokens, hidden)
 
 
 def test_every_node_is_charged_its_own_costs() -> None:
-    durations = CostDurations(COSTS)
-    for number, stage in enumerate(COSTS.stages, 1):
-        assert durations.stage(number, BLOCK, None) == stage.block_seconds(3, 8)
-        assert durations.parts(number, BLOCK) == stage.block_parts(3)
+    source: Any = Worked(3, 2)
+    nodes = charged_durations(COSTS, source).nodes
+    for node, stage in zip(nodes[1:], COSTS.stages, strict=True):
+        assert node.seconds(BLOCK, None) == stage.block_seconds(3, 8)
+        assert node.parts(BLOCK) == stage.block_parts(3)
     d0, choice = COSTS.coordinator, Choice(IDS[:2], IDS[:2], np.zeros(2))
-    head = durations.coordinator(HEAD, HeadDone(1, 1, choice), ())
+    head = nodes[0].seconds(HEAD, HeadDone(1, 1, choice))
     assert head == d0.head_seconds(3) + d0.choose_seconds(2, "greedy")
-    draft = durations.coordinator(
-        Draft(1, 1, Grow(2, 2, 1), (1, 2, 3)),
-        None,
-        tuple(DraftPass(rows, "independent") for rows in (3, 2)),
-    )
+    draft = nodes[0].seconds(Draft(1, 1, Grow(2, 2, 1), (1, 2, 3)), None)
     # Both shapes come for the first time, and the host takes longer for them than the device.
     assert draft > sum(d0.draft_seconds(rows, 3) for rows in (3, 2))
     assert draft == pytest.approx(2 * d0.capture_seconds(d0.model.draft.layers))
-    free = CostDurations(COSTS, d0_free=True)
-    assert free.coordinator(HEAD, HeadDone(1, 1, choice), (DraftPass(3, "independent"),)) == 0.0
-    assert free.stage(1, BLOCK, None) == durations.stage(1, BLOCK, None)
+    free = charged_durations(COSTS, source, d0_free=True).nodes
+    assert free[0].seconds(HEAD, HeadDone(1, 1, choice)) == 0.0
+    assert free[1].seconds(BLOCK, None) == nodes[1].seconds(BLOCK, None)
 
 
 @pytest.mark.parametrize(
     ("kind", "share", "most", "mean"), [("5%x100ms", 0.05, 0.1, 0.005), ("exp5ms", 1.0, 0.1, 0.005)]
 )
 def test_jobs_are_late_by_jitter(kind: str, share: float, most: float, mean: float) -> None:
-    durations = JitteredDurations(CostDurations(COSTS), Jitter.parse(kind), 3)
+    durations = jittered(charged_durations(COSTS), Jitter.parse(kind), 3)
     usual = COSTS.stages[0].block_seconds(3, 8)
-    more = [durations.stage(1, replace(BLOCK, job=job), None) - usual for job in range(1, 2001)]
+    more = [
+        durations.nodes[1].seconds(replace(BLOCK, job=job), None) - usual for job in range(1, 2001)
+    ]
     assert sum(late > 1e-9 for late in more) / 2000 == pytest.approx(share, abs=0.02)
     assert max(more) <= most + 1e-9
     assert sum(more) / 2000 == pytest.approx(mean, rel=0.2)
-    again = JitteredDurations(CostDurations(COSTS), Jitter.parse(kind), 3)
-    assert again.stage(1, BLOCK, None) - usual == more[0], "the same seed draws the same"
+    again = jittered(charged_durations(COSTS), Jitter.parse(kind), 3)
+    assert again.nodes[1].seconds(BLOCK, None) - usual == more[0], "the same seed draws the same"
 
 
 def test_a_block_that_loses_rows_stays_as_late() -> None:
-    durations = JitteredDurations(CostDurations(COSTS), Jitter.parse("exp5ms"), 0)
-    late = durations.stage(1, BLOCK, None) - COSTS.stages[0].block_seconds(3, 8)
-    assert durations.stage(2, BLOCK, None) - COSTS.stages[1].block_seconds(3, 8) != late
-    assert durations.stage(1, BLOCK, None) - COSTS.stages[0].block_seconds(3, 8) == late
+    durations = jittered(charged_durations(COSTS), Jitter.parse("exp5ms"), 0)
+    late = durations.nodes[1].seconds(BLOCK, None) - COSTS.stages[0].block_seconds(3, 8)
+    assert durations.nodes[2].seconds(BLOCK, None) - COSTS.stages[1].block_seconds(3, 8) != late
+    assert durations.nodes[1].seconds(BLOCK, None) - COSTS.stages[0].block_seconds(3, 8) == late
 
 
 def test_what_takes_no_time_is_never_late() -> None:
-    durations = JitteredDurations(CostDurations(COSTS, d0_free=True), Jitter.parse("exp5ms"), 0)
-    assert durations.stage(1, OpenCache(1, 5), None) == 0.0
-    assert durations.coordinator(HEAD, HeadDone(1, 1, Choice(IDS, IDS, np.zeros(3))), ()) == 0.0
+    durations = jittered(charged_durations(COSTS, d0_free=True), Jitter.parse("exp5ms"), 0)
+    assert durations.nodes[1].seconds(OpenCache(1, 5), None) == 0.0
+    assert durations.nodes[0].seconds(HEAD, HeadDone(1, 1, Choice(IDS, IDS, np.zeros(3)))) == 0.0
 
 
 @pytest.mark.parametrize("text", ["", "5%", "0%x5ms", "101%x5ms", "exp", "exp5", "1.2.3%x4ms"])
@@ -102,7 +113,7 @@ def test_other_texts_are_no_jitter(text: str) -> None:
 
 
 def test_segments_are_charged_as_the_charged_model_s() -> None:
-    durations = CostDurations(COSTS)
+    durations = charged_durations(COSTS)
     assert durations.message_bytes(segment(None), 7) == COSTS.segment_bytes(3, 0)
     assert durations.message_bytes(segment(HIDDEN), 7) == COSTS.segment_bytes(3, 1)
     ran = changed(segment(HIDDEN), cost=(StageTime(3, 0.5),) * 2)
@@ -128,7 +139,7 @@ def test_a_loop_that_is_free_is_as_if_the_profile_did_not_know_what_it_takes() -
     unknown = structs.replace(COSTS.coordinator.profile, loop_seconds=None)
     without = replace(COSTS, coordinator=replace(COSTS.coordinator, profile=unknown))
     found = []
-    for durations in (CostDurations(COSTS, loop_free=True), CostDurations(without)):
+    for durations in (charged_durations(COSTS, loop_free=True), charged_durations(without)):
         world = toy_world(durations, network=network_of(COSTS))
         world.submit(submit(limit=4))
         world.run()
@@ -138,7 +149,7 @@ def test_a_loop_that_is_free_is_as_if_the_profile_did_not_know_what_it_takes() -
 
 
 def test_a_whole_answer_costs_the_sum_of_its_parts() -> None:
-    world = toy_world(CostDurations(COSTS), network=network_of(COSTS))
+    world = toy_world(charged_durations(COSTS), network=network_of(COSTS))
     world.submit(submit(prompt="abc", limit=3))
     world.run()
     at = [reply.at for reply in world.replies[:3]]
@@ -172,23 +183,27 @@ def test_a_whole_answer_costs_the_sum_of_its_parts() -> None:
 
 @pytest.mark.parametrize("effect", [BLOCK, OpenCache(1, 5)])
 def test_random_times_are_within_twice_the_pace(effect: Effect) -> None:
-    durations = RandomDurations(random.Random(0), 0.0, 0.0, (1.0, 0.0), (3, 4))
-    times = [durations.stage(1, effect, None) for _ in range(500)]
+    chance = random.Random(0), 0.0
+    durations, other = RandomDurations(*chance, 1.0, 3), RandomDurations(*chance, 0.0, 4)
+    times = [durations.seconds(effect, None) for _ in range(500)]
     most = 2.0 if effect is BLOCK else 0.2
     assert 0.0 in times
     assert most * 0.9 < max(times) <= most
-    assert durations.stage(2, effect, None) == 0.0
-    assert len(durations.parts(1, effect)) == (3 if effect is BLOCK else 1)
-    assert len(durations.parts(2, BLOCK)) == 4
+    assert other.seconds(effect, None) == 0.0
+    assert len(durations.parts(effect)) == (3 if effect is BLOCK else 1)
+    assert len(other.parts(BLOCK)) == 4
 
 
 def test_random_drafts_pay_for_every_pass() -> None:
-    durations = RandomDurations(random.Random(0), 1.0, 0.0, (), (5,))
-    draft, one = Draft(1, 1, Deepen(1, 1, 1), ()), DraftPass(3, "independent")
-    assert durations.coordinator(draft, None, (one, one)) == 0.0
-    assert len(durations.parts(0, draft)) == 2 * 5, "passes by layers"
-    assert any(durations.coordinator(HEAD, None, ()) for _ in range(20))
-    durations = RandomDurations(random.Random(0), 0.0, 1.0, (), (5,))
-    assert durations.coordinator(HEAD, None, ()) == 0.0
-    assert any(durations.coordinator(draft, None, (one,)) for _ in range(20))
-    assert durations.coordinator(draft, None, ()) == 0.0
+    source: Any = Worked(3, 3)
+    durations = RandomDurations(random.Random(0), 1.0, 0.0, 5, source)
+    draft = Draft(1, 1, Deepen(1, 1, 1), ())
+    assert durations.seconds(draft, None) == 0.0
+    assert len(durations.parts(draft)) == 2 * 5, "passes by layers"
+    assert any(durations.seconds(HEAD, None) for _ in range(20))
+    durations = RandomDurations(random.Random(0), 0.0, 1.0, 5, source)
+    assert durations.seconds(HEAD, None) == 0.0
+    source.passes = (3,)
+    assert any(durations.seconds(draft, None) for _ in range(20))
+    source.passes = ()
+    assert durations.seconds(draft, None) == 0.0

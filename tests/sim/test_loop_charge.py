@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 from support.worlds import FixedDurations, submit, toy_world
 
-from edgespec.backends.loop_time import LoopTime
+from edgespec.backends.charged_time import LoopTime
 from edgespec.backends.timed import CoordinatorDurations
 from edgespec.daemon.profiles import profile_named
 from edgespec.decoding.effects import Draft
@@ -144,7 +144,7 @@ def test_an_emulated_node_takes_up_one_event_after_the_other() -> None:
     due.append(Stamped(False, b"v1", Credit(2), at=start + 1))
     node = _Node(due)
     node.charge_loop(LoopTime(COSTS), lambda: False)
-    node._step()
+    node.step()
     node.worker.stop()
     assert node.told[:3] == [start, start + EVENT, start + 1]
     assert node.left[:3] == [start + EVENT, start + 2 * EVENT, start + 1 + EVENT]

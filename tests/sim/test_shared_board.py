@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from support.segments import run_block
 from support.spans import Span, keeping
+from support.tiers import tiered
 from support.worlds import FixedDurations, submit, toy_world
 
 from edgespec.decoding.effects import Draft, RunHead
@@ -173,7 +174,7 @@ class _Pass(FixedDurations):
         return super().stage(number, effect, done) * (0.99 + rows / 100)
 
 
-@pytest.mark.parametrize("accuracy", [0.1, 0.4])
+@pytest.mark.parametrize("accuracy", tiered([0.1, 0.4], [0.4]))
 def test_where_guesses_take_the_stage_s_time_plain_decoding_is_kept(
     accuracy: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,9 +14,9 @@ from support.torch_rings import BASE, CONTEXT, DRAFT, tokenizer
 from edgespec.backends.compute import CoordinatorCompute, StageCompute
 from edgespec.backends.torch_backend import TorchBlock, TorchHead
 from edgespec.config import Timing
-from edgespec.decoding.admission import Ring
+from edgespec.decoding.admission import CoordinatorSettings
 from edgespec.decoding.coordinator import CoordinatorMachine
-from edgespec.drafting.grower import DraftSource
+from edgespec.drafting.grower import TreeGrower
 from edgespec.drafting.independent import IndependentGuesser
 from edgespec.machines.effects import (
     RunBlock,
@@ -63,12 +63,12 @@ class TorchNodeRing(NodeRing):
 
     def start_coordinator(self) -> NodeThread:
         """D0."""
-        draft = DraftSource(IndependentGuesser(Checkpoint(DRAFT), "float32"))
+        draft = TreeGrower(IndependentGuesser(Checkpoint(DRAFT), "float32"))
         places = [
             Assign(s, self.stages, a, b, str(BASE), "pair", "float32", "none", CONTEXT, 7, "key")
             for s, (a, b) in enumerate(self._split, start=1)
         ]
-        ring = Ring(self.stages, CONTEXT, draft.name, recovery=60.0)
+        ring = CoordinatorSettings(self.stages, CONTEXT, draft.name, recovery=60.0)
         self.machine = CoordinatorMachine(ring, tokenizer())
         home = Connect("", self.transport.data_port, OWN.public)
         self.membership = MembershipMachine(

@@ -93,7 +93,7 @@ def capturing(host: Host, into: Path) -> Iterator[Capture]:
         "ip",
         "netns",
         "exec",
-        host._switch,
+        host.switch,
         sys.executable,
         "-S",
         sniffer.__file__,

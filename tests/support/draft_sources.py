@@ -18,7 +18,7 @@ from edgespec.drafting.eagle.guesser import load_eagle
 from edgespec.drafting.eagle.shape import Kind
 from edgespec.drafting.easyspec.guesser import EasySpecGuesser
 from edgespec.drafting.easyspec.model import GroupedModel
-from edgespec.drafting.grower import DraftSource
+from edgespec.drafting.grower import TreeGrower
 from edgespec.drafting.ppd import PPDGuesser, PPDTokens
 from edgespec.drafting.steps import Steps
 from edgespec.model.aux_hidden import packed
@@ -30,7 +30,7 @@ from edgespec.tree.drafted import Children, DraftedTree
 from edgespec.types.features import NO_FEATURES, Features
 
 
-class Fed(DraftSource):
+class Fed(TreeGrower):
     """A head's tree, given the features of all committed tokens but the newest."""
 
     def __init__(self, guesser: Guesser) -> None:
@@ -38,17 +38,17 @@ class Fed(DraftSource):
         self._given: dict[int, int] = {}
 
     def fork(self, request: int, base: int, rows: int, ends: bool) -> None:
-        """See DraftSource."""
+        """See TreeGrower."""
         super().fork(request, base, rows, ends)
         if base in self._given:
             self._given[request] = rows
 
     def refreshing(self, request: int, context: Sequence[int], *args: Any) -> Steps[DraftedTree]:
-        """See DraftSource."""
+        """See TreeGrower."""
         return super().refreshing(request, context, *args[:2], self._features(request, context))
 
     def expanding(self, request: int, context: Sequence[int], *args: Any) -> Steps[Children]:
-        """See DraftSource."""
+        """See TreeGrower."""
         return super().expanding(request, context, *args[:2], self._features(request, context))
 
     def _features(self, request: int, context: Sequence[int]) -> Features:
@@ -65,7 +65,7 @@ class Fed(DraftSource):
         return Features(from_torch(final), packed(aux_hidden) if layers else None, layers)
 
 
-class Chained(DraftSource):
+class Chained(TreeGrower):
     """Prompt tokens' tree, given a chain below the last token whose next one is committed."""
 
     def __init__(self, base: Path, dtype: str = "float32") -> None:
@@ -73,11 +73,11 @@ class Chained(DraftSource):
         super().__init__(PPDGuesser(PPDTokens(6, 2, torch.zeros(12, 32)), self._head))
 
     def refreshing(self, request: int, context: Sequence[int], *args: Any) -> Steps[DraftedTree]:
-        """See DraftSource."""
+        """See TreeGrower."""
         return super().refreshing(request, context, *args[:2], self._chain(context))
 
     def expanding(self, request: int, context: Sequence[int], *args: Any) -> Steps[Children]:
-        """See DraftSource."""
+        """See TreeGrower."""
         return super().expanding(request, context, *args[:2], self._chain(context))
 
     def _chain(self, context: Sequence[int]) -> Features:
@@ -86,14 +86,14 @@ class Chained(DraftSource):
         return Features(ppd_rows=rows, anchor=len(context) - 2)
 
 
-def easyspec(base: Path, dtype: str = "float32") -> DraftSource:
+def easyspec(base: Path, dtype: str = "float32") -> TreeGrower:
     """The base as an easyspec draft."""
     source = Checkpoint(base)
     model, head = GroupedModel(source, 4, dtype), OutputHead(source, dtype)
-    return DraftSource(EasySpecGuesser(model, head, 64, VOCABULARY))
+    return TreeGrower(EasySpecGuesser(model, head, 64, VOCABULARY))
 
 
-def eagle(form: str, scored: int, base: Path, folder: Path, dtype: str = "float32") -> DraftSource:
+def eagle(form: str, scored: int, base: Path, folder: Path, dtype: str = "float32") -> TreeGrower:
     """A random head of a form, which scores so many tokens."""
     write_eagle(folder, replace(FORMS[form], vocab=VOCABULARY, draft_vocab=scored))
     kind: Kind = "eagle3" if FORMS[form].third else "eagle"
@@ -101,7 +101,7 @@ def eagle(form: str, scored: int, base: Path, folder: Path, dtype: str = "float3
     return Fed(load_eagle(folder, kind, source, OutputHead(source, dtype), dtype))
 
 
-def dspark(form: str, scored: int, base: Path, folder: Path, dtype: str = "float32") -> DraftSource:
+def dspark(form: str, scored: int, base: Path, folder: Path, dtype: str = "float32") -> TreeGrower:
     """A random one-pass head of a form, which scores so many tokens."""
     shape = dspark_heads.FORMS[form]
     taps = tuple(layer % 5 for layer in dspark_heads.TAPS)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from edgespec.drafting.base import Guesser
-from edgespec.drafting.grower import DraftSource
+from edgespec.drafting.grower import TreeGrower
 from edgespec.drafting.steps import at_once
 from edgespec.sim.oracle import children_of
 from edgespec.sim.toy_model import _mix, toy_next
@@ -65,7 +65,7 @@ class FakeGuesser(Guesser):
         return [(t, -0.5 - (i // 2)) for i, t in enumerate(tokens[:width])]
 
 
-class FakeDraft(DraftSource):
+class FakeDraft(TreeGrower):
     """Trees of a FakeGuesser."""
 
     def __init__(self, stages: int, vocabulary: int, accuracy: float) -> None:

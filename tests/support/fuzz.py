@@ -13,7 +13,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 import numpy as np
 from msgspec import msgpack
-from msgspec.structs import fields
+from msgspec.structs import fields, replace
 from support.segments import one_part
 
 from edgespec.errors import RemoteProtocolError
@@ -21,6 +21,7 @@ from edgespec.net.sockets import only
 from edgespec.types.record import IntArray, Record
 from edgespec.types.tensor import ITEM_SIZES, NO_LAYERS, Layers, Tensor
 from edgespec.wire.block_messages import CHUNK_STEP, BlockOffer, Piece, PieceRequest
+from edgespec.wire.client_messages import ChatMessage
 from edgespec.wire.codec import MAGIC, VERSION, decode, encode
 from edgespec.wire.hints import Hint, Lenses
 from edgespec.wire.messages import Health, Message, Ready
@@ -93,6 +94,13 @@ def joined(parts: list[bytes], declared: int | None = None) -> bytes:
     return head + _header_of(len(fields_) if declared is None else declared) + b"".join(fields_)
 
 
+def begun(kind: type[Message]) -> bytes:
+    """A frame of that type up to its first field."""
+    items = 1 + len(kind.__struct_fields__)
+    head = bytes([0x90 | items]) if items < 16 else _header_of(items)
+    return joined([packed(MAGIC), packed(VERSION)])[:-3] + head + packed(kind.__struct_config__.tag)
+
+
 class Fuzzer:
     """Frames without end, the same for a seed."""
 
@@ -154,13 +162,16 @@ class Fuzzer:
             return self._array(len(some))
         if hint == Tensor | None:
             return None if dice.random() < 0.5 else self._tensor((len(some),))
+        if hint == dict[str, Any]:
+            return {dice.choice(TEXTS): [dice.choice(FLOATS), {"a": None}] for _ in some}
         if hint == frozenset[int]:
             return frozenset(self._int64() for _ in some)
         if get_origin(hint) is tuple:
             (item, _) = get_args(hint)  # tuple[item, ...]
             return tuple(self._int64() if item is int else self._value(item) for _ in some)
         if isinstance(hint, type) and issubclass(hint, Record):
-            return self._any(hint)
+            made = self._any(hint)
+            return replace(made, role="user") if isinstance(made, ChatMessage) else made
         raise TypeError(f"no value for {hint}")
 
     def _int64(self) -> int:

@@ -91,14 +91,14 @@ class LocalRing:
         head: CoordinatorCompute,
         stages: Sequence[tuple[StageMachine, StageCompute]],
     ) -> None:
-        self._nodes = [_Node(coordinator, head)] + [_Node(m, c) for m, c in stages]
+        self.nodes = [_Node(coordinator, head)] + [_Node(m, c) for m, c in stages]
         self.coordinator = coordinator
         self.stages = [machine for machine, _ in stages]
         self.replies: list[Message] = []
         self.now = 0.0
         self.renewal = ""
         """Why a node wants a new ring; `run` sees to it."""
-        self._dispatch(0, coordinator.handle(RingUp(), self.now))
+        self.dispatch(0, coordinator.handle(RingUp(), self.now))
 
     # --- asking -------------------------------------------------------------------------------
 
@@ -135,12 +135,12 @@ class LocalRing:
                 self.mend()
             self._settle(0, whole=True)
             # The last stage first, so that a segment moves one stage a step.
-            for number in range(len(self._nodes) - 1, 0, -1):
+            for number in range(len(self.nodes) - 1, 0, -1):
                 self._settle(number, whole=False)
 
     def _settle(self, number: int, *, whole: bool) -> None:
         """Let a node do what it has: all of it, or everything up to its next finished segment."""
-        node = self._nodes[number]
+        node = self.nodes[number]
         while True:
             if node.control:
                 self.take(Step("control", number))
@@ -161,23 +161,23 @@ class LocalRing:
 
     def lose(self, reason: str) -> None:
         """The ring is lost; what the stages said on the control channel still arrives."""
-        self._dispatch(0, self.coordinator.handle(RingDown(reason), self.now))
+        self.dispatch(0, self.coordinator.handle(RingDown(reason), self.now))
 
     def mend(self) -> None:
         """The next ring is up, of the same stages; nothing that was under way comes through."""
-        for number, node in enumerate(self._nodes):
+        for number, node in enumerate(self.nodes):
             node.ring = InprocLink()
             if number:
                 node.control = InprocLink()
         for number, stage in enumerate(self.stages, 1):
-            self._dispatch(number, stage.reset())
-        self._dispatch(0, self.coordinator.handle(RingUp(), self.now))
+            self.dispatch(number, stage.reset())
+        self.dispatch(0, self.coordinator.handle(RingUp(), self.now))
 
     # --- single steps -------------------------------------------------------------------------
 
     def steps(self) -> Iterable[Step]:
         """Everything that could happen now, one step for each place that has something."""
-        for number, node in enumerate(self._nodes):
+        for number, node in enumerate(self.nodes):
             if node.control:
                 yield Step("control", number)
             if node.ring:
@@ -187,15 +187,15 @@ class LocalRing:
 
     def waiting_control(self, node: int) -> list[Message]:
         """The control messages on their way to a node, the oldest first."""
-        return self._nodes[node].control.waiting()
+        return self.nodes[node].control.waiting()
 
     def is_quiet(self, node: int) -> bool:
         """Whether a node has carried out all its compute effects."""
-        return not self._nodes[node].work
+        return not self.nodes[node].work
 
     def take(self, step: Step, *, repeat: bool = False, lose: bool = False) -> None:
         """Let a step happen; a message may also be delivered twice, or lost."""
-        node = self._nodes[step.node]
+        node = self.nodes[step.node]
         if step.kind == "work":
             self._work(step.node, node, self.now)
             return
@@ -207,7 +207,7 @@ class LocalRing:
             else MessageArrived(b"", message)
         )
         for _ in range(0 if lose else 2 if repeat else 1):
-            self._dispatch(step.node, node.machine.handle(event, self.now))
+            self.dispatch(step.node, node.machine.handle(event, self.now))
 
     def _work(self, number: int, node: _Node, ends: float) -> None:
         """Carry out the first effect, which is done at `ends`."""
@@ -224,27 +224,28 @@ class LocalRing:
             event = failure(effect, problem)
         node.aborted = {one for one in node.aborted if one[0] != job}
         for one in events_of(event):
-            self._dispatch(number, node.machine.handle(one, ends))
+            self.dispatch(number, node.machine.handle(one, ends))
 
     def _tell_coordinator(self, message: Message) -> None:
-        self._dispatch(0, self.coordinator.handle(MessageArrived(CLIENT, message), self.now))
+        self.dispatch(0, self.coordinator.handle(MessageArrived(CLIENT, message), self.now))
 
-    def _dispatch(self, number: int, effects: Iterable[Effect]) -> None:
-        node = self._nodes[number]
+    def dispatch(self, number: int, effects: Iterable[Effect]) -> None:
+        """See to what the machine of a node asks for; whatever it does passes through here."""
+        node = self.nodes[number]
         for effect in effects:
             match effect:
                 case SendRing(segment):
-                    self._nodes[(number + 1) % len(self._nodes)].ring.send(segment)
+                    self.nodes[(number + 1) % len(self.nodes)].ring.send(segment)
                 case SendStages(message):
-                    for stage in self._nodes[1:]:
+                    for stage in self.nodes[1:]:
                         stage.control.send(message)
                 case SendCoordinator(message):
-                    self._nodes[0].control.send(message)
+                    self.nodes[0].control.send(message)
                 case SendPeer(_, message):
                     self.replies.append(decode(encode(message)))
                 case EncodePrompt():  # takes no time here
                     event = self.coordinator.encode(effect)
-                    self._dispatch(0, self.coordinator.handle(event, self.now))
+                    self.dispatch(0, self.coordinator.handle(event, self.now))
                 case AbortBlock(job, request):
                     if any(isinstance(e, RunBlock) and e.job == job for e in node.work):
                         node.aborted.add((job, request))

@@ -16,7 +16,7 @@ from support.keys import OWN, ListedKeys
 
 from edgespec.backends.compute import CoordinatorCompute, StageCompute
 from edgespec.config import Address, Timing
-from edgespec.decoding.admission import Ring
+from edgespec.decoding.admission import CoordinatorSettings
 from edgespec.decoding.coordinator import CoordinatorMachine
 from edgespec.errors import PeerLost, RemoteProtocolError
 from edgespec.machines.effects import (
@@ -147,7 +147,7 @@ class MemoryRing:
         ]
         self._home = self._sockets("coordinator", 7000, OWN.public)
         self.machine = CoordinatorMachine(
-            Ring(stages, CONTEXT, "fake", 8, recovery=60), self._codec
+            CoordinatorSettings(stages, CONTEXT, "fake", 8, recovery=60), self._codec
         )
         self.membership = MembershipMachine(places, Connect("", 7000, OWN.public), TIMING)
         draft = FakeDraft(stages, VOCABULARY, 0.7)
@@ -239,7 +239,7 @@ class MemoryRing:
         """Every node takes a step."""
         self.now += BEAT_S
         for one in self.nodes:
-            one._step()
+            one.step()
             assert one.ended is None, one.ended
 
     def until(self, happened: Callable[[], bool], rounds: int) -> bool:

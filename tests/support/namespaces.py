@@ -38,8 +38,8 @@ class Host:
     name: str
     namespace: str
     address: str  # IPv4
-    _switch: str
-    _port: str
+    switch: str
+    port: str
     _first: tuple[str, ...] = ()  # what comes before each command line
 
     @property
@@ -100,18 +100,18 @@ class Host:
 
     def link_down(self) -> None:
         """Pull the cable out: the interface keeps its addresses and loses its carrier."""
-        _ip(f"link set {self._port} down", namespace=self._switch)
+        _ip(f"link set {self.port} down", namespace=self.switch)
 
     def link_up(self) -> None:
         """Put the cable back."""
-        _ip(f"link set {self._port} up", namespace=self._switch)
+        _ip(f"link set {self.port} up", namespace=self.switch)
 
 
 @contextmanager
 def lan(*names: str) -> Iterator[tuple[Host, ...]]:
     """Hosts on one bridge, in the order of their names; all is removed at the end."""
     require_namespaces()
-    mark = f"{_mark(os.getpid())}-{next(_numbers)}"
+    mark = f"{mark_of(os.getpid())}-{next(_numbers)}"
     switch = f"{mark}-switch"
     hosts = tuple(
         Host(name, f"{mark}-{name}", f"{NETWORK}.{number}", switch, f"port{number}")
@@ -149,11 +149,11 @@ def _build(switch: str, hosts: Sequence[Host]) -> None:
     for number, host in enumerate(hosts, start=1):
         _ip(
             f"link add {INTERFACE} netns {host.namespace} type veth "
-            f"peer name {host._port} netns {switch}"
+            f"peer name {host.port} netns {switch}"
         )
         _ip(
-            f"link set {host._port} master bridge",
-            f"link set {host._port} up",
+            f"link set {host.port} master bridge",
+            f"link set {host.port} up",
             namespace=switch,
         )
         with_ipv6 = Path("/proc/sys/net/ipv6").exists()
@@ -184,7 +184,7 @@ def _ip(*commands: str, namespace: str = "") -> str:
 
 def _obstacle() -> str:
     """Why namespaces cannot be made here; "" if they can."""
-    probe = f"{_mark(os.getpid())}-probe"
+    probe = f"{mark_of(os.getpid())}-probe"
     try:
         _ip(f"netns add {probe}", f"netns del {probe}")
     except FileNotFoundError:
@@ -194,7 +194,7 @@ def _obstacle() -> str:
     return ""
 
 
-def _mark(pid: int) -> str:
+def mark_of(pid: int) -> str:
     """What namespaces of a process are called; a later process of the same id is another one."""
     started = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()[19]
     return f"{PREFIX}-{pid}.{started}"
@@ -211,7 +211,7 @@ def _remove_leftovers() -> None:
     for namespace in _namespaces():
         pid = namespace.removeprefix(f"{PREFIX}-").partition(".")[0]
         try:
-            if namespace.startswith(_mark(int(pid))):
+            if namespace.startswith(mark_of(int(pid))):
                 continue  # its process is alive
         except OSError:
             pass  # it is not

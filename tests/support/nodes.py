@@ -14,7 +14,7 @@ from support.keys import OWN, OWNER_IDENTITY, ListedKeys
 
 from edgespec.backends.compute import CoordinatorCompute, StageCompute
 from edgespec.config import Address, Timing
-from edgespec.decoding.admission import Ring
+from edgespec.decoding.admission import CoordinatorSettings
 from edgespec.decoding.coordinator import CoordinatorMachine
 from edgespec.machines.effects import (
     RunBlock,
@@ -158,7 +158,7 @@ class NodeRing:
         self.codec = ToyCodec(frozenset(eos_ids))
         self.blocks = [SlowBlock(stage) for stage in range(stages)]
         self.keys = ListedKeys()
-        self.transport = self._open(port)
+        self.transport = self.open(port)
         self.address = Address(HOST, self.transport.control_port)
         self._draft = draft
         self._recovery = recovery
@@ -170,7 +170,7 @@ class NodeRing:
         self.threads: dict[int, NodeThread] = {}
         self.loaded: list[int] = []  # the stages whose blocks were loaded, in order
 
-    def _open(self, port: int) -> ZmqTransport:
+    def open(self, port: int) -> ZmqTransport:
         return ZmqTransport.coordinator(
             Address(HOST, port), OWNER_IDENTITY, partial(admits, self.keys)
         )
@@ -198,7 +198,7 @@ class NodeRing:
             Assign(s, self.stages, s - 1, s, "toy", "toy", "float64", "none", CONTEXT, 7, key)
             for s in range(1, self.stages + 1)
         ]
-        ring = Ring(
+        ring = CoordinatorSettings(
             self.stages,
             CONTEXT,
             "fake" if draft else "",
@@ -234,15 +234,20 @@ class NodeRing:
 
     def restart_coordinator(self) -> NodeThread:
         """Another one at the same address, which knows nothing of the one before."""
-        self.transport = self._open(self.address.port)
+        self.transport = self.open(self.address.port)
         return self.start_coordinator()
+
+    @property
+    def members(self) -> dict[int, Member]:
+        """The stages that are in the ring, as the coordinator knows them."""
+        found = map(self.membership.stage_at, self.membership.stage_peers)
+        return {member.stage: member for member in found if member is not None}
 
     def outwait(self, stage: int) -> None:
         """To the coordinator that stage, which says nothing more, has been silent for too long."""
-        stages = self.membership._ring.stages
-        if (lost := stages.get(stage)) is not None:
+        if (lost := self.members.get(stage)) is not None:
             with aging(lost):
-                until(lambda: stages.get(stage) is not lost)
+                until(lambda: self.members.get(stage) is not lost)
 
     def start_spare(self) -> NodeThread:
         """A stage that wants no place of its own."""

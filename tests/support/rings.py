@@ -10,10 +10,10 @@ from support.fake_draft import FakeDraft
 from support.local_ring import LocalRing, Step
 
 from edgespec.backends.compute import CoordinatorCompute, StageCompute
-from edgespec.decoding.admission import Ring
+from edgespec.decoding.admission import CoordinatorSettings
 from edgespec.decoding.coordinator import CoordinatorMachine
 from edgespec.decoding.stage import StageMachine
-from edgespec.drafting.grower import DraftSource
+from edgespec.drafting.grower import TreeGrower
 from edgespec.machines.events import (
     Event,
 )
@@ -44,7 +44,7 @@ class FakeRing:
         self,
         stages: int,
         *,
-        draft: DraftSource | None = None,
+        draft: TreeGrower | None = None,
         accuracy: float = 0.7,
         eos_ids: Collection[int] = frozenset(),
         prefill_chunk: int = 8,
@@ -68,7 +68,7 @@ class FakeRing:
             for stage in range(stages)
         ]
         self.coordinator = CoordinatorMachine(
-            Ring(
+            CoordinatorSettings(
                 stages,
                 context_length,
                 "fake",
@@ -96,7 +96,7 @@ class FakeRing:
 
     def tell(self, event: Event) -> None:
         """Hand an event to the coordinator."""
-        self.ring._dispatch(0, self.coordinator.handle(event, self.ring.now))
+        self.ring.dispatch(0, self.coordinator.handle(event, self.ring.now))
 
     def take_turns(self, steps: int) -> bool:
         """That many single steps, every place in its turn; False if it ended before."""
@@ -129,7 +129,7 @@ class FakeRing:
             assert not machine._queue
             assert machine._running is None
             assert block.open_requests == 0
-        assert not any(node.aborted for node in self.ring._nodes)
+        assert not any(node.aborted for node in self.ring.nodes)
 
     def assert_consistent(self) -> None:
         """Caches hold what the ledgers say; equally long committed regions end in the same row."""

@@ -11,7 +11,17 @@ from typing import NamedTuple
 
 import numpy as np
 
-from edgespec.policy.base import Decision, Deepen, Expand, Grow, Policy, RequestView, Send
+from edgespec.policy.base import (
+    Decision,
+    Deepen,
+    Expand,
+    Grow,
+    Policy,
+    Pooled,
+    RequestView,
+    Results,
+    Send,
+)
 from edgespec.policy.calibration import Calibration
 from edgespec.policy.estimates import RingEstimates
 from edgespec.sim.oracle import Oracle
@@ -286,7 +296,7 @@ class Round:
             on_path = [*self.tokens, *self.tree.path(node_id)] == self.answer[:end]
             target_tokens.append(self.answer[end] if on_path else NOBODYS_TOKEN)
         self.tree.record(live, target_tokens)
-        if not self.policy.verifies_each_result and (self.flying or self.verifying):
+        if self.policy.results is Results.TOGETHER and (self.flying or self.verifying):
             return
         step = self.tree.advance()
         self.calibration.learn(step.outcomes)
@@ -322,7 +332,7 @@ class Round:
         self.estimates.draft.record(len(paths), self.cost(len(paths)) / 2)
         children = self.oracle.expand(1, context, paths, wanted.width)
         scores = children.scores
-        if self.policy.calibrates:
+        if isinstance(self.policy, Pooled):
             scores = self.calibration.scores(scores)
         self.tree.attach(wanted.ids, children, wanted.keep, self.last_position, scores)
 

@@ -20,7 +20,7 @@ from edgespec.backends.torch_backend import TorchBlock, TorchHead
 from edgespec.config import FILE, Quantisation
 from edgespec.daemon.model_names import packaged
 from edgespec.daemon.settings import chosen_draft
-from edgespec.decoding.admission import Ring
+from edgespec.decoding.admission import CoordinatorSettings
 from edgespec.decoding.coordinator import CoordinatorMachine
 from edgespec.decoding.stage import StageMachine
 from edgespec.drafting.registry import BaseParts, build_draft
@@ -114,7 +114,7 @@ def smollm2_ring(
     parts = BaseParts(folder, source, head, dtype, "cpu", measured=False)
     draft = build_draft(chosen_draft(draft_name, smollm2_file()), parts)
     assert draft is not None
-    ring = Ring(
+    ring = CoordinatorSettings(
         stages,
         CONTEXT,
         draft.name,

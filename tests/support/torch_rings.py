@@ -16,7 +16,7 @@ from edgespec.backends.compute import CoordinatorCompute, StageCompute
 from edgespec.backends.torch_backend import TorchBlock, TorchHead
 from edgespec.config import NAMED
 from edgespec.daemon.bundled_models import bundled
-from edgespec.decoding.admission import Ring
+from edgespec.decoding.admission import CoordinatorSettings
 from edgespec.decoding.coordinator import CoordinatorMachine
 from edgespec.decoding.stage import StageMachine
 from edgespec.drafting.choice import parse_draft
@@ -74,7 +74,7 @@ def torch_ring(
     parts = BaseParts(BASE, source, head, dtype, "cpu", head_quantisation=few, measured=False)
     draft = build_draft(parse_draft(draft_name, weights_of), parts)
     assert draft is not None
-    ring = Ring(
+    ring = CoordinatorSettings(
         stages,
         CONTEXT,
         draft.name,

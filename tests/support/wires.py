@@ -8,7 +8,7 @@ import numpy as np
 from support.rings import submit
 from support.segments import changed
 
-from edgespec.decoding.admission import Ring
+from edgespec.decoding.admission import CoordinatorSettings
 from edgespec.decoding.coordinator import CoordinatorMachine
 from edgespec.decoding.effects import Draft, EncodePrompt, Renew, RunHead, SendRing
 from edgespec.decoding.events import (
@@ -40,7 +40,7 @@ class Wire:
     """A coordinator alone, with everything it sends in view; `now` is its time."""
 
     def __init__(self, stages: int = 2, **ring_settings: Any) -> None:
-        ring = Ring(stages, 1000, "fake", **ring_settings)
+        ring = CoordinatorSettings(stages, 1000, "fake", **ring_settings)
         self.machine = CoordinatorMachine(ring, ToyCodec())
         self.now = 0.0
         self.segments: list[Segment] = []

@@ -7,18 +7,18 @@ from dataclasses import dataclass, field
 
 from support.spans import Span, keeping
 
+from edgespec.backends.charged_time import LoopTime
 from edgespec.backends.compute import FIRST
-from edgespec.backends.loop_time import LoopTime
-from edgespec.decoding.admission import Ring
+from edgespec.decoding.admission import CoordinatorSettings
 from edgespec.decoding.coordinator import CoordinatorMachine
 from edgespec.decoding.stage import StageMachine
-from edgespec.drafting.grower import DraftSource
+from edgespec.drafting.grower import TreeGrower
 from edgespec.machines.effects import (
     Effect,
     RunBlock,
 )
 from edgespec.machines.events import Event
-from edgespec.sim.durations import CostDurations
+from edgespec.sim.durations import Durations
 from edgespec.sim.faults import Fault
 from edgespec.sim.links import LinkSpec, Network
 from edgespec.sim.log import EventLog
@@ -64,13 +64,32 @@ class FixedDurations:
         return self.segment_bytes if isinstance(message, Segment) else 0
 
 
+@dataclass(frozen=True)
+class _Node:
+    """One node's part of fixed durations."""
+
+    of: FixedDurations
+    number: int
+    draft: TreeGrower | None
+
+    def seconds(self, effect: Effect, done: Event | None) -> float:
+        """As they say."""
+        if self.number:
+            return self.of.stage(self.number, effect, done)
+        return self.of.coordinator(effect, done, self.draft.take_work() if self.draft else ())
+
+    def parts(self, effect: Effect) -> Sequence[float]:
+        """As they say."""
+        return self.of.parts(self.number, effect)
+
+
 def toy_world(
-    durations: FixedDurations | CostDurations,
+    durations: FixedDurations | Durations,
     link: LinkSpec | None = None,
     control: LinkSpec | None = None,
     *,
     faults: Sequence[Fault] = (),
-    draft: DraftSource | None = None,
+    draft: TreeGrower | None = None,
     prefill_chunk: int = 8,
     row_limits: Sequence[int] = (),
     log: EventLog | None = None,
@@ -97,7 +116,10 @@ def toy_world(
             for at in range(count)
         ]
 
-    ring = Ring(
+    if isinstance(durations, FixedDurations):
+        nodes = [_Node(durations, number, draft) for number in range(count + 1)]
+        durations = Durations(nodes, durations.loop, durations.message_bytes)
+    ring = CoordinatorSettings(
         *(count, 2000, "oracle" if draft else "", prefill_chunk),
         recovery=recovery,
         own_stage=with_stage if told else 0,

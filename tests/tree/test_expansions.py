@@ -192,7 +192,7 @@ def test_the_best_of_all_levels_are_kept(keep: int, last: int, left: set[Path]) 
 def test_what_lies_below_a_guess_that_is_here_counts_from_what_is_said_now() -> None:
     tree = DraftTree(0, -1, 9, 0)
     tree.attach((0,), children((0, 1, -0.5)), 9, FAR, np.array((-0.5,)))
-    assert tree[1].token == 1
+    tree.send((0, 1))
     deep = children((0, 1, -0.1), (1, 3, -0.2))
     assert tree.attach((0,), deep, 9, FAR, deep.scores) == 1
     assert (tree.score(1), tree.score(2)) == pytest.approx((-0.5, -0.3))
@@ -201,18 +201,18 @@ def test_what_lies_below_a_guess_that_is_here_counts_from_what_is_said_now() -> 
 def test_a_guess_that_is_here_keeps_its_place_and_counts_among_the_kept() -> None:
     tree = DraftTree(0, -1, 9, 0)
     tree.attach((0,), children((0, 1, -0.5)), 9, FAR, np.array((-0.5,)))
-    assert tree[1].token == 1
+    tree.send((0, 1))
     again = children((0, 1, -0.1), (0, 2, -0.2), (0, 3, -0.3))
     assert tree.attach((0,), again, 2, FAR, again.scores) == 1
     assert (tree.score(1), tree[1].drafted, tree[1].rank) == (-0.5, -0.5, 0)
     assert (tree[2].token, tree[2].rank) == (2, 1)
 
 
-def test_what_waits_below_a_node_that_is_asked_about_again_goes() -> None:
+def test_what_was_not_used_below_a_node_that_is_asked_about_again_goes() -> None:
     tree = DraftTree(0, -1, 9, 0)
     deep = children((0, 1, -0.5), (0, 2, -1.0), (1, 3, -0.2), (3, 4, -0.1))
     tree.attach((0,), deep, 9, FAR, deep.scores)
-    assert tree[2].token == 3, "a node is made of it, and of the one above it"
+    tree.send((0, 1, 2))
     again = children((0, 1, -0.1), (0, 2, -0.2), (0, 5, -0.4))
     assert tree.attach((0,), again, 9, FAR, again.scores) == 2
     scores = {tree.path(node): tree.score(node) for node in tree.ids}

@@ -11,7 +11,9 @@ import tracemalloc
 import psutil
 import pytest
 from msgspec import msgpack
-from support.fuzz import BOMBS, Fuzzer, joined, packed, survives
+from msgspec.structs import replace
+from support.fuzz import BOMBS, Fuzzer, begun, joined, packed, survives
+from support.rings import submit
 from support.segments import retain_message
 from support.tiers import tiered
 
@@ -19,9 +21,20 @@ from edgespec.errors import RemoteProtocolError
 from edgespec.net.control import CONTROL_BYTES
 from edgespec.tree.ledger import MOST_RETAINED
 from edgespec.types.record import MOST_NUMBERS
-from edgespec.wire.client_messages import NodeStatus, Status
+from edgespec.types.tool_forms import Tool
+from edgespec.wire.client_messages import (
+    ChatMessage,
+    Finished,
+    NodeStatus,
+    Status,
+    Submit,
+    TokenBias,
+    Tokens,
+)
 from edgespec.wire.codec import MAGIC, VERSION, decode, encode
-from edgespec.wire.messages import Message
+from edgespec.wire.hints import Lenses
+from edgespec.wire.messages import Message, Retain
+from edgespec.wire.segment import Segment
 from edgespec.wire.snapshots import Snapshot, SnapshotNode
 from edgespec.wire.tags import TAGS
 
@@ -125,17 +138,27 @@ def test_fuzzed_frames_take_little_memory(count: int) -> None:
     assert max(memory_for(b"".join(fuzzer.frames()))[0] for _ in range(count)) < 2 << 20
 
 
-@pytest.mark.parametrize("leaf", [b"\x90", b"\xa2ab", b"\xce\xff\xff\xff\xff", b"\xc0"])
+@pytest.mark.parametrize("leaf", [b"\x90", b"\xa2ab", b"\xce\xff\xff\xff\xff", b"\xc0", b"\x80"])
 def test_a_frame_full_of_small_things_takes_little_memory(leaf: bytes) -> None:
     """4 MiB of empty lists would be 266 MB of Python's."""
     wide = struct.pack(">BH", 0xDC, 256)
     inner = wide + (wide + leaf * 256) * 256
     body = inner * 64
-    for tag in (1, 2, 10, 43, 47):
-        head = joined([packed(MAGIC), packed(VERSION), packed(tag)], 257)
-        peak, reason = memory_for((head + body)[:CONTROL_BYTES])
-        assert reason, tag
+    for kind in (Segment, Retain, Lenses, Submit, Tokens, Finished, Status):
+        peak, reason = memory_for((begun(kind) + body)[:CONTROL_BYTES])
+        assert "too many values" in reason or "behind the message" in reason, kind
         assert peak < MOST_MEMORY
+
+
+@pytest.mark.parametrize("kind", ALL, ids=lambda kind: kind.__name__)
+def test_nothing_is_reserved_for_lists_that_are_only_declared(kind: type[Message]) -> None:
+    """Each within another: 1,000 of a quarter of a million items would be 2 GB."""
+    for length in (255, MOST_NUMBERS):
+        nested = struct.pack(">BI", 0xDD, length) * 1_000
+        for rest in (b"", bytes(MOST_NUMBERS)):
+            peak, reason = memory_for(begun(kind) + nested + rest)
+            assert reason
+            assert peak < 4 << 20
 
 
 NUMBERS = tuple(range(300, 300 + MOST_NUMBERS))
@@ -144,6 +167,9 @@ NODES = (SnapshotNode(1, 0, "x" * 4096, "sent", 0.5, "p", True),) * 256
 LONGEST: list[Message] = [
     retain_message(1, 1, 1, NUMBERS, KEPT),
     Status(True, ("é" * 4096,) * 256, (NodeStatus(1, 0, 4),) * 256),
+    replace(submit(), messages=(ChatMessage("user", "x" * 256),) * 4096),
+    replace(submit(), logit_bias=(TokenBias(1, 0.5),) * 1024, tools=(Tool("f", "", {}),) * 128),
+    Tokens(1, NUMBERS, "é" * 4096),
     Snapshot("answering", 1, "p", 5, 2.5, 7, NODES, (), ()),
 ]
 

@@ -43,7 +43,7 @@ _FARTHEST = {"int8": 0.02, "int4": 0.2, "nf4": 0.2}
 """Root mean square of the rounding of normally distributed weights, above which it is wrong:
 twice what int4 with groups of 128 was measured to have, and more than that for int8."""
 
-_FILE_FORMS = (
+FILE_FORMS = (
     Quantisation("int4", 32, zeros="low", scales="float16"),
     Quantisation("int4", 32, double=True, zeros="low", scales="float16"),
     Quantisation("int4", 128, zeros="points", scales="float16", ordered=True),
@@ -53,7 +53,7 @@ _FILE_FORMS = (
 """Some of the forms that files come in, with every way to multiply and every kind of scale."""
 
 _VERDICT = "verdict:"  # what the line of a process that tried begins with
-_PATIENCE, _IMPORTS = 180.0, 60.0
+PATIENCE, _IMPORTS = 180.0, 60.0
 """The first CUDA kernel of a process may be compiled for the device: it has so many seconds, or so
 many times what the imports took there, if that is more."""
 
@@ -74,11 +74,11 @@ def usable(quantisation: Quantisation, dtype: str, device: torch.device | str) -
         compute_dtype(dtype)
     except ConfigError as error:
         return str(error)
-    return _verdict(quantisation, dtype, str(device))
+    return verdict(quantisation, dtype, str(device))
 
 
 @functools.cache
-def _verdict(quantisation: Quantisation, dtype: str, device: str) -> str:
+def verdict(quantisation: Quantisation, dtype: str, device: str) -> str:
     if quantisation.kind == "nf4" and torch.device(device).type == "cuda":
         return _tried_apart(quantisation, dtype, device)
     return tried(quantisation, dtype, device)
@@ -89,7 +89,7 @@ def tried(quantisation: Quantisation, dtype: str, device: str) -> str:
     if quantisation.kind == "none":
         return ""
     if quantisation == FILE:
-        found = (_complaint(one, made_up(one, _SHAPE), dtype, device) for one in _FILE_FORMS)
+        found = (_complaint(one, made_up(one, _SHAPE), dtype, device) for one in FILE_FORMS)
         return next(filter(None, found), "")
     weight = torch.randn(_SHAPE, generator=torch.Generator().manual_seed(2)) / 16
     try:
@@ -139,7 +139,7 @@ def _told_by(child: subprocess.Popen[bytes]) -> str:
     if not speaks(child.stdout, child.pid, STILL_S):
         return f"the process that tries it did nothing for {STILL_S:.0f} s"
     child.stdout.readline()
-    patience = max(_PATIENCE, _IMPORTS * (time.monotonic() - began))
+    patience = max(PATIENCE, _IMPORTS * (time.monotonic() - began))
     try:
         said, errors = child.communicate(timeout=patience)
     except subprocess.TimeoutExpired:

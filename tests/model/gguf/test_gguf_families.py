@@ -10,6 +10,7 @@ import torch
 from support.cases import case
 from support.checkpoints import plain_hidden, plain_logits, reference
 from support.ggufs import all_as, write_gguf_family
+from support.own_cache import own_cache
 from support.pipelines import CUTS, TOLERANCE, Pipeline, difference, random_tokens
 from support.tiers import tiered
 
@@ -27,7 +28,7 @@ FAMILIES += ["granite", "smollm3", "phi3", "gemma2", "gemma3_text"]
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    own_cache(tmp_path / "cache", monkeypatch)
 
 
 def assert_same(file: Path, twin: Path) -> None:

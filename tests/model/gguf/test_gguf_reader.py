@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from support.cases import case
 from support.checkpoints import write_family
 from support.ggufs import all_as, tokenizer_values, write_gguf
+from support.own_cache import own_cache
 from support.tiers import examples
 
 from edgespec.errors import ModelError
@@ -42,7 +43,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    own_cache(tmp_path / "cache", monkeypatch)
 
 
 def read_all(file: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 from support.cases import case
 from support.checkpoints import CORPUS, write_checkpoint
 from support.ggufs import all_as, tokenizer_values, write_gguf
+from support.own_cache import own_cache
 from support.smollm2 import smollm2_file, tokenizer
 
 from edgespec.errors import ModelError
@@ -22,7 +23,7 @@ TEXTS = [*CORPUS[:3], "", "  two  blanks ", "a<s>b</s>", "<|tool|> 12345\n\n\tx"
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    own_cache(tmp_path / "cache", monkeypatch)
 
 
 def file_with(tmp_path: Path, **more: object) -> Path:
