@@ -28,6 +28,7 @@ from edgespec.daemon.planning import (
     head_places,
     model_to_plan,
 )
+from edgespec.daemon.played_plans import PlayedPlan
 from edgespec.daemon.precision import AUTO, precision_text, sixteen_bit_dtype
 from edgespec.daemon.settings import (
     LAST_STAGE,
@@ -38,7 +39,6 @@ from edgespec.daemon.settings import (
     look_into_models,
     usual_draft,
 )
-from edgespec.daemon.ways import PlayedPlan
 from edgespec.drafting.choice import NONE, DraftChoice
 from edgespec.errors import AccessRefused, ConfigError
 from edgespec.net.discovery_interfaces import EVERY_ADDRESS

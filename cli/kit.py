@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import getpass
 import json
-from collections.abc import Callable
+import platform
+import re
+import socket
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +22,9 @@ from edgespec.cli.notes import Notes
 from edgespec.config import LOOPBACK, Address
 from edgespec.daemon.bundled_models import bundled
 from edgespec.daemon.cluster import ClusterFolder, folder_of
-from edgespec.daemon.device import ROOT, board_facts, gpu_facts
+from edgespec.daemon.device import ROOT, board_facts, gpu_facts, system_number, system_text, zones
 from edgespec.daemon.doctor import Finding, examine
-from edgespec.daemon.kit import Watch, own_names, versions, without_names
+from edgespec.daemon.health import SensorReader
 from edgespec.daemon.settings import RingOptions, coordinator_config
 from edgespec.door.asking import SamplingParams
 from edgespec.errors import EdgespecError
@@ -31,6 +39,16 @@ LIBRARIES = ("torch", "numpy", "transformers", "triton", "bitsandbytes", "pyzmq"
 PROMPT = "Question: Anna has 4 bags with 6 apples each. How many apples does she have?\nAnswer:"
 TOKENS = (1155, 79, 66, 453, 222, 21, 289, 1009, 439, 222, 23, 1309, 533, 13, 649, 509)
 """What the bundled pair says to PROMPT in float64: seen on x86-64 by plain decoding."""
+LOOK_EVERY_S = 1.0
+HIDDEN = "(hidden)"
+
+_PATH = re.compile(r"(?<![\w.~)])~?(?:/[\w.@+~-]+)+/?")
+_IPV4 = re.compile(r"(?<![\d.])\d{1,3}(?:\.\d{1,3}){3}(?![\d.]*\d)(?:/\d+)?")
+_IPV6 = re.compile(r"(?<!\w)[0-9A-Fa-f]{0,4}(?::[0-9A-Fa-f]{0,4}){2,7}(?:%\w+)?(?:/\d+)?")
+_MAC = re.compile(r"(?<![\w:-])(?:[0-9A-Fa-f]{2}[:-]){5}[0-9A-Fa-f]{2}(?![\w:-])")
+_VERSION = re.compile(r"\d+(?:\.\d+)*")
+_COMMON = frozenset({"root", "localhost", "user", "local", "device", "board"})
+"""Names that identify nobody, and words of every report."""
 
 
 def kit(file: Path, notes: Notes) -> None:
@@ -120,3 +138,136 @@ def _exactness(notes: Notes) -> dict[str, Any]:
         "smallest_margin": done.smallest_margin,
         "tokens_per_second": tokens_per_second(done),
     }
+
+
+# --- what changes while it is measured ----------------------------------------------------------
+
+
+@dataclass
+class Watch:
+    """Looks at heat, throttling and power every second while it is entered."""
+
+    root: Path = ROOT
+    celsius: dict[str, list[float]] = field(default_factory=dict)
+    watts: dict[str, list[float]] = field(default_factory=dict)
+    throttled: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self._over = threading.Event()
+        self._sensors = SensorReader(root=self.root)
+        self._thread = threading.Thread(target=self._run, name="edgespec-watch", daemon=True)
+
+    def __enter__(self) -> Watch:
+        self.look()
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join(LOOK_EVERY_S * 5)  # a sensor may hang
+        self.look()
+
+    def look(self) -> None:
+        """Read all sensors once."""
+        for zone in zones(self.root):
+            self.celsius.setdefault(zone.name, []).append(zone.celsius)
+        for name, watts in power(self.root).items():
+            self.watts.setdefault(name, []).append(watts)
+        if text := self._sensors.look().text:
+            # Without their figures, which differ at every look.
+            self.throttled.add(re.sub(r"\d+", "N", text))
+
+    def _run(self) -> None:
+        while not self._over.wait(LOOK_EVERY_S):
+            self.look()
+
+    def as_json(self) -> dict[str, object]:
+        """Each sensor at first, at most, at last and in the mean."""
+        return {
+            "celsius": {name: _summary(values) for name, values in self.celsius.items()},
+            "watts": {name: _summary(values) for name, values in self.watts.items()},
+            "throttled": sorted(self.throttled),
+        }
+
+
+def _summary(values: list[float]) -> dict[str, float]:
+    mean = sum(values) / len(values)
+    named = {"first": values[0], "most": max(values), "last": values[-1], "mean": mean}
+    return {name: round(value, 2) for name, value in named.items()}
+
+
+def power(root: Path = ROOT) -> dict[str, float]:
+    """Watts by the name of the rail, of sensors that the kernel reads: a Jetson's INA3221 tells
+    millivolts and milliamperes, others microwatts. Empty where there are none."""
+    found = {}
+    for chip in sorted((root / "sys/class/hwmon").glob("hwmon*")):
+        name = system_text(chip / "name") or chip.name
+        for file in sorted(chip.glob("power*_input")):
+            if (micro := system_number(file)) is not None:
+                label = system_text(file.with_name(file.name.replace("_input", "_label")))
+                found[label or f"{name} {file.name.removesuffix('_input')}"] = micro / 1e6
+        for file in sorted(chip.glob("curr*_input")):
+            number = file.name.removeprefix("curr").removesuffix("_input")
+            milli = system_number(file), system_number(chip / f"in{number}_input")
+            if milli[0] is not None and milli[1] is not None:
+                label = system_text(chip / f"in{number}_label")
+                found[label or f"{name} {number}"] = milli[0] * milli[1] / 1e6
+    return found
+
+
+# --- what it is, without whose it is ------------------------------------------------------------
+
+
+def versions(distributions: Iterable[str]) -> dict[str, str]:
+    """Versions of what computes here; of the kernel the numbers alone, as builders add names."""
+    from importlib import metadata
+
+    found = {"python": platform.python_version(), "machine": platform.machine()}
+    kernel = _VERSION.match(platform.release())
+    found["linux"] = kernel[0] if kernel else ""
+    for name in distributions:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            found[name] = ""
+    return found
+
+
+def own_names() -> list[str]:
+    """Names of this machine and its user that must not leave it; longest first."""
+    found = {socket.gethostname(), socket.gethostname().partition(".")[0], Path.home().name}
+    with contextlib.suppress(KeyError, OSError):  # an account without a name
+        found.add(getpass.getuser())
+    return sorted((name for name in found if len(name) > 1 and name not in _COMMON), key=len)[::-1]
+
+
+def without_names(content: Any, names: Iterable[str]) -> Any:
+    """JSON content in which no text holds a path, an address of a network or a device, or one of
+    those names."""
+    names = list(names)
+    if isinstance(content, dict):
+        return {
+            without_names(key, names): without_names(value, names) for key, value in content.items()
+        }
+    if isinstance(content, (list, tuple)):
+        return [without_names(value, names) for value in content]
+    if not isinstance(content, str):
+        return content
+    text = _MAC.sub(HIDDEN, _PATH.sub(HIDDEN, content))
+    for pattern in (_IPV4, _IPV6):
+        text = pattern.sub(_hidden_address, text)
+    for name in names:
+        text = re.sub(rf"(?<!\w){re.escape(name)}(?!\w)", HIDDEN, text, flags=re.IGNORECASE)
+    return text
+
+
+def _hidden_address(found: re.Match[str]) -> str:
+    """HIDDEN in the place of an address; a time of day, say, stays. A colon may follow it."""
+    number = found[0].partition("%")[0].partition("/")[0]
+    for one in (number, number.removesuffix(":")):
+        try:
+            ip_address(one)
+        except ValueError:
+            continue
+        return HIDDEN + number.removeprefix(one)
+    return found[0]

@@ -23,9 +23,9 @@ from edgespec.daemon.planning import (
     measured_share,
     model_to_plan,
 )
+from edgespec.daemon.played_plans import SHORT_CONTEXT, PlayedPlan, fastest_plans
 from edgespec.daemon.precision import AUTO
 from edgespec.daemon.profiles import unproven
-from edgespec.daemon.ways import SHORT_CONTEXT, PlayedPlan, ways_to_run
 from edgespec.drafting.choice import NONE
 from edgespec.planning.catalogue import MODELS
 from edgespec.planning.memory import GIB
@@ -99,9 +99,9 @@ def plan(
 
 
 def played_ways(problem: Problem, heads: tuple[str, ...], needs_draft: bool) -> list[PlayedPlan]:
-    """The ways to run it, the fastest first (see daemon.ways), with a line of progress."""
+    """The ways to run it, the fastest first (see daemon.played_plans), with a line of progress."""
     with Notes().waiting("playing the plans in virtual time") as waiting:
-        return ways_to_run(
+        return fastest_plans(
             problem,
             heads,
             needs_draft,

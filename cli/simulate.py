@@ -30,10 +30,10 @@ from edgespec.cli.tables import show_table
 from edgespec.config import DTYPES, HEAD_ON_COORDINATOR
 from edgespec.daemon.bundled_models import bundled
 from edgespec.daemon.precision import AUTO
-from edgespec.daemon.profiles import profile_named, unproven
+from edgespec.daemon.profiles import profile_named, ring_of, unproven
 from edgespec.daemon.settings import LAST_STAGE, chosen_draft, chosen_hints
 from edgespec.door.asking import USUAL, SamplingOptions
-from edgespec.door.simulation import DEFAULT_PROFILE, charged_model, ring_of
+from edgespec.door.simulation import DEFAULT_PROFILE, charged_model
 from edgespec.drafting.own import say_measured
 from edgespec.errors import ConfigError
 from edgespec.model.hub import require_model

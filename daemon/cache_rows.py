@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 from functools import partial
 from ipaddress import ip_address
 
 from edgespec.config import MOST_LIVE, CoordinatorConfig
 from edgespec.daemon.memory import available_memory, yet_to_take
-from edgespec.daemon.planning import Quants, model_to_plan
-from edgespec.drafting.choice import NONE
-from edgespec.errors import ConfigError
+from edgespec.daemon.planning import planned_needs
 from edgespec.planning.memory import SPARE, SPECULATIVE_ROWS, Needs
 from edgespec.planning.plan import Plan
 from edgespec.ring.assembly import CacheRows
@@ -20,21 +17,15 @@ PLANNED_BYTES = 2
 """Of a value, as the planner counts caches."""
 BYTES = {"float64": 8, "float32": 4}
 
-log = logging.getLogger(__name__)
-
 
 def cache_rows(config: CoordinatorConfig, context: int, device: str) -> CacheRows | None:
     """What gives a device's rows; None if the planner does not know the model or its draft.
 
     To be called when the coordinator has loaded its models; `device`: "cpu" or "cuda"."""
-    held = config.quantisation, config.head_quantisation, config.draft_quantisation
-    try:
-        quants = Quants(*(one.name for one in held))
-        asked = model_to_plan(config.model, quants, config.draft or NONE)
-    except ConfigError as problem:
-        log.info("caches have room for one request of full length alone: %s", problem)
+    what = "caches have room for one request of full length alone"
+    needs = planned_needs(config, context, what)
+    if needs is None:
         return None
-    needs = Needs(asked.model, context, 1, config.head_last)
     has = available_memory(device).bytes
     beside = bool(config.with_stage)
     own = needs.coordinator(beside_stage=beside).total

@@ -20,10 +20,11 @@ from edgespec.daemon.cache_rows import cache_rows
 from edgespec.daemon.cluster import ClusterFolder
 from edgespec.daemon.emulation import coordinator_pace, described, emulated_costs
 from edgespec.daemon.health import UNKNOWN, SensorReader
-from edgespec.daemon.layer_assignment import LayerAssignment, needs_of
+from edgespec.daemon.layer_assignment import LayerAssignment
 from edgespec.daemon.memory import yet_to_take
 from edgespec.daemon.notify import Notifier
 from edgespec.daemon.own_stage import OwnStage, address_beside, admitted, machine_needs
+from edgespec.daemon.planning import planned_needs
 from edgespec.daemon.precision import precision_text
 from edgespec.daemon.process import exit_code, going_on, take_file_descriptors
 from edgespec.daemon.settings import context_of, look_at_models
@@ -318,7 +319,8 @@ def _membership(
     device = loaded.device.type
     # An emulated ring is what was asked for.
     can_replan = loaded.model.can_be_cut_anew and home.costs is None
-    needs = needs_of(config, context) if can_replan else None
+    what = "the ring cannot be shared out anew when a device is lost"
+    needs = planned_needs(config, context, what, with_draft=False) if can_replan else None
     return MembershipMachine(
         assignment.assigned,
         Connect("", home.transport.data_port, cluster.identity.own.public),

@@ -33,7 +33,7 @@ from edgespec.planning.profile import Figure, LogitTime, LogitTimes, LoopSeconds
 from edgespec.sim.campaign import Parts, build
 from edgespec.sim.links import LinkSpec, Network
 from edgespec.sim.scenario import Scenario, ScenarioRequest
-from edgespec.types.draft_pass import Way
+from edgespec.types.draft_pass import TokenChoice
 from edgespec.verify.noise import gumbel_row
 from edgespec.verify.sampling import Sampling, choose
 from edgespec.wire.codec import decode, encode
@@ -157,7 +157,7 @@ NARROW, WIDE = 1 << 12, 1 << 17
 """Tokens of the two vocabularies that give what a call and what its logits cost."""
 ROWS = 8
 """Rows that are ranked at once."""
-WAYS: dict[Way, Sampling] = {
+WAYS: dict[TokenChoice, Sampling] = {
     "greedy": Sampling(),
     "sampled": Sampling(1.0),
     "filtered": Sampling(0.8, top_p=0.95),

@@ -55,7 +55,7 @@ _UNSYNCHRONISED = 5  # adjtimex(2): TIME_ERROR
 Result = TypeVar("Result")
 
 
-class _Way(NamedTuple):
+class _Route(NamedTuple):
     """An address where the coordinator may be, and how it is known."""
 
     address: Address
@@ -71,7 +71,7 @@ def examine_network(
     yield finding
     heard: list[Found] = []
     yield from guarded("mDNS", lambda: _heard_by(folder, heard))
-    way: list[_Way] = []
+    way: list[_Route] = []
     yield from guarded("coordinator", lambda: _found_by(folder, told, heard, way))
     if way and folder is not None:
         yield from guarded("access", lambda: _access(way[0].address, folder, root))
@@ -85,7 +85,7 @@ def _heard_by(folder: ClusterFolder | None, heard: list[Found]) -> Iterator[Find
 
 
 def _found_by(
-    folder: ClusterFolder | None, told: Address | None, heard: list[Found], way: list[_Way]
+    folder: ClusterFolder | None, told: Address | None, heard: list[Found], way: list[_Route]
 ) -> Iterator[Finding]:
     """Adds the way to the coordinator, if there is one, to `way`."""
     found, finding = _coordinator(folder, told, heard)
@@ -217,7 +217,7 @@ def _sorted_out(
 
 def _coordinator(
     folder: ClusterFolder | None, told: Address | None, heard: Sequence[Found]
-) -> tuple[_Way | None, Finding]:
+) -> tuple[_Route | None, Finding]:
     """The first way to the coordinator that is open: the one that commands would take."""
     ways = list(_ways(folder, told, heard))
     if not ways:
@@ -235,19 +235,19 @@ def _coordinator(
 
 def _ways(
     folder: ClusterFolder | None, told: Address | None, heard: Sequence[Found]
-) -> Iterator[_Way]:
+) -> Iterator[_Route]:
     if told is not None:
-        yield _Way(told, "--coordinator")
+        yield _Route(told, "--coordinator")
         return
     known = _known(folder) if folder else None
     if known is not None:
-        yield _Way(known, "as remembered")
+        yield _Route(known, "as remembered")
     ours, others = _sorted_out(heard, folder)
     usable = ours if folder else others
     if len(usable) == 1:
         for host in usable[0].addresses[:_MOST_ADDRESSES]:
             if Address(host, usable[0].port) != known:
-                yield _Way(Address(host, usable[0].port), "by mDNS")
+                yield _Route(Address(host, usable[0].port), "by mDNS")
 
 
 def _no_way(heard: Sequence[Found]) -> Finding:

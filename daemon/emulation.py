@@ -8,11 +8,11 @@ from edgespec.backends.charged_time import loop_of
 from edgespec.backends.emulated import DeviceTime
 from edgespec.backends.timed import CoordinatorDurations, StageDurations, segment_bytes
 from edgespec.config import Emulation
-from edgespec.daemon.profiles import profile_named
+from edgespec.daemon.profiles import fitted_model, profile_named, ring_of
 from edgespec.drafting.grower import TreeGrower
 from edgespec.errors import CapacityError, ConfigError
 from edgespec.net.emulated_link import LinkPace
-from edgespec.planning.cost_model import DEFAULT_COST_MODEL, cost_model_named
+from edgespec.planning.cost_model import cost_model_named
 from edgespec.planning.costs import RingCosts, ring_costs
 from edgespec.runtime.instrumentation import NodePace
 
@@ -26,21 +26,8 @@ def emulated_costs(
     Raises ConfigError for profiles that cannot be read or are not one for each device, for an
     unknown cost model, and for one that does not fit the devices.
     """
-    names = emulation.profiles
-    if len(names) not in (1, stages + 1):
-        raise ConfigError(
-            f"{len(names)} profiles for a coordinator and {stages} stage(s); give one for all, or "
-            f"{stages + 1}"
-        )
-    profiles = [profile_named(name) for name in names]
-    if len(profiles) == 1:
-        profiles *= stages + 1
-    fitted = list(dict.fromkeys(profile.cost_model for profile in profiles if profile.cost_model))
-    if not emulation.cost_model and len(fitted) > 1:
-        raise ConfigError(
-            f"the profiles name several cost models ({', '.join(fitted)}); choose with --cost-model"
-        )
-    model = emulation.cost_model or next(iter(fitted), DEFAULT_COST_MODEL)
+    profiles = [profile_named(name) for name in ring_of(emulation.profiles, stages)]
+    model = emulation.cost_model or fitted_model(profiles)
     try:
         return ring_costs(
             profiles, cost_model_named(model), with_stage=with_stage, head_last=head_last

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from edgespec.config import CoordinatorConfig
-from edgespec.daemon.planning import stored_model
-from edgespec.errors import ConfigError
 from edgespec.planning.memory import Needs
 from edgespec.planning.partition import blocks_of, fitted_split
 from edgespec.wire.messages import Assign, Join
-
-log = logging.getLogger(__name__)
 
 
 class LayerAssignment:
@@ -85,16 +79,3 @@ def _most_layers(needs: Needs, layers: int, join: Join, last: bool) -> int:
         return layers
     fitting = (n for n in range(1, layers + 1) if needs.stage(n, last).total <= join.memory)
     return max(fitting, default=0)
-
-
-def needs_of(config: CoordinatorConfig, context: int) -> Needs | None:
-    """Memory needs of stages, from the model's config.json.
-
-    None if the planner does not support the model.
-    """
-    try:
-        asked = stored_model(config.model, config.quantisation.name)
-    except ConfigError as problem:
-        log.info("the ring cannot be shared out anew when a device is lost: %s", problem)
-        return None
-    return Needs(asked.model, context, 1, config.head_last)

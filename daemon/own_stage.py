@@ -14,13 +14,10 @@ from edgespec.config import LOOPBACK, Address, CoordinatorConfig
 from edgespec.daemon.access_store import AccessStore
 from edgespec.daemon.child_process import ChildProcess
 from edgespec.daemon.cluster import ClusterFolder, own_key
-from edgespec.daemon.planning import Quants, model_to_plan
+from edgespec.daemon.planning import planned_needs
 from edgespec.daemon.private_files import make_folder
 from edgespec.daemon.process import EXIT_USAGE, Beside
-from edgespec.drafting.choice import NONE
-from edgespec.errors import ConfigError
 from edgespec.net.discovery_interfaces import listens_everywhere
-from edgespec.planning.memory import Needs
 from edgespec.planning.partition import blocks_of
 
 FOLDER = "stage"
@@ -77,16 +74,12 @@ class MachineNeeds:
 
 def machine_needs(config: CoordinatorConfig) -> MachineNeeds | None:
     """What coordinator and own stage need; None if the planner does not know the model or draft."""
-    try:
-        held = config.quantisation, config.head_quantisation, config.draft_quantisation
-        quants = Quants(*(one.name for one in held))
-        asked = model_to_plan(config.model, quants, config.draft or NONE)
-    except ConfigError as problem:
-        log.info("what the coordinator needs beside its stage is not known: %s", problem)
+    what = "what the coordinator needs beside its stage is not known"
+    needs = planned_needs(config, config.context, what)
+    if needs is None:
         return None
-    layers, number = asked.model.of.layers, config.with_stage
+    layers, number = needs.model.of.layers, config.with_stage
     first, end = blocks_of(layers, config.stages, config.layers)[number - 1]
-    needs = Needs(asked.model, config.context or asked.context, 1, config.head_last)
     stage = needs.stage(end - first, last=number == config.stages)
     return MachineNeeds(needs.coordinator(beside_stage=True).total, stage.total, first, end)
 

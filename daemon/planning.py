@@ -10,7 +10,7 @@ from typing import Annotated
 
 from msgspec import Meta, structs
 
-from edgespec.config import FILE, HEADS, Quantisation
+from edgespec.config import FILE, HEADS, CoordinatorConfig, Quantisation
 from edgespec.daemon.model_names import known_name
 from edgespec.daemon.precision import (
     AUTO,
@@ -20,7 +20,7 @@ from edgespec.daemon.precision import (
 )
 from edgespec.daemon.profiles import profile_named
 from edgespec.daemon.settings import chosen_draft
-from edgespec.drafting.choice import HYBRID, DraftChoice
+from edgespec.drafting.choice import HYBRID, NONE, DraftChoice
 from edgespec.errors import ConfigError
 from edgespec.model.hub import model_files, require_model
 from edgespec.model.hub_cache import is_here
@@ -39,10 +39,12 @@ from edgespec.planning.cost_model import (
     eagle_costs,
     one_pass_costs,
 )
-from edgespec.planning.memory import Device, PlannedModel
+from edgespec.planning.memory import Device, Needs, PlannedModel
 from edgespec.planning.profile import Figure, LogitTimes, Profile, RowTable
 from edgespec.schema import FileStruct, Text, as_type, parse_json
 from edgespec.types.draft_pass import HeadForm
+
+log = logging.getLogger(__name__)
 
 DEFAULT_CONTEXT = 4096
 
@@ -103,6 +105,23 @@ def model_to_plan(model: str, quants: Quants, draft: str) -> ModelToPlan:
     held = draft_quantisation_for(choice, model, asked.model.quantisation, quants.draft)
     costs = _draft(choice, asked.model, held)
     return replace(asked, model=replace(asked.model, draft=costs, sources=_names(choice)))
+
+
+def planned_needs(
+    config: CoordinatorConfig, context: int, what: str, *, with_draft: bool = True
+) -> Needs | None:
+    """What devices need for a request of so many tokens, 0: as many as the model takes.
+
+    None, and `what` is logged, if the planner does not know the model or its draft.
+    """
+    held = config.quantisation, config.head_quantisation, config.draft_quantisation
+    draft = config.draft if with_draft else ""
+    try:
+        asked = model_to_plan(config.model, Quants(*(one.name for one in held)), draft or NONE)
+    except ConfigError as problem:
+        log.info("%s: %s", what, problem)
+        return None
+    return Needs(asked.model, context or asked.context, 1, config.head_last)
 
 
 def head_places(head: str, draft: str, model: str) -> tuple[str, ...]:

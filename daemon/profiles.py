@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from importlib import resources
 from pathlib import Path
 
+from edgespec.config import MOST_STAGES
 from edgespec.errors import ConfigError
+from edgespec.planning.cost_model import DEFAULT_COST_MODEL
 from edgespec.planning.profile import KERNELS, Profile
 from edgespec.schema import parse_json
 
@@ -56,3 +58,31 @@ def profile_named(name_or_path: str) -> Profile:
     except OSError as problem:
         raise ConfigError(f"cannot read the profile {path}: {problem.strerror}") from None
     return Profile.from_dict(parse_json(content, path), path)
+
+
+def ring_of(profiles: Sequence[str], stages: int) -> tuple[str, ...]:
+    """The names of the profiles of D0, V1 … VN; one name stands for all.
+
+    Raises ConfigError for a wrong number of them.
+    """
+    if not 1 <= stages <= MOST_STAGES:
+        raise ConfigError(f"{stages} stages; a ring has 1 to {MOST_STAGES}")
+    if len(profiles) == 1:
+        return (*profiles,) * (stages + 1)
+    if len(profiles) != stages + 1:
+        raise ConfigError(
+            f"{len(profiles)} profiles for a coordinator and {stages} stage(s); name one for all "
+            f"devices, or {stages + 1}: D0's first, then those of the stages"
+        )
+    return tuple(profiles)
+
+
+def fitted_model(profiles: Iterable[Profile]) -> str:
+    """The cost model that these profiles were fitted with, or the default. Raises ConfigError for
+    several."""
+    wanted = list(dict.fromkeys(one.cost_model for one in profiles if one.cost_model))
+    if len(wanted) > 1:
+        raise ConfigError(
+            f"the profiles name several cost models ({', '.join(wanted)}); choose with --cost-model"
+        )
+    return wanted[0] if wanted else DEFAULT_COST_MODEL

@@ -22,8 +22,7 @@ from edgespec.errors import CapacityError
 from edgespec.net.emulated_link import PacedTransport
 from edgespec.net.keys import Identity
 from edgespec.net.slowness import slowness
-from edgespec.net.sockets import number_of, own_address_towards
-from edgespec.net.zones import without_zone
+from edgespec.net.sockets import number_of, own_address_towards, without_zone
 from edgespec.ring.member import MemberMachine
 from edgespec.runtime.instrumentation import Instrumentation, NodePace
 from edgespec.runtime.shared_device import STAGE, SharedDevice

@@ -11,8 +11,7 @@ import sys
 from collections.abc import Iterable
 from functools import cache
 from importlib import import_module
-from importlib.metadata import entry_points
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from edgespec.errors import ConfigError
 from edgespec.policy.base import Policy
@@ -24,13 +23,22 @@ POLICY_GROUP, DRAFT_GROUP = "edgespec.policies", "edgespec.drafts"
 OWN_POLICIES: dict[str, str] = {}
 """What was said for each policy of somebody's own that is in POLICIES, by its name there."""
 
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoints
+
 Kind = TypeVar("Kind")
+
+
+def _entry_points(group: str) -> EntryPoints:
+    from importlib.metadata import entry_points  # slow to import; hardly any command needs it
+
+    return entry_points(group=group)
 
 
 @cache
 def entry_names(group: str) -> frozenset[str]:
     """The entry points that the installed packages have in a group."""
-    return frozenset(one.name for one in entry_points(group=group))
+    return frozenset(one.name for one in _entry_points(group))
 
 
 def load(text: str, kind: type[Kind], group: str) -> type[Kind]:
@@ -46,7 +54,7 @@ def load(text: str, kind: type[Kind], group: str) -> type[Kind]:
         if colon:
             found = getattr(import_module(module), name)
         else:
-            found = next(iter(entry_points(group=group, name=text))).load()
+            found = next(one for one in _entry_points(group) if one.name == text).load()
     except Exception as problem:  # whatever a module of somebody's own does
         raise ConfigError(f"{text} cannot be loaded: {type(problem).__name__}: {problem}") from None
     if not (isinstance(found, type) and issubclass(found, kind)):
@@ -64,7 +72,7 @@ def known_policies(texts: Iterable[str]) -> list[str]:
 
 
 def _known(text: str) -> str:
-    if text in POLICIES or not (":" in text or text in entry_names(POLICY_GROUP)):
+    if text in ("", *POLICIES) or not (":" in text or text in entry_names(POLICY_GROUP)):
         return text
     try:
         policy = load(text, Policy, POLICY_GROUP)()  # type: ignore[type-abstract]

@@ -3,8 +3,8 @@
     python tools/fit_plan.py [independent|ngram] [RINGS]
 
 simulates `adaptive` on 62 rings (or the first RINGS of them) in virtual time, with the bundled pair
-(or with n-grams) and the questions of daemon/ways.py, which no report uses, prints a line for
-each, and then the weights that make the sum of squared relative errors least (MODEL_DRAFT or
+(or with n-grams) and the questions of daemon/played_plans.py, which no report uses, prints a line
+for each, and then the weights that make the sum of squared relative errors least (MODEL_DRAFT or
 TOKEN_DRAFT of edgespec/planning/problem.py), with the mean and the largest error that they and the
 planner's own leave: of all rings, of those whose coordinator's board carries layers, and of those
 whose last stage has the output head.
@@ -25,8 +25,8 @@ from edgespec.bench.together import play_together
 from edgespec.bench.workloads import Prompt
 from edgespec.config import HEADS
 from edgespec.daemon.bundled_models import bundled
+from edgespec.daemon.played_plans import QUESTIONS
 from edgespec.daemon.profiles import profile_named
-from edgespec.daemon.ways import QUESTIONS
 from edgespec.drafting.choice import parse_draft
 from edgespec.planning.cost_model import NO_DRAFT, cost_model_named
 from edgespec.planning.costs import RingCosts

@@ -101,10 +101,6 @@ class Answer:
         self.token_ids: list[int] = []
         self.finish_reason = ""
 
-    def limit_to(self, tokens: int) -> None:
-        """No more than so many tokens fit; none was added yet."""
-        self._limit = tokens
-
     @property
     def text(self) -> str:
         """All final text so far."""

@@ -24,7 +24,7 @@ from edgespec.decoding.events import (
     StageBeat,
 )
 from edgespec.decoding.finish import finished
-from edgespec.decoding.flights import Flights, FlightWatch
+from edgespec.decoding.flights import Flights
 from edgespec.decoding.hints import HintingStages
 from edgespec.decoding.holdings import Holdings
 from edgespec.decoding.ppd_rows import ChainValues
@@ -68,8 +68,7 @@ class CoordinatorMachine:
         self._holdings = Holdings(self.rows, ring.needs if ring.draft else None)
         self._numbers = 0
         self._flights = Flights(ring.stages, ring.vocabulary)
-        self._watch = FlightWatch()
-        self._hinting = HintingStages(ring.lenses)
+        self._hinting = HintingStages(ring.lenses) if ring.lenses else None
         self.learnt = Learnt()
         self._begin_empty()
 
@@ -91,7 +90,6 @@ class CoordinatorMachine:
         fail all requests.
         """
         effects = self._react(event, now)
-        self._watch.look(self._flights.flying, now)
         if self._waiting.has_changed:
             places = len(self._scheduler), self._ring.live
             effects += self._waiting.tell(self._state.missing, *places)
@@ -117,7 +115,7 @@ class CoordinatorMachine:
             case MessageArrived(_, Credit(seq)):
                 return self._scheduler.on_credit(seq, now)
             case StageBeat(stage, holds, passed):
-                self._watch.beat(stage, holds, passed, now)
+                self._flights.watch.beat(stage, holds, passed, now)
                 return []
             case MessageArrived(_, Hint(number) as hint):
                 return self._scheduler.step([(number, hint)], now)
@@ -164,7 +162,7 @@ class CoordinatorMachine:
 
     def _on_segment(self, segment: Segment, now: float) -> list[Effect]:
         try:
-            returned = self._flights.returned(segment)
+            returned = self._flights.returned(segment, now)
         except RemoteProtocolError as problem:
             return [Renew(str(problem), by_sender=True)]
         if not returned:
@@ -229,7 +227,7 @@ class CoordinatorMachine:
         if request.number not in self._scheduler:
             self._waiting.remove(request)
             return []
-        self._scheduler.end(request)
+        self._scheduler.retire(request)
         self._waiting.mark_changed()  # its place ahead of all others is free
         self._snapshot.ended()
         effects = self._holdings.leave(request, self._scheduler.rows, answered=answered)
@@ -294,12 +292,12 @@ class CoordinatorMachine:
 
     def _on_tick(self, now: float) -> list[Effect]:
         effects = self._fail_overdue(now)
-        lost = self._watch.overdue(now)
+        lost = self._flights.watch.overdue(now)
         if (limit := self._scheduler.rows_missing) is not None and now >= limit:
             lost = "rows of a request did not come back"
         if lost:
             self._flights.give_up()
-            self._watch.doubt_ring()
+            self._flights.watch.doubt_ring()
             effects.append(Renew(lost))
         return effects + self._show(now)
 
@@ -314,7 +312,8 @@ class CoordinatorMachine:
     def _on_ring_up(self, up: RingUp, now: float) -> list[Effect]:
         self._ring = replace(self._ring, stages=up.stages or self._ring.stages)
         self.rows.set_limit(up.rows or self.rows.limit)
-        told = self._hinting.ring_up(up.ends or self._ring.ends)
+        ends = up.ends or self._ring.ends
+        told = self._hinting.ring_up(ends) if self._hinting else []
         self._state.up()
         self._waiting.mark_changed()  # not their order, but what they wait for
         return told + self._start_next(now) + self._snapshot.observe(now)
@@ -327,7 +326,6 @@ class CoordinatorMachine:
             self._state.change(reason)
         self._waiting.mark_changed()
         self._flights.clear()  # nothing comes back from a ring that is gone
-        self._watch.new_ring()
         self._snapshot.ended()
         effects = self._holdings.close_drafts(self.rows.clear())
         effects += self._fail_overdue(now)
@@ -340,7 +338,7 @@ class CoordinatorMachine:
         are `told` so."""
         effects = self._holdings.free_all(live)
         for request in live:
-            self._scheduler.end(request)
+            self._scheduler.retire(request)
             del self._requests[request.number]
             self._numbers += 1
             request.restart(self._numbers, told)
@@ -358,7 +356,7 @@ class CoordinatorMachine:
         """When to call with Tick: while rows are missing, or requests wait for a lost ring."""
         requests = self._requests.values()
         due = self._state.deadline(requests), self._snapshot.deadline(bool(requests))
-        limits = self._scheduler.rows_missing, self._watch.deadline(), *due
+        limits = self._scheduler.rows_missing, self._flights.watch.deadline(), *due
         return min((limit for limit in limits if limit is not None), default=None)
 
     @property
@@ -394,4 +392,4 @@ class CoordinatorMachine:
     @property
     def _free_slots(self) -> int:
         """How many more requests may be live now."""
-        return self._ring.live - len(self._scheduler) if self._state.may_begin else 0
+        return self._ring.live - len(self._scheduler) if not self._state.missing else 0

@@ -49,9 +49,9 @@ class _Lane:
         """When the oldest open one can have begun: not before the one before it ended."""
         return max(next(iter(self.open.values())).asked, self._end)
 
-    def begins(self, owner: Owner, work: _Work) -> None:
-        """A work is asked for."""
-        self.open[owner] = work
+    def asked(self, owner: Owner, rows: int, estimates: RingEstimates, now: float) -> None:
+        """It shall work on so many rows; 0 if what that takes says nothing."""
+        self.open[owner] = _Work(rows, now, estimates)
 
     def stalled(self) -> None:
         """What the open ones take says nothing."""
@@ -90,44 +90,37 @@ class D0Times:
 
     def __init__(self, own_stage: int = 0) -> None:
         self.own_stage = own_stage
-        self._heads = _Lane(lambda estimates: estimates.head)
-        self._drafts = _Lane(lambda estimates: estimates.draft)
+        self.heads = _Lane(lambda estimates: estimates.head)
+        self.drafts = _Lane(lambda estimates: estimates.draft)
         self._draft_ended = 0.0
         self._head_seconds = 0.0  # how long heads were at work since the running draft began
 
     def __len__(self) -> int:
-        return len(self._heads.open) + len(self._drafts.open)
-
-    def head_asked(self, owner: Owner, rows: int, estimates: RingEstimates, now: float) -> None:
-        """The head shall look at so many rows."""
-        self._heads.begins(owner, _Work(rows, now, estimates))
+        return len(self.heads.open) + len(self.drafts.open)
 
     def head_ended(self, owner: Owner, now: float) -> None:
-        """It has: learn what that took, and how long it kept drafts waiting."""
+        """The head has looked at its rows: learn what that took, and how long it kept drafts
+        waiting."""
         # A head that came in a draft's last part waited for the end of that.
-        began = max(self._heads.began, self._draft_ended)
-        if self._drafts.open:
-            self._head_seconds += now - max(min(began, now), self._drafts.began)
-        self._heads.ends(owner, now - began, now)
-
-    def draft_asked(self, owner: Owner, rows: int, estimates: RingEstimates, now: float) -> None:
-        """The draft source shall work; `rows`: 0 if what it takes says nothing."""
-        self._drafts.begins(owner, _Work(rows, now, estimates))
+        began = max(self.heads.began, self._draft_ended)
+        if self.drafts.open:
+            self._head_seconds += now - max(min(began, now), self.drafts.began)
+        self.heads.ends(owner, now - began, now)
 
     def draft_ended(self, owner: Owner, now: float, further: int = 0) -> None:
-        """It has, and guessed below so many nodes more: learn what that took, without the heads
-        that went before it meanwhile."""
-        seconds = max(now - self._drafts.began - self._head_seconds, 0.0)
-        self._drafts.ends(owner, seconds, now, further)
+        """The draft source has worked, and guessed below so many nodes more than it was asked:
+        learn what that took, without the heads that went before it meanwhile."""
+        seconds = max(now - self.drafts.began - self._head_seconds, 0.0)
+        self.drafts.ends(owner, seconds, now, further)
         self._draft_ended, self._head_seconds = now, 0.0
 
     def stages_ran(self, ran: Sequence[tuple[int, float]]) -> None:
         """Each stage in turn computed so many rows in so many seconds. Drafts that are not done
         have waited for the one on this device: what they take says nothing of a pass."""
         if 0 < self.own_stage <= len(ran):
-            self._drafts.stalled()
+            self.drafts.stalled()
 
     def forget(self, request: int) -> None:
         """The request has ended: what is still at work for it is not waited for."""
-        self._heads.forget(request)
-        self._drafts.forget(request)
+        self.heads.forget(request)
+        self.drafts.forget(request)

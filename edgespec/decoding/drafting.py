@@ -22,9 +22,9 @@ from edgespec.tree.draft_tree import DraftTree
 from edgespec.tree.drafted import Children, DraftedTree
 from edgespec.tree.ledger import Rows
 from edgespec.tree.node import Advance
-from edgespec.types.features import NO_FEATURES, DraftNeeds, Features, concatenated
+from edgespec.types.features import NO_FEATURES, DraftNeeds, Features, joined
 from edgespec.types.record import IntArray
-from edgespec.types.tensor import Tensor
+from edgespec.types.tensor import NO_LAYERS, Layers
 from edgespec.verify.rules import Rules
 from edgespec.verify.sampling import Sampling
 from edgespec.wire.hints import Hint
@@ -74,9 +74,9 @@ class Drafting:
         self.ppd_rows = PPDRows(*shared.ppd) if shared.ppd and policy.drafts else None
         pools = policy.pool is not None
         # Stages know nothing of an answer's rules.
-        may_hint = shared.hinting.can_hint and pools and rules is None
-        told = shared.hinting, estimates, sampling, last_position
-        self.hints = RequestHints(*told) if may_hint else None
+        hinting = shared.hinting if pools and rules is None else None
+        told = estimates, sampling, last_position
+        self.hints = RequestHints(hinting, *told) if hinting else None
         self._number, self._reused = number, outbox.reused
         self._learns, self._pools = policy.drafts, pools
         self._sampling, self._way = sampling, sampling.without_seed
@@ -115,8 +115,8 @@ class Drafting:
         if isinstance(plan, Expand):
             assert tree is not None, "a policy decides once there is a tree"
             tree.expand(plan.ids)
-            paths = tuple(tree.path(i) for i in plan.ids)
-            node_scores = tuple(tree.score(i) for i in plan.ids)
+            paths = tree.paths(plan.ids)
+            node_scores = tuple(map(tree.score, plan.ids))
         elif self.hidden is None:
             reads = len(context) - (len(self._reused.ids) if self._reused else 0)
         # What a tree takes that is grown level by level tells nothing of one pass.
@@ -132,7 +132,7 @@ class Drafting:
     def _start(self, plan: Plan, root: int, context_length: int, rows: int, now: float) -> int:
         job = self._next_job()
         self.running = DraftJob(job, plan, root, context_length)
-        self._d0.draft_asked((self._number, job), rows, self._estimates, now)
+        self._d0.drafts.asked((self._number, job), rows, self._estimates, now)
         return job
 
     def _next_job(self) -> int:
@@ -190,6 +190,11 @@ class Drafting:
         if self.hints is not None:
             self.hints.score(tree, plan.ids)
 
+    @property
+    def hints_asked(self) -> Layers:
+        """The stages that shall give hints about rows that leave now."""
+        return NO_LAYERS if self.hints is None else self.hints.asked
+
     def take_hint(self, hint: Hint, tree: DraftTree | None) -> bool:
         """A stage says what may come behind rows; whether that is of use."""
         return self.hints is not None and tree is not None and self.hints.take(hint, tree)
@@ -206,7 +211,7 @@ class Drafting:
         """PPD rows that no stage may drop."""
         return () if self.ppd_rows is None else self.ppd_rows.awaited(tree)
 
-    def take_returned(self, returned: Returned, tree: DraftTree) -> None:
+    def keep_rows(self, returned: Returned, tree: DraftTree) -> None:
         """Rows of guesses are back: keep what the source needs of those that are alive."""
         if returned.hidden is None:
             return
@@ -234,8 +239,8 @@ class HiddenRows:
     def __init__(self, prefix: range, needs: DraftNeeds) -> None:
         """The rows with the ids `prefix` are committed from the start, none before are wanted."""
         self._final, self._aux_layers = needs.final_hidden, needs.aux_layers
-        self._rows: dict[int, tuple[_Arrived, int]] = {}
-        self._kind: tuple[object, ...] | None = None
+        self._rows: dict[int, tuple[Features, int]] = {}
+        self._kind: tuple[object, ...] | None = None  # what must be the same for rows to be joined
         self._committed = deque(prefix)
 
     def keep(self, returned: Returned, index: IntArray) -> None:
@@ -246,12 +251,12 @@ class HiddenRows:
         """
         if returned.hidden is None:
             return
-        aux = returned.aux_hidden
-        hidden = returned.hidden.take(index) if self._final else None
-        came = _Arrived(hidden, aux.take(index) if aux and self._aux_layers else None)
-        if self._kind is None:
-            self._kind = came.kind
-        if came.kind != self._kind or (self._aux_layers and aux is None):
+        aux = returned.aux_hidden if self._aux_layers else None
+        hidden = returned.hidden if self._final else None
+        came = _rows_of(Features(hidden, aux, self._aux_layers), index)
+        kind = tuple(t and (t.dtype, t.shape[1:]) for t in (came.final, came.aux_hidden))
+        self._kind = self._kind or kind
+        if kind != self._kind or (self._aux_layers and aux is None):
             return
         ids = returned.part.ids[index].tolist()
         self._rows.update((row, (came, at)) for at, row in enumerate(ids))
@@ -264,27 +269,20 @@ class HiddenRows:
 
     def take(self) -> Features:
         """What was not handed over yet, as far as it is here without a gap."""
-        parts: list[tuple[_Arrived, list[int]]] = []
+        parts: list[tuple[Features, list[int]]] = []
         while self._committed and self._committed[0] in self._rows:
             came, at = self._rows.pop(self._committed.popleft())
             if not parts or parts[-1][0] is not came:
                 parts.append((came, []))
             parts[-1][1].append(at)
-        if not parts:
-            return NO_FEATURES
-        final = [came.final and came.final.take(np.array(at)) for came, at in parts]
-        aux_hidden = [came.aux_hidden and came.aux_hidden.take(np.array(at)) for came, at in parts]
-        return Features(concatenated(final), concatenated(aux_hidden), self._aux_layers)
+        return joined([_rows_of(came, np.array(at)) for came, at in parts])
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Arrived:
-    """What is wanted of the rows of one result."""
-
-    final: Tensor | None
-    aux_hidden: Tensor | None
-
-    @property
-    def kind(self) -> tuple[object, ...]:
-        """What must be the same for rows to be joined."""
-        return tuple(t and (t.dtype, t.shape[1:]) for t in (self.final, self.aux_hidden))
+def _rows_of(features: Features, index: IntArray) -> Features:
+    """Those of some of the rows."""
+    final, aux_hidden = features.final, features.aux_hidden
+    return replace(
+        features,
+        final=final and final.take(index),
+        aux_hidden=aux_hidden and aux_hidden.take(index),
+    )

@@ -45,7 +45,7 @@ class PartFlight:
     rows: int
     choosing: Choosing | None = None
 
-    def fits(self, part: Part, hidden: Tensor | None, vocabulary: int) -> bool:
+    def could_return_as(self, part: Part, hidden: Tensor | None, vocabulary: int) -> bool:
         """Whether `part`, of a segment with those hidden rows, can be what the stages made of
         these rows with a model of so many tokens."""
         ids = part.ids.tolist()
@@ -89,7 +89,7 @@ class Flight:
         """How many rows all parts have."""
         return sum(part.rows for part in self.parts)
 
-    def fits(self, result: Segment, vocabulary: int) -> bool:
+    def could_return(self, result: Segment, vocabulary: int) -> bool:
         """Whether `result` can be what the stages made of this segment with a model of so many
         tokens."""
         if [one.request for one in self.parts] != [part.request for part in result.parts]:
@@ -97,7 +97,7 @@ class Flight:
         if any(time.rows > self.rows for time in result.cost):
             return False
         pairs = zip(self.parts, result.parts, strict=True)
-        return all(one.fits(part, result.hidden, vocabulary) for one, part in pairs)
+        return all(one.could_return_as(part, result.hidden, vocabulary) for one, part in pairs)
 
     def parts_of(self, result: Segment) -> list[Returned]:
         """What of `result`, which fits, is each request's, the hidden rows of its own part with
@@ -170,6 +170,7 @@ class Flights:
     def __init__(self, stages: int, vocabulary: int = 1 << 31) -> None:
         """`vocabulary`: how many tokens the model has."""
         self.clock = RingClock(stages)
+        self.watch = FlightWatch()
         self._vocabulary = vocabulary
         self._flying: dict[int, Flight] = {}
         self._queued: set[int] = set()
@@ -192,7 +193,7 @@ class Flights:
         return flight.rows if flight else 0
 
     def launch(
-        self, parts: Sequence[Part], choosing: Sequence[Choosing | None]
+        self, parts: Sequence[Part], choosing: Sequence[Choosing | None], now: float
     ) -> tuple[int, Flight]:
         """A segment of these parts leaves; `choosing`: how the last stage chooses the tokens of
         each one's request."""
@@ -200,6 +201,7 @@ class Flights:
         flights = tuple(map(_part_flight, parts, choosing))
         flight = self._flying[self._newest] = Flight(flights, self.clock.enter())
         self._queued.add(self._newest)
+        self.watch.left(self._newest, now)
         return self._newest, flight
 
     @property
@@ -207,7 +209,7 @@ class Flights:
         """The segments on the ring by their numbers, the oldest first."""
         return self._flying
 
-    def returned(self, segment: Segment) -> list[Returned]:
+    def returned(self, segment: Segment, now: float) -> list[Returned]:
         """A segment is back: what each request gets of it; nothing for a repeated delivery.
 
         Raises RemoteProtocolError if it cannot be what the stages made of a segment, or one that
@@ -218,11 +220,12 @@ class Flights:
             return []
         oldest = min(self._flying, default=seq)
         flight = self._flying.get(seq)
-        if flight is None or seq != oldest or not flight.fits(segment, self._vocabulary):
+        if flight is None or seq != oldest or not flight.could_return(segment, self._vocabulary):
             self.is_given_up = True
             is_late = flight is not None and seq != oldest
             raise RemoteProtocolError("left out segments" if is_late else "sent rows of no segment")
         self._queued.discard(seq)
+        self.watch.came(seq, now)
         return self._flying.pop(seq).parts_of(segment)
 
     def credited(self, seq: int) -> bool:
@@ -239,6 +242,7 @@ class Flights:
         """The ring is gone: nothing comes back from it."""
         self._flying.clear()
         self._queued.clear()
+        self.watch.new_ring()
         self.is_given_up = False
 
 
@@ -254,15 +258,14 @@ class FlightWatch:
         self._doubts = 0  # rings in a row that were given up before a segment came back
         self._passed: dict[int, int] = {}  # by stage: the newest segment that it has handed on
 
-    def look(self, flying: Mapping[int, object], now: float) -> None:
-        """After each event: these segments are on the ring, by their numbers."""
-        if flying.keys() == self._left.keys():
-            return
-        for seq in [seq for seq in self._left if seq not in flying]:
-            self._trips.append(now - self._left.pop(seq))
-            self._returned_at, self._doubts = now, 0
-        for seq in flying:
-            self._left.setdefault(seq, now)
+    def left(self, seq: int, now: float) -> None:
+        """A segment is on the ring."""
+        self._left[seq] = now
+
+    def came(self, seq: int, now: float) -> None:
+        """It is back."""
+        self._trips.append(now - self._left.pop(seq))
+        self._returned_at, self._doubts = now, 0
 
     def new_ring(self) -> None:
         """Nothing of the one before comes back."""

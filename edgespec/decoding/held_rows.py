@@ -41,10 +41,6 @@ class Held:
         self.keep = keep
         return order
 
-    def goes_on_from(self, ledger: RowLedger) -> None:
-        """It begins with rows of another request."""
-        self.ledger = ledger
-
 
 class HeldRows:
     """All open requests of a stage, and the ended ones that may still be named."""
@@ -53,7 +49,7 @@ class HeldRows:
         self.limit = 0
         """Rows of all requests together, shared ones counted once, that may be held."""
         self._held: dict[int, Held] = {}
-        self._stems = Stems()
+        self.stems = Stems()
         self._ended: deque[int] = deque(maxlen=REMEMBERED_ENDS)
 
     def set_limit(self, rows: int) -> None:
@@ -80,15 +76,7 @@ class HeldRows:
     @property
     def rows(self) -> int:
         """Rows of all requests, shared ones counted once."""
-        return sum(len(held.ledger) for held in tuple(self._held.values())) - self._stems.saved
-
-    def together(self, one: int, other: int) -> int:
-        """See Stems.together."""
-        return self._stems.together(one, other)
-
-    def shares(self, request: int) -> list[tuple[int, int]]:
-        """See Stems.shares."""
-        return self._stems.shares(request)
+        return sum(len(held.ledger) for held in tuple(self._held.values())) - self.stems.saved
 
     def open(self, part: Part) -> list[Effect]:
         """Begin the part's request, if this is its first: empty, or with rows of another one.
@@ -100,33 +88,33 @@ class HeldRows:
             # The rows of `base` were kept for this request, which is over.
             unused = part.fork_ends and base in self._held and request in self._ended
             return self.end(base) if unused else []
-        held = self._held[request] = Held()
-        self._stems.open(request)
+        self._held[request] = Held()
+        self.stems.open(request)
         if not base:
             return [OpenCache(request, min(part.reserve, self.limit))]
         origin = self._held.get(base)
         if origin is None:
             raise RemoteProtocolError(f"nothing is left of request {base} to begin with")
         if part.fork_ends:
-            return self._move(part, held, origin.ledger)
-        return self._fork(part, held, origin.ledger)
+            return self._move(part, origin.ledger)
+        return self._fork(part, origin.ledger)
 
-    def _move(self, part: Part, held: Held, ledger: RowLedger) -> list[Effect]:
+    def _move(self, part: Part, ledger: RowLedger) -> list[Effect]:
         """The base ends: the request goes on with its cache, less the rows that it does not
         name."""
         request, base = part.request, part.fork_of
-        shared = self._stems.rows(base)
+        shared = self.stems.rows(base)
         if len(part.fork_ids) < shared:
             raise RemoteProtocolError(f"request {base} cannot end within rows that are shared")
         own, order = ledger.fork(part.fork_ids.tolist())
-        held.goes_on_from(own)
+        self._held[request] = Held(own)
         del self._held[base]
         self._ended.append(base)
-        self._stems.move(request, base)
+        self.stems.move(request, base)
         moved = order[shared:] - shared
         return [MoveCache(request, base), GatherRows(request, shared, moved)]
 
-    def _fork(self, part: Part, held: Held, ledger: RowLedger) -> list[Effect]:
+    def _fork(self, part: Part, ledger: RowLedger) -> list[Effect]:
         """The base goes on: of its first rows, which are committed, some are shared from now on."""
         request, base, rows = part.request, part.fork_of, len(part.fork_ids)
         committed = ledger.committed
@@ -134,8 +122,8 @@ class HeldRows:
         effects: list[Effect] = []
         if order is not None:
             effects.append(GatherRows(base, committed, order))
-        how = self._stems.fork(request, base, rows, part.fork_shared, len(ledger))
-        held.goes_on_from(RowLedger(rows))
+        how = self.stems.fork(request, base, rows, part.fork_shared, len(ledger))
+        self._held[request] = Held(RowLedger(rows))
         return [*effects, ForkCache(request, base, how)]
 
     def book(self, part: Part, rows: Rows) -> BlockPart:
@@ -161,7 +149,7 @@ class HeldRows:
             self._ended.append(request)
         if self._held.pop(request, None) is None:
             return []
-        self._stems.close(request)
+        self.stems.close(request)
         return [CloseCache(request)]
 
     def clear(self) -> list[Effect]:

@@ -48,25 +48,18 @@ class _Told:
 class HintingStages:
     """The stages of a ring that can give hints, and which of them are asked."""
 
-    def __init__(self, lenses: Lenses | None) -> None:
-        """`lenses`: what they read their rows with; None: there are no hints."""
+    def __init__(self, lenses: Lenses) -> None:
+        """`lenses`: what they read their rows with."""
         self._lenses = lenses
         self._stages: tuple[int, ...] = ()
         self._count = 0
 
     def ring_up(self, ends: Sequence[int]) -> list[Effect]:
         """A ring is up whose stages have these layers behind their last one: give them lenses."""
-        if self._lenses is None:
-            return []
         self._count, layers = len(ends), self._lenses.layers
         able = tuple(n for n, end in enumerate(ends[:-1], 1) if end in layers)
         self._stages = able[-MOST_LAYERS:]
         return [SendStages(self._lenses)] if able else []
-
-    @property
-    def can_hint(self) -> bool:
-        """Whether any stage may ever give hints."""
-        return self._lenses is not None
 
     def that_pay(self, learnt: RingEstimates, way: Sampling) -> Layers:
         """Those whose hints about rows that leave now are worth a lens's work, by what is known of
@@ -82,9 +75,8 @@ class HintingStages:
 
     def could_give(self, hint: Hint) -> bool:
         """Whether it can be one of this ring's stages', and of tokens that there are."""
-        if self._lenses is None or hint.stage not in self._stages:
-            return False
-        return int(hint.tokens.max()) < self._lenses.up.shape[0]
+        known = hint.stage in self._stages
+        return known and int(hint.tokens.max()) < self._lenses.up.shape[0]
 
 
 class RequestHints:
@@ -99,6 +91,7 @@ class RequestHints:
         self._last_position = last
         self._told: dict[int, _Told] = {}
 
+    @property
     def asked(self) -> Layers:
         """The stages that shall give hints about rows that leave now."""
         return self._stages.that_pay(self._estimates, self._way)

@@ -24,10 +24,8 @@ class Holdings:
     def begin(self, request: Request, live: Collection[Request]) -> ReusedPrefix | None:
         """A request starts; what it begins with, of answered requests and of those `live` ones
         whose prompts were read."""
-        begun = (
-            [] if self._needs_hidden else [r for r in live if r.tree is not None and not r.opening]
-        )
-        known = {one.number: _cached_prefix(one) for one in begun}
+        read = () if self._needs_hidden else (r for r in live if r.tree and not r.opening)
+        known = {one.number: _cached_prefix(one) for one in read}
         return self._rows.begin(request.number, request.context, request.client.asker, known)
 
     def leave(self, request: Request, live_rows: int, *, answered: bool) -> list[Effect]:

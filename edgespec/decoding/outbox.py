@@ -185,7 +185,7 @@ class Outbox:
     # --- back ---------------------------------------------------------------------------------
 
     @property
-    def returned(self) -> int:
+    def count_returned(self) -> int:
         """Parts that are back and were not taken up."""
         return len(self._returned)
 
@@ -193,7 +193,7 @@ class Outbox:
         """Rows are back; they wait to be taken up."""
         self._returned.append(returned)
 
-    def take_returned(self) -> Returned:
+    def next_returned(self) -> Returned:
         """Take up what is back longest; every stage has applied the retained sets that it names."""
         self.in_flight -= 1
         returned = self._returned.popleft()

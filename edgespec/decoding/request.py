@@ -35,7 +35,7 @@ from edgespec.tree.draft_tree import DraftTree
 from edgespec.tree.ledger import Rows
 from edgespec.tree.node import Advance
 from edgespec.types.features import NO_NEEDS, DraftNeeds
-from edgespec.types.tensor import NO_LAYERS, Layers, Tensor
+from edgespec.types.tensor import Tensor
 from edgespec.verify.rules import Grammar, Rules, RulesAt
 from edgespec.verify.sampling import Choice, Sampling
 from edgespec.verify.top_logprobs import TopLogprobs
@@ -131,11 +131,11 @@ class Request:
         # The policy may want the next one to wait for a draft.
         in_step = self.policy.results is Results.IN_STEP and not self.opening
         must_wait = self.head_job or (in_step and self.drafting.running)
-        return bool(self.outbox.returned) and not must_wait and not self.answer.finish_reason
+        return bool(self.outbox.count_returned) and not must_wait and not self.answer.finish_reason
 
     def take_result(self, now: float) -> list[Effect]:
         """Rows are back: have the tokens after those that are alive sampled."""
-        returned = self.outbox.take_returned()
+        returned = self.outbox.next_returned()
         part, tree = returned.part, self.tree
         self._shared.flights.clock.result(returned.entered)
         if returned.flight.lacks_live_rows(part, tree):
@@ -144,7 +144,7 @@ class Request:
         if part.committed:
             return self._take_prefix_rows(returned, now)
         assert tree is not None
-        self.drafting.take_returned(returned, tree)
+        self.drafting.keep_rows(returned, tree)
         if returned.hidden is None:
             return self._take_verdict(part, now)
         rows = tree.unverified(part.ids.tolist())
@@ -208,7 +208,7 @@ class Request:
             rules = RulesAt(self.rules, (*self.answer.token_ids, *path))
         asked = self.sampling, self.top_logprobs, rules
         self.head_job = RunHead(job, self.number, hidden.take(np.array(index)), rows, *asked)
-        self._shared.d0.head_asked((self.number, job), len(rows), self.estimates, now)
+        self._shared.d0.heads.asked((self.number, job), len(rows), self.estimates, now)
         return self.head_job
 
     def _emit(self, step: Advance, now: float) -> Tokens:
@@ -279,11 +279,6 @@ class Request:
         self.outbox.sent(seq)
         self.stats.on_ring(flight.entered)
 
-    @property
-    def hints_asked(self) -> Layers:
-        """The stages that shall give hints about rows that leave now."""
-        return NO_LAYERS if self.drafting.hints is None else self.drafting.hints.asked()
-
     def view(self) -> RequestView:
         """What the policy may see."""
         tree, flights, drafting = self.tree, self._shared.flights, self.drafting
@@ -308,9 +303,9 @@ class Request:
 
     def encoded(self, tokens: tuple[int, ...], most_new: int, grammar: Grammar | None) -> None:
         """Its prompt's tokens are known, and so how many new ones fit: it can be started."""
-        self.asked = None
-        self.prompt = tokens
-        self.answer.limit_to(most_new)
+        assert self.asked is not None
+        self.answer = Answer(self.answer.codec, self.asked.stop, most_new)
+        self.asked, self.prompt = None, tokens
         if grammar is not None:
             self.rules = replace(self.rules or Rules(), grammar=grammar)
         # The target token of a row after this position would be a token past the limit.

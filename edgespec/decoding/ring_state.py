@@ -63,11 +63,6 @@ class RingState:
             raise PeerLost(self._lost)
 
     @property
-    def may_begin(self) -> bool:
-        """Whether a further request may begin."""
-        return self.is_up and not self.held
-
-    @property
     def missing(self) -> str:
         """Why requests wait; "" if they wait for nothing but each other."""
         if self.is_up:

@@ -37,7 +37,7 @@ class ReusedPrefix:
     ends: bool = False
 
 
-class PrefixCache:
+class PrefixCache(dict[int, CachedPrefix]):
     """All answered requests whose rows the stages hold, the least recently used first.
 
     A conversation's next prompt begins with all that was said before, and several prompts with one
@@ -46,27 +46,19 @@ class PrefixCache:
 
     def __init__(self, across_askers: bool = False) -> None:
         """`across_askers`: rows of one asker may be of use to another."""
+        super().__init__()
         self._across = across_askers
-        self._kept: dict[int, CachedPrefix] = {}
-
-    def __len__(self) -> int:
-        return len(self._kept)
-
-    @property
-    def numbers(self) -> list[int]:
-        """Their numbers."""
-        return list(self._kept)
 
     @property
     def rows(self) -> int:
         """Rows of all of them; those that are shared count for each."""
-        return sum(len(kept.ids) for kept in self._kept.values())
+        return sum(len(kept.ids) for kept in self.values())
 
     def add(self, number: int, kept: CachedPrefix) -> bool:
         """A request was answered; whether its rows are worth keeping."""
         if len(kept.ids) < LEAST_ROWS:
             return False
-        self._kept[number] = kept
+        self[number] = kept
         return True
 
     def take(
@@ -85,13 +77,13 @@ class PrefixCache:
         """
         common = {
             number: _shared(kept.tokens, prompt[:-1])
-            for number, kept in [*self._kept.items(), *live.items()]
+            for number, kept in [*self.items(), *live.items()]
             if self._across or kept.asker == asker
         }
         whole = {
             number
             for number, rows in common.items()
-            if number in self._kept and rows == len(self._kept[number].ids)
+            if number in self and rows == len(self[number].ids)
         }.difference(awaited)
         shared = {
             number: rows
@@ -103,29 +95,13 @@ class PrefixCache:
         # Of those that have the same in common, one that need not be shared; then the newest.
         number = max(shared, key=lambda number: (shared[number], number in whole, number))
         ends = number in whole
-        if number in self._kept:
-            kept = self._kept.pop(number)
+        if number in self:
+            kept = self.pop(number)
             if not ends:
-                self._kept[number] = kept  # used just now
+                self[number] = kept  # used just now
         else:
             kept = live[number]
         return ReusedPrefix(number, kept.ids[: shared[number]], ends)
-
-    def oldest(self) -> int:
-        """Forget the least recently used; there must be one."""
-        number = next(iter(self._kept))
-        del self._kept[number]
-        return number
-
-    def drop(self, number: int) -> bool:
-        """Forget a request; whether it was kept."""
-        return self._kept.pop(number, None) is not None
-
-    def clear(self) -> list[int]:
-        """The stages hold no rows; returns the requests that went with it."""
-        gone = list(self._kept)
-        self._kept.clear()
-        return gone
 
 
 class RowAccount:
@@ -155,7 +131,7 @@ class RowAccount:
     @property
     def kept(self) -> list[int]:
         """The answered requests whose rows the stages hold."""
-        return self._cache.numbers
+        return list(self._cache)
 
     @property
     def saved(self) -> int:
@@ -189,7 +165,7 @@ class RowAccount:
         """Rows that there is room for beside `live` ones of live requests, if all that is kept
         gives way: what live ones share with each other is there once, what they share with kept
         ones alone is then theirs."""
-        return self.limit - live + self._saved_without(self._cache.numbers)
+        return self.limit - live + self._saved_without(self._cache)
 
     def fit(self, live: int) -> bool:
         """Whether there is room for so many rows of live requests."""
@@ -265,7 +241,8 @@ class RowAccount:
         go, the least recently used first."""
         gone: list[int] = []
         while len(self._cache) and self.used(live) > self.limit:
-            gone.append(self._cache.oldest())
+            gone.append(next(iter(self._cache)))
+            del self._cache[gone[-1]]
             self._close(gone[-1])
         return gone
 
@@ -287,17 +264,18 @@ class RowAccount:
         requests that begin with it and may find nothing left."""
         begun = [n for n, reused in self._begun.items() if reused and reused.request == number]
         opening = [n for n, base in self._opening.items() if base == number]
-        return self._cache.drop(number), begun + opening
+        return self._cache.pop(number, None) is not None, begun + opening
 
     def clear(self) -> list[int]:
         """The ring is lost, and all that the stages held; returns the answered requests that were
         kept, and those whose end was put off."""
-        gone: Iterable[int] = [*self._cache.clear(), *self._put_off]
+        gone = [*self._cache, *self._put_off]
+        self._cache.clear()
         self._stems = stems.Stems()
         self._begun.clear()
         self._opening.clear()
         self._put_off.clear()
-        return list(gone)
+        return gone
 
 
 def _shared(one: tuple[int, ...], other: tuple[int, ...]) -> int:

@@ -102,7 +102,7 @@ class Scheduler:
         outbox.travel_by(request.estimates.chunk(outbox.prefix_left, most, stages))
         self._live[request.number] = request
 
-    def end(self, request: Request) -> None:
+    def retire(self, request: Request) -> None:
         """It is live no more; what of it waits to leave is forgotten."""
         del self._live[request.number]
         self._over.pop(request.number, None)
@@ -174,7 +174,7 @@ class Scheduler:
         while not request.is_read and outbox.in_flight <= self._flights.clock.stages:
             request.send_chunk(outbox.chunk)
         while outbox.waiting:
-            effects += self._launch([request])
+            effects += self._launch([request], now)
         return effects
 
     def _decided(self, now: float) -> list[Effect]:
@@ -199,7 +199,7 @@ class Scheduler:
             parts = self._next_parts()
             if not parts:
                 break
-            effects += self._launch(parts)
+            effects += self._launch(parts, now)
             # A part of which nothing is wanted any more is dropped, and its policy asked again.
             effects += self._decided(now)
         return effects
@@ -317,7 +317,7 @@ class Scheduler:
         )
         return min(max(math.ceil(wanted / places), 1), MOST_PARTS)
 
-    def _launch(self, requests: Iterable[Request]) -> list[Effect]:
+    def _launch(self, requests: Iterable[Request], now: float) -> list[Effect]:
         """What waits longest of each of these requests leaves, as one segment."""
         parts: list[Part] = []
         owners: list[Request] = []
@@ -328,13 +328,14 @@ class Scheduler:
                 owners.append(request)
         if not parts:
             return []
-        seq, flight = self._flights.launch(parts, [request.choosing for request in owners])
+        choosing = [request.choosing for request in owners]
+        seq, flight = self._flights.launch(parts, choosing, now)
         layers, hints, vectors = NO_LAYERS, NO_LAYERS, None
         tokens = np.concatenate([part.tokens for part in parts])
         for request in owners:
             request.has_left(seq, flight)
             layers = layers or request.needs.aux_layers
-            hints = hints or request.hints_asked
+            hints = hints or request.drafting.hints_asked
             if request.drafting.ppd_rows is not None:  # the table is the same for all
                 vectors = request.drafting.ppd_rows.vectors(tokens)
         return [SendRing(Segment(Header(seq, layers, hints), tuple(parts), ppd_tokens=vectors))]

@@ -35,4 +35,4 @@ class Shared:
     watcher: WalkWatcher
     ppd: tuple[PPDTable, ChainValues] | None
     learnt: Learnt
-    hinting: HintingStages
+    hinting: HintingStages | None

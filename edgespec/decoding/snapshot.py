@@ -56,17 +56,16 @@ class _Trail:
     pruned: deque[SnapshotNode] = field(default_factory=lambda: deque(maxlen=LEFT))
     unguessed: deque[int] = field(default_factory=lambda: deque(maxlen=TRUNK + 1))
 
-    def passed(self, node: SnapshotNode) -> None:
-        """A node was accepted."""
-        self.trunk.append(node)
-
-    def left(self, node: SnapshotNode) -> None:
-        """A node was pruned."""
-        self.pruned.append(node)
-
-    def missed(self, root: int) -> None:
-        """The new root was no guess."""
-        self.unguessed.append(root)
+    def grow(
+        self,
+        accepted: Iterable[SnapshotNode],
+        pruned: Iterable[SnapshotNode],
+        missed: Iterable[int],
+    ) -> None:
+        """A walk has passed these nodes, and left those; a new root that was no guess."""
+        self.trunk.extend(accepted)
+        self.pruned.extend(pruned)
+        self.unguessed.extend(missed)
 
 
 class SnapshotKeeper:
@@ -75,10 +74,6 @@ class SnapshotKeeper:
     def __init__(self, codec: TextCodec) -> None:
         self._codec = codec
         self._texts: dict[int, str] = {}
-        self.reset()
-
-    def reset(self) -> None:
-        """Forget the subscribers, and what they were shown."""
         self._watchers: dict[bytes, float] = {}  # until when
         self.is_watched = False
         self._chosen: dict[bytes, tuple[int, ...]] = {}  # requests beside the oldest
@@ -150,19 +145,18 @@ class SnapshotKeeper:
             return
         passed, score = frozenset(step.passed), before[step.passed[0]].score
         gone: list[TreeNode] = []
+        accepted: list[SnapshotNode] = []
         is_over = False
         for node in map(before.__getitem__, sorted(before.ids)):
             if node.id in passed:
                 # The token that ends an answer is none of its text, and nothing comes after it.
                 is_over = is_over or node.token in self._codec.eos_ids
                 if not is_over:
-                    trail.passed(self._node(trail, prefix, node, "accepted", score))
+                    accepted.append(self._node(trail, prefix, node, "accepted", score))
             elif node.id not in tree and (node.sent or node.parent in passed):
                 gone.append(node)  # what was never sent, far from the answer, is of no interest
-        for node in gone[-LEFT:]:
-            trail.left(self._node(trail, prefix, node, "pruned", score))
-        if step.missed:
-            trail.missed(tree.root)
+        pruned = [self._node(trail, prefix, node, "pruned", score) for node in gone[-LEFT:]]
+        trail.grow(accepted, pruned, [tree.root] if step.missed else [])
 
     # --- what is shown ------------------------------------------------------------------------
 

@@ -31,6 +31,7 @@ from edgespec.errors import CapacityError, ConfigError, LocalProtocolError, Remo
 from edgespec.machines.effects import BlockPart, Effect, RunBlock, SendCoordinator
 from edgespec.machines.events import NO_JOB, BlockDone, ComputeFailed, Event, MessageArrived, Tick
 from edgespec.tree.ledger import IntArray, RetainSet, RowLedger, Rows
+from edgespec.tree.stems import Stems
 from edgespec.types.tensor import Tensor
 from edgespec.wire.hints import Lenses
 from edgespec.wire.messages import CloseRequest, Credit, Fault, Retain
@@ -118,13 +119,10 @@ class StageMachine:
         """The row ledgers of all open requests, for checks."""
         return self._held.ledgers()
 
-    def together(self, one: int, other: int) -> int:
-        """How many rows two open requests share; for checks."""
-        return self._held.together(one, other)
-
-    def shares(self, request: int) -> list[tuple[int, int]]:
-        """The rows of each stem of an open request, and how many requests hold it; for checks."""
-        return self._held.shares(request)
+    @property
+    def stems(self) -> Stems:
+        """What open requests share, for checks."""
+        return self._held.stems
 
     @property
     def queued(self) -> int:
@@ -339,7 +337,7 @@ class StageMachine:
         running = self._running
         if running is None or job not in running.heads:
             raise LocalProtocolError(f"head job {job} ended but was not running")
-        return running, *running.head_ended(job)
+        return running, *running.pop_head(job)
 
     def _chose(
         self, running: StageJob, place: int, verdict: Verdict | None, now: float

@@ -89,7 +89,7 @@ class StageJob:
         hidden = None if part.verdict is None else self.done.hidden
         self.done = replace(self.done, parts=tuple(parts), hidden=hidden)
 
-    def head_ended(self, job: int) -> tuple[RunHead, int]:
+    def pop_head(self, job: int) -> tuple[RunHead, int]:
         """One of them has ended, and the place of its part."""
         return self.heads.pop(job)
 
@@ -102,7 +102,7 @@ def heads_of(
     in which parts without such rows have their verdict."""
     assert done.hidden is not None
     heads: dict[int, tuple[RunHead, int]] = {}
-    first = 0
+    parts, first = list(done.parts), 0
     for place, part in enumerate(done.parts):
         walk = walk_of(part.request)
         ours = walk.rows_on_walk(part) if walk is not None else _NOTHING
@@ -111,22 +111,15 @@ def heads_of(
             head = RunHead(job, part.request, hidden, rows.take(ours), walk.sampling, walk.top)
             heads[job] = head, place
         elif walk is not None and len(part.ids):
-            done = with_verdict(done, place, NO_VERDICT)
+            parts[place] = replace(part, verdict=NO_VERDICT)
         first += len(part.ids)
-    return done, heads
+    return replace(done, parts=tuple(parts)), heads
 
 
 def chosen_of(done: Segment) -> Segment:
     """The segment as it leaves: verdicts take the place of hidden rows."""
     chose = any(part.verdict is not None for part in done.parts)
     return replace(done, hidden=None) if chose else done
-
-
-def with_verdict(segment: Segment, at: int, verdict: Verdict) -> Segment:
-    """The segment with what was chosen of its part number `at`."""
-    parts = list(segment.parts)
-    parts[at] = replace(parts[at], verdict=verdict)
-    return replace(segment, parts=tuple(parts))
 
 
 def choosing_of(sampling: Sampling, top: int) -> Choosing:

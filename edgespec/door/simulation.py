@@ -12,21 +12,15 @@ from edgespec.bench.report import Run
 from edgespec.bench.setup import Setup, answerable
 from edgespec.bench.simulated import simulate as run_policies
 from edgespec.bench.workloads import Prompt, default_prompts
-from edgespec.config import MOST_STAGES, Quantisation
+from edgespec.config import Quantisation
 from edgespec.daemon.bundled_models import bundled
 from edgespec.daemon.planning import Quants, model_to_plan
 from edgespec.daemon.precision import AUTO
-from edgespec.daemon.profiles import profile_named
+from edgespec.daemon.profiles import fitted_model, profile_named, ring_of
 from edgespec.daemon.settings import chosen_draft
 from edgespec.door.asking import USUAL, SamplingParams
 from edgespec.drafting.choice import NONE
-from edgespec.errors import ConfigError
-from edgespec.planning.cost_model import (
-    COST_MODELS,
-    DEFAULT_COST_MODEL,
-    CostModel,
-    cost_model_named,
-)
+from edgespec.planning.cost_model import COST_MODELS, CostModel, cost_model_named
 from edgespec.planning.profile import Profile
 from edgespec.sim.links import LinkSpec
 
@@ -77,23 +71,6 @@ def simulate(
     return run_policies(setup, policies, jobs)
 
 
-def ring_of(profiles: Sequence[str], stages: int) -> tuple[str, ...]:
-    """The names of the profiles of D0, V1 … VN; one name stands for all.
-
-    Raises ConfigError for a wrong number of them.
-    """
-    if not 1 <= stages <= MOST_STAGES:
-        raise ConfigError(f"{stages} stages; a ring has 1 to {MOST_STAGES}")
-    if len(profiles) == 1:
-        return (*profiles,) * (stages + 1)
-    if len(profiles) != stages + 1:
-        raise ConfigError(
-            f"{len(profiles)} profiles for a coordinator and {stages} stage(s); name one for all "
-            f"devices, or {stages + 1}: D0's first, then those of the stages"
-        )
-    return tuple(profiles)
-
-
 def charged_model(
     name: str, profiles: Sequence[Profile], draft: str = "", head_quant: str = AUTO
 ) -> CostModel:
@@ -104,10 +81,5 @@ def charged_model(
     """
     if name and name not in COST_MODELS and Path(name).exists():
         return model_to_plan(name, Quants(head=head_quant), draft or NONE).model.costs
-    wanted = dict.fromkeys(profile.cost_model for profile in profiles if profile.cost_model)
-    if not name and len(wanted) > 1:
-        raise ConfigError(
-            f"the profiles name several cost models ({', '.join(wanted)}); choose with --cost-model"
-        )
     head = None if head_quant == AUTO else Quantisation.parse(head_quant)
-    return cost_model_named(name or next(iter(wanted), DEFAULT_COST_MODEL), head)
+    return cost_model_named(name or fitted_model(profiles), head)

@@ -24,7 +24,7 @@ from edgespec.errors import AddressUnavailable
 from edgespec.net.control import Seen, look
 from edgespec.net.discovery_interfaces import Interface, best_first, own_interfaces, to_look_on
 from edgespec.net.keys import Identity
-from edgespec.net.zones import is_link_local
+from edgespec.net.sockets import is_link_local
 from edgespec.wire.codec import VERSION
 
 if TYPE_CHECKING:

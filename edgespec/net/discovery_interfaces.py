@@ -20,8 +20,7 @@ import psutil
 
 from edgespec.config import LOOPBACK, Address
 from edgespec.errors import ConfigError
-from edgespec.net.sockets import number_of, own_address_towards
-from edgespec.net.zones import is_link_local
+from edgespec.net.sockets import is_link_local, number_of, own_address_towards
 
 log = logging.getLogger(__name__)
 

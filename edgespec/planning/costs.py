@@ -12,7 +12,7 @@ from edgespec.planning.cost_model import CostModel, HeadCosts, packed_bytes
 from edgespec.planning.operations import DRAFT_HEAD_OPERATIONS, USUAL_OPERATIONS
 from edgespec.planning.partition import blocks_of
 from edgespec.planning.profile import DATA_SHEET, ROWS, Profile, RowPrice
-from edgespec.types.draft_pass import DraftPass, HeadForm, Way
+from edgespec.types.draft_pass import DraftPass, HeadForm, TokenChoice
 from edgespec.types.static_shapes import groups, row_bucket, slot_bucket
 
 _HEADER_BYTES = 22  # of a segment, without what its requests and their rows take
@@ -130,7 +130,7 @@ class NodeCosts:
         ranked = self.profile.ranking.of("greedy").seconds(rows * model.vocab)
         return self._weights(rows, int(weights), 16) + ranked
 
-    def choose_seconds(self, rows: int, way: Way) -> float:
+    def choose_seconds(self, rows: int, way: TokenChoice) -> float:
         """Taking the tokens after `rows` rows of logits, one row after the other."""
         return rows * self.profile.choosing.of(way).seconds(self.model.vocab)
 
@@ -182,7 +182,7 @@ class NodeCosts:
     def rank_seconds(
         self,
         rows: int,
-        way: Way,
+        way: TokenChoice,
         source: str = "",
         product: int | None = None,
         form: HeadForm | None = None,

@@ -102,7 +102,7 @@ def plan(problem: Problem, heads: Sequence[str] = (HEAD_ON_COORDINATOR,)) -> Pla
     return min(made, key=lambda one: one.seconds * (LEAST_GAIN if one.problem.head_last else 1.0))
 
 
-def ways(
+def candidates(
     problem: Problem, heads: Sequence[str] = (HEAD_ON_COORDINATOR,), needs_draft: bool = True
 ) -> tuple[Plan, ...]:
     """The plans of which one may well be the fastest, which the formula does not tell: its own;

@@ -11,7 +11,7 @@ from msgspec import Meta, field, to_builtins
 
 from edgespec.config import NAMED
 from edgespec.schema import FileStruct, Text, as_type, check_version
-from edgespec.types.draft_pass import Way
+from edgespec.types.draft_pass import TokenChoice
 
 FORMAT = 2
 ROWS = (1, 2, 4, 8, 16, 32, 64)
@@ -104,7 +104,7 @@ class LogitTimes(FileStruct, frozen=True):
     filtered: LogitTime
     origin: Text
 
-    def of(self, way: Way) -> LogitTime:
+    def of(self, way: TokenChoice) -> LogitTime:
         return {"greedy": self.greedy, "sampled": self.sampled, "filtered": self.filtered}[way]
 
 

@@ -13,7 +13,7 @@ from edgespec.policy.pace import Way
 from edgespec.tree.draft_tree import DraftTree
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # to freeze it would double what it takes to make one for each event
 class RequestView:
     """What a policy sees of one request.
 

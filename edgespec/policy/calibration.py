@@ -35,15 +35,16 @@ class Calibration:
     """
 
     def __init__(self) -> None:
-        # Of each class: guesses, how many were right, how many were expected to be.
-        self._seen = [(0.0, 0.0, 0.0)] * (2 * _LAST + 1)
-        self._table: Floats | None = None  # the same, one of each three a row
+        # Of each class: guesses, with those that the draft's word counts for, how many were right,
+        # how many were expected to be. Those of negative classes stand at the end.
+        self._seen = [(PRIOR_WEIGHT, 0.0, 0.0)] * (2 * _LAST + 1)
+        self._table: Floats | None = None  # the same as three rows, made when it is asked for
 
     def learn(self, outcomes: Iterable[tuple[float, bool]]) -> None:
         """Guesses with these own natural-log scores were, or were not, the model's token."""
         for score, was_right in outcomes:
             expected = _share(score)
-            place = _class_of(expected)
+            place = round(math.log(expected / (1.0 - expected)))
             guesses, right, total = self._seen[place]
             self._seen[place] = guesses + 1.0, right + was_right, total + expected
             self._table = None
@@ -53,34 +54,27 @@ class Calibration:
         if self._table is None:
             self._table = np.array(self._seen).T
         expected = np.minimum(np.maximum(np.exp(scores), RAREST), 1.0 - RAREST)
-        classes = np.rint(np.log(_odds(expected))).astype(np.int64) + _LAST
-        odds = _corrected(expected, *self._table.take(classes, axis=1))
+        odds = expected / (1.0 - expected)
+        classes = np.rint(np.log(odds)).astype(np.int64)
+        odds = _corrected(expected, odds, *self._table.take(classes, axis=1))
         found: Floats = np.log(odds / (1.0 + odds))
         return found
 
     def odds(self, score: float) -> float:
         """Of the calibrated probability of one guess."""
         expected = _share(score)
-        return _corrected(expected, *self._seen[_class_of(expected)])
+        odds = expected / (1.0 - expected)
+        return _corrected(expected, odds, *self._seen[round(math.log(odds))])
 
 
-def _corrected(expected: Some, guesses: Some, right: Some, total: Some) -> Some:
-    """The odds of guesses with that share expected of them."""
-    weight = guesses + PRIOR_WEIGHT
+def _corrected(expected: Some, odds: Some, guesses: Some, right: Some, total: Some) -> Some:
+    """The odds of guesses with that share expected of them: times how much better the odds of what
+    was found are than those of what is usual."""
     own = PRIOR_WEIGHT * expected
-    found = (right + own) / weight
-    usual = (total + own) / weight
-    return _odds(expected) * _odds(found) / _odds(usual)
+    found, usual = right + own, total + own
+    return odds * (found * (guesses - usual)) / (usual * (guesses - found))
 
 
 def _share(score: float) -> float:
     """The probability that a natural-log score stands for."""
     return min(max(math.exp(score), RAREST), 1.0 - RAREST)
-
-
-def _odds(share: Some) -> Some:
-    return share / (1.0 - share)
-
-
-def _class_of(share: float) -> int:
-    return round(math.log(_odds(share))) + _LAST

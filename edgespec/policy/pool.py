@@ -119,6 +119,8 @@ def _in_order(queues: Sequence[Iterator[Key]]) -> Iterator[Offer]:
     def offers(index: int, keys: Iterator[Key]) -> Iterator[Offer]:
         return ((score, index, node) for score, node in keys)
 
+    if len(queues) == 1:
+        return offers(0, queues[0])
     return heapq.merge(*map(offers, range(len(queues)), queues))
 
 

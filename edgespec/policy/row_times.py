@@ -7,9 +7,10 @@ the price of rows; then fewer rows were sent, and the many never timed again.
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 RECENT = 15
 """Newest times that count, of each class of rows: contexts grow, and devices heat up."""
@@ -45,6 +46,8 @@ class Newest:
         self._low: tuple[float, float] | None = None
         self.at = 0
         """When the last one came, by the count of whoever keeps this."""
+        self.is_off = False
+        """Whether this is well known, and was another time than it was compared with last."""
 
     def __len__(self) -> int:
         return len(self._times)
@@ -57,6 +60,12 @@ class Newest:
         insort(self._in_order, (seconds, rows))
         self._low, self.at = None, at
 
+    def compare(self, line: Points, factor: float) -> None:
+        """With `factor` times what that line says."""
+        rows, seconds = self.low
+        usual = factor * _at(line, rows)
+        self.is_off = len(self) >= ENOUGH and abs(seconds - usual) > OFF * usual
+
     @property
     def low(self) -> tuple[float, float]:
         """The mean rows and seconds of the quicker half."""
@@ -67,7 +76,42 @@ class Newest:
         return self._low
 
 
-class RowTimes:
+class _Line:
+    """Seconds by rows, as straight lines between points that are learnt."""
+
+    def __init__(self) -> None:
+        self._line: Points = []
+        self._seconds: dict[float, float] = {}  # what was asked for since something was learnt
+
+    def _changes(self) -> None:
+        """Something is learnt."""
+        self._line = []
+        self._seconds.clear()
+
+    @property
+    def line(self) -> Points:
+        """What is learnt: of each class the rows and the seconds."""
+        if not self._line:
+            self._line = self._learnt()
+        return self._line
+
+    def seconds(self, rows: float) -> float:
+        """Expected seconds; raises ValueError while nothing is known.
+
+        Below the smallest known number of rows the time is that of the smallest, but with one
+        class alone known it is taken as proportional: what a row cost there is all there is to go
+        by. Beyond the largest the last slope goes on.
+        """
+        found = self._seconds.get(rows)
+        if found is None:
+            found = self._seconds[rows] = _at(self.line, rows)
+        return found
+
+    def _learnt(self) -> Points:
+        raise NotImplementedError
+
+
+class RowTimes(_Line):
     """Learnt seconds of something that is done to rows, by their number.
 
     Times fall into classes of 1, 2, 3-4, 5-8, 9-16, … rows, joined by straight lines. They never
@@ -77,21 +121,20 @@ class RowTimes:
 
     def __init__(self, most: int = RECENT) -> None:
         """`most`: newest times of a class that count."""
+        super().__init__()
         self._most = most
         self._classes: dict[int, Newest] = {}
         self._count = 0
-        self._line: Points = []
-        self._seconds: dict[float, float] = {}  # those asked for since a time came
 
-    def record(self, rows: int, seconds: float) -> None:
-        """`rows` rows took so long; rows >= 1."""
+    def record(self, rows: int, seconds: float) -> Newest:
+        """`rows` rows took so long; rows >= 1. Returns what is known of their class."""
         self._count += 1
         key = (rows - 1).bit_length()
         if key not in self._classes:
             self._classes[key] = Newest(self._most)
         self._classes[key].add(seconds, rows, self._count)
-        self._line = []
-        self._seconds.clear()
+        self._changes()
+        return self._classes[key]
 
     @property
     def known(self) -> bool:
@@ -112,50 +155,34 @@ class RowTimes:
         """Seconds of a single row; 0 as long as none was timed."""
         return self._classes[0].low[1] if 0 in self._classes else 0.0
 
-    def seconds(self, rows: float) -> float:
-        """Expected seconds; raises ValueError while nothing is known.
-
-        Below the smallest known number of rows the time is that of the smallest, but with one
-        class alone known it is taken as proportional: what a row cost there is all there is to go
-        by. Beyond the largest the last slope goes on.
-        """
-        found = self._seconds.get(rows)
-        if found is None:
-            found = self._seconds[rows] = _at(self.line, rows)
-        return found
-
     @property
-    def line(self) -> Points:
-        """What is learnt: of each class the rows and the seconds."""
-        if not self._line:
-            self._line = self._learnt()
-        return self._line
-
-    def is_off(self, line: Points, factor: float) -> bool:
-        """Whether a class that is well known takes another time than `factor` times that line."""
-        known = [one.low for one in self._classes.values() if len(one) >= ENOUGH]
-        usual = [factor * _at(line, rows) for rows, _ in known]
-        return any(abs(low[1] - one) > OFF * one for low, one in zip(known, usual, strict=True))
+    def is_off(self) -> bool:
+        """Whether a class takes another time than it was compared with last."""
+        return any(one.is_off for one in self._classes.values())
 
     def _learnt(self) -> Points:
-        line = _rising(list(self._classes.values()))
+        line = _rising(self._classes.values())
         if self._count % PROBE:
             return line
         since = self._count - PROBE
-        fresh = _rising([one for one in self._classes.values() if one.at > since])
+        fresh = _rising(one for one in self._classes.values() if one.at > since)
         if len(fresh) < 2:
             return line
         return [(rows, min(seconds, _at(fresh, rows))) for rows, seconds in line]
 
 
-def _rising(classes: Sequence[Newest]) -> Points:
+def _rising(classes: Iterable[Newest]) -> Points:
     """See RowTimes. Where more rows were quicker long ago, the device has become slower."""
+    known = sorted([(*one.low, one.at) for one in classes])
     line: Points = []
-    known = sorted([(*one.low, one.at) for one in classes], reverse=True)
-    for place, (rows, seconds, at) in enumerate(known, 1):
-        newer = [least for _, least, came in known[place:] if came > at + PROBE]
-        seconds = max([seconds, *newer])
-        line.append((rows, min(seconds, line[-1][1]) if line else seconds))
+    least = math.inf  # of more rows
+    for place in range(len(known) - 1, -1, -1):
+        rows, seconds, at = known[place]
+        for fewer in known[:place]:
+            if fewer[2] > at + PROBE:
+                seconds = max(seconds, fewer[1])
+        least = min(seconds, least)
+        line.append((rows, least))
     line.reverse()
     for at in range(1, len(line)):
         (before, least), (rows, seconds) = line[at - 1], line[at]
@@ -180,7 +207,7 @@ def _median(values: Sequence[float]) -> float:
     return sorted(values)[(len(values) - 1) // 2]
 
 
-class StepTimes:
+class StepTimes(_Line):
     """Learnt seconds of a ring's slowest stage, by the rows of a segment.
 
     All stages share one shape: what rows take, in times of each other. Each has a factor of its
@@ -190,14 +217,13 @@ class StepTimes:
     """
 
     def __init__(self) -> None:
+        super().__init__()
         self._shape = RowTimes()
         # Of each stage, its newest seconds over the shape's. Their median counts: they are too low
         # where the shape knows late jobs alone.
         self._ratios: list[deque[float]] = []
         self._factors: list[float] = []  # of the stages that have computed something: the first
         self._own: list[RowTimes] = []
-        self._seconds: dict[float, float] = {}  # those asked for since a segment came
-        self._line: Points = []
 
     def record(self, ran: Sequence[tuple[int, float]], stages: int) -> None:
         """Rows and seconds of a segment at each stage that computed it, of `stages` in all; those
@@ -218,11 +244,11 @@ class StepTimes:
         usual = [_median(stage or (1.0,)) for stage in self._ratios[: len(factors)]]
         middle = _median(usual)
         self._factors = [ratio / middle for ratio in usual]
-        for own, (rows, seconds), factor in zip(self._own, ran, self._factors, strict=False):
-            own.record(rows, seconds)
+        for (rows, seconds), factor in zip(ran, self._factors, strict=False):
             self._shape.record(rows, min(seconds / factor, LONGEST_S))
-        self._line = []
-        self._seconds.clear()
+        for own, (rows, seconds), factor in zip(self._own, ran, self._factors, strict=False):
+            own.record(rows, seconds).compare(self._shape.line, factor)
+        self._changes()
 
     @property
     def known(self) -> bool:
@@ -233,18 +259,10 @@ class StepTimes:
         """Whether more than one class of rows is known."""
         return self._shape.sloped
 
-    def seconds(self, rows: float) -> float:
-        """Expected seconds of the slowest stage; see RowTimes.seconds."""
-        found = self._seconds.get(rows)
-        if found is None:
-            self._line = self._line or self._learnt()
-            found = self._seconds[rows] = _at(self._line, rows)
-        return found
-
     def _learnt(self) -> Points:
         shape, alike, lines = self._shape.line, 0.0, list[Points]()
         for own, factor in zip(self._own, self._factors, strict=False):
-            if own.is_off(shape, factor):
+            if own.is_off:
                 lines.append(own.line)
             else:
                 alike = max(alike, factor)

@@ -113,7 +113,10 @@ class AsyncClient(CoordinatorWatch):
         """
         self._tag += 1
         submit = replace(submit, tag=self._tag)
-        _check(submit)
+        try:
+            encode(submit)  # what is too large would be dropped without a word
+        except ProtocolError as problem:
+            raise RequestFailed(f"the request cannot be sent: {problem}", "invalid") from None
         await self._connection()
         inbox = self._requests[submit.tag] = _Inbox()
         try:
@@ -355,14 +358,6 @@ async def _first_to_fail(*works: Coroutine[Any, Any, None]) -> None:
 def _as_plain(opened: _Socket) -> zmq.Socket[bytes]:
     """For set-up calls, which are the same for both kinds of socket."""
     return cast("zmq.Socket[bytes]", opened)
-
-
-def _check(submit: Submit) -> None:
-    """Raises RequestFailed for a message that the coordinator would drop, as it is too large."""
-    try:
-        encode(submit)
-    except ProtocolError as problem:
-        raise RequestFailed(f"the request cannot be sent: {problem}", "invalid") from None
 
 
 def _again(problem: EdgespecError) -> EdgespecError:

@@ -21,8 +21,8 @@ from edgespec.machines.effects import Effect
 from edgespec.machines.events import Event, MessageArrived, Tick
 from edgespec.net.emulated_link import Stamped
 from edgespec.net.slowness import slowness
+from edgespec.net.sockets import with_zone
 from edgespec.net.zmq_transport import Incoming, ZmqTransport
-from edgespec.net.zones import with_zone
 from edgespec.ring.effects import LoadBlock, Log, Stop
 from edgespec.ring.events import RingBroke, RingFaulty, RingReached
 from edgespec.ring.health import LINE_CHARS, printable

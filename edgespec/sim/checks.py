@@ -156,11 +156,11 @@ class Checks:
                     "caches hold what the ledgers say",
                     f"V{node} has {slots} slots of request {request} and {len(ledger)} rows",
                 )
-            if stage.block.shares(request) != stage.machine.shares(request):
+            if stage.block.shares(request) != stage.machine.stems.shares(request):
                 raise InvariantViolated(
                     "as many hold a row as the books say",
                     f"V{node} shares {stage.block.shares(request)} of request {request}, by its "
-                    f"books {stage.machine.shares(request)}",
+                    f"books {stage.machine.stems.shares(request)}",
                 )
             _check_shared(world, node, request)
             row = self._row_at.setdefault((request, ledger.committed), ledger.last_committed)
@@ -185,7 +185,7 @@ def _check_shared(world: World, node: int, request: int) -> None:
     for other in machine.ledgers():
         counted = world.coordinator.rows.together(request, other)
         if other < request and counted is not None:
-            here = machine.together(request, other)
+            here = machine.stems.together(request, other)
             if here != counted:
                 raise InvariantViolated(
                     "stages share what the coordinator counts",
@@ -251,7 +251,7 @@ def _check_credits(world: World, number: int) -> None:
         return
     flying = sum(number in owners for owners in world.wires.segments.values())
     outbox = request.outbox
-    waiting = outbox.waiting + outbox.returned
+    waiting = outbox.waiting + outbox.count_returned
     if outbox.in_flight != flying + waiting:
         raise InvariantViolated(
             "credits",

@@ -7,7 +7,6 @@ base model's next token after it.
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -99,13 +98,13 @@ class DraftTree(Nodes):
         """
         self._forget_dead()
         before = self.newest
-        order, scores, positions = self._ranked(ids, children, keep, last_position, calibrated)
-        paths, ranks = len(ids), np.arange(len(order))
+        index, scores, positions = self._ranked(ids, children, keep, last_position, calibrated)
+        paths, ranks = len(ids), [*range(len(index))]
         above = np.full(paths + len(children), NO_PARENT)  # ids of the paths' ends, then of guesses
         above[:paths] = ids
-        if any(one in self._below for one in ids):
-            ranks = np.delete(ranks, self._here(above, paths, children, order))
-        index = order[ranks]
+        if not self._below.keys().isdisjoint(ids):
+            here = self._here(above, paths, children, index)
+            ranks, index = [n for n in ranks if n not in here], np.delete(index, here)
         above[paths + index] = np.arange(before + 1, before + 1 + len(index))
         parents = above[children.parents[index]].tolist()
         own: list[float | None] = children.scores[index].tolist()
@@ -119,7 +118,7 @@ class DraftTree(Nodes):
             positions[index].tolist(),
             scores[index].tolist(),
             own,
-            ranks.tolist(),
+            ranks,
             sources,
         )
         distinct = dict.fromkeys(parents)
@@ -143,18 +142,20 @@ class DraftTree(Nodes):
     ) -> tuple[IntArray, Floats, IntArray]:
         """The places of the `keep` best of `children`, the best first; ties go to the smaller one.
         And the cumulative scores and the positions of all of them."""
-        places = [one - self._first if one in self else None for one in ids]
-        scores = np.array([-math.inf if at is None else self._scores[at] for at in places])
-        positions = np.array([0 if at is None else self._positions[at] for at in places])
-        above, paths = children.parents, len(ids)
+        first, above, paths = self._first, children.parents, len(ids)
+        at_end = [one - first if one in self else -1 for one in ids]
+        ends = [self._scores[at] if at >= 0 else -math.inf for at in at_end]
+        places = [self._positions[at] if at >= 0 else 0 for at in at_end]
         deep = len(above) and above[-1] >= paths
         flat = np.minimum(above, paths - 1) if deep else above
-        scores, positions = scores[flat] + calibrated, positions[flat] + 1
+        scores, positions = np.array(ends)[flat] + calibrated, np.array(places)[flat] + 1
         for at in np.flatnonzero(above >= paths).tolist() if deep else ():  # below guesses
             scores[at] = scores[above[at] - paths] + calibrated[at]
             positions[at] = positions[above[at] - paths] + 1
-        scores[positions > last_position] = -math.inf
-        able = np.count_nonzero(scores > -math.inf)
+        able = len(scores)
+        if deep or -math.inf in ends or max(places, default=0) >= last_position:
+            scores[positions > last_position] = -math.inf
+            able = int(np.count_nonzero(scores > -math.inf))
         order = (-scores).argsort(kind="stable")[: min(keep, able)]
         return order, scores, positions
 
@@ -278,7 +279,8 @@ class DraftTree(Nodes):
             sources.append(0 if at is None else self._sources[at])
         if not passed:
             return Advance((), (), False)
-        before = copy.copy(self)
+        before = DraftTree.__new__(DraftTree)  # it has the columns with this one in common
+        vars(before).update(vars(self))
         if right is None:
             self.root = self._add(end, tokens[-1], self._score(end))
             self._below, self._runs, self._refreshed = {}, [], False

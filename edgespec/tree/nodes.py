@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Sequence, Set
 from itertools import chain
 
 import numpy as np
@@ -110,11 +110,23 @@ class Nodes:
 
     def path(self, node_id: int) -> tuple[int, ...]:
         """Tokens from below the root down to a node; empty for the root."""
-        tokens: list[int] = []
-        while node_id != self.root:
-            tokens.append(self._tokens[node_id - self._first])
-            node_id = self._parents[node_id - self._first]
-        return tuple(reversed(tokens))
+        return self.paths((node_id,))[0]
+
+    def paths(self, ids: Iterable[int]) -> tuple[tuple[int, ...], ...]:
+        """The same for several nodes."""
+        known: dict[int, tuple[int, ...]] = {self.root: ()}
+        parents, tokens, first = self._parents, self._tokens, self._first
+        found = []
+        for one in ids:
+            above: list[int] = []
+            while one not in known:
+                above.append(one)
+                one = parents[one - first]
+            path = known[one]
+            for node_id in reversed(above):
+                path = known[node_id] = (*path, tokens[node_id - first])
+            found.append(path)
+        return tuple(found)
 
     @property
     def lowest(self) -> int:
@@ -256,6 +268,7 @@ class Nodes:
     def _rows(self, ids: Sequence[int]) -> Rows:
         """The rows that nodes travel as."""
         at = [one - self._first for one in ids]
-        columns = self._parents, self._tokens, self._positions
-        told = (np.array([column[n] for n in at], np.int64) for column in columns)
-        return Rows(np.array(ids, np.int64), *told)
+        told = [
+            [column[n] for n in at] for column in (self._parents, self._tokens, self._positions)
+        ]
+        return Rows(*np.array([ids, *told], np.int64))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple, TypeAlias
 
-Way = Literal["greedy", "sampled", "filtered"]
+TokenChoice = Literal["greedy", "sampled", "filtered"]
 """How tokens are taken from logits: the largest one, with noise, or with noise from a few of them
 that filters leave. Sampling has one; what it costs to take or to guess a token depends on it."""
 
@@ -54,7 +54,7 @@ class RankedRows(NamedTuple):
 
     positions: tuple[int, ...]
     source: str
-    way: Way
+    way: TokenChoice
     seed: int
     product: int | None = None
     form: HeadForm | None = None

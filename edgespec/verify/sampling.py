@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from edgespec.config import MAX_TEMPERATURE
 from edgespec.errors import ConfigError, EdgespecError
 from edgespec.tree.ledger import Rows
-from edgespec.types.draft_pass import Way
+from edgespec.types.draft_pass import TokenChoice
 from edgespec.verify.noise import gumbel_from_keys, gumbel_row, position_keys
 
 Floats = NDArray[np.float64]
@@ -74,7 +74,7 @@ class Sampling:
         return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
 
     @property
-    def way(self) -> Way:
+    def way(self) -> TokenChoice:
         """What taking a token costs depends on this alone."""
         if self.greedy:
             return "greedy"

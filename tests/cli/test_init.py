@@ -11,7 +11,7 @@ import pytest
 from support.commands import Done, run_here
 from support.unplayed import unplayed
 
-from edgespec.daemon import ways
+from edgespec.daemon import played_plans
 from edgespec.daemon.access_store import AccessStore
 from edgespec.daemon.bundled_models import bundled
 from edgespec.daemon.cluster import ClusterFolder, ClusterSettings
@@ -38,7 +38,7 @@ def here(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, fol
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Plans are not played."""
-    monkeypatch.setattr(ways, "_play", unplayed)
+    monkeypatch.setattr(played_plans, "_play", unplayed)
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,9 @@ import pytest
 from support.commands import run_here
 
 from edgespec.cli import kit as kit_file
+from edgespec.cli.kit import HIDDEN, Watch, own_names, power, without_names
 from edgespec.config import QUANTISATIONS
-from edgespec.daemon import bandwidths, doctor_network, kernels, kit, storage
-from edgespec.daemon.kit import HIDDEN, Watch, own_names, power, without_names
+from edgespec.daemon import bandwidths, doctor_network, kernels, storage
 from edgespec.errors import PeerLost
 
 
@@ -28,7 +28,7 @@ def test_one_command_measures_and_hides_whose_board_it_is(
         monkeypatch.setenv(name, str(home))
     for name in ("LOGNAME", "USER"):
         monkeypatch.setenv(name, "ada99")
-    monkeypatch.setattr(kit.socket, "gethostname", lambda: "engine7.ada.example")
+    monkeypatch.setattr(kit_file.socket, "gethostname", lambda: "engine7.ada.example")
     monkeypatch.setattr(bandwidths, "LEAST_BUFFER", 2**22)
     monkeypatch.setattr(bandwidths, "MOST_BUFFER", 2**22)
     monkeypatch.setattr(storage, "TRIED_BYTES", 1 << 20)
@@ -96,11 +96,11 @@ def test_no_address_or_path_of_any_form_is_left() -> None:
 
 
 def test_names_that_everybody_has_are_no_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kit.socket, "gethostname", lambda: "localhost")
-    monkeypatch.setattr(kit.getpass, "getuser", lambda: "root")
+    monkeypatch.setattr(kit_file.socket, "gethostname", lambda: "localhost")
+    monkeypatch.setattr(kit_file.getpass, "getuser", lambda: "root")
     monkeypatch.setattr(Path, "home", lambda: Path("/root"))
     assert own_names() == []
-    monkeypatch.setattr(kit.socket, "gethostname", lambda: "pi-3.lan")
+    monkeypatch.setattr(kit_file.socket, "gethostname", lambda: "pi-3.lan")
     assert own_names() == ["pi-3.lan", "pi-3"]
 
 

@@ -13,7 +13,7 @@ from support.tiers import thorough
 from support.unplayed import unplayed
 
 from edgespec.config import HEADS
-from edgespec.daemon import ways
+from edgespec.daemon import played_plans
 from edgespec.daemon.bundled_models import bundled
 
 Here = Callable[..., Done]
@@ -85,7 +85,7 @@ def test_layers_on_the_coordinators_board_need_no_join(here: Here, folder: str) 
 def test_one_device_that_holds_it_all_is_a_ring(
     here: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ways, "_play", unplayed)
+    monkeypatch.setattr(played_plans, "_play", unplayed)
     done = here("--model", "llama-3.2-1b", "--devices", NANO, "--json")
     assert done.code == 0, done.err
     made = json.loads(done.out)
@@ -97,7 +97,7 @@ def test_one_device_that_holds_it_all_is_a_ring(
 
 def test_the_others_stand_beside_it_in_figures(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
     """Plain speeds, what guessing brings, and from when on the ring is the faster one."""
-    monkeypatch.setattr(ways, "_play", unplayed)
+    monkeypatch.setattr(played_plans, "_play", unplayed)
     asked = ("--model", "qwen2.5-7b", "--devices", f"jetson-agx-orin-64gb,2*{NANO}")
     text = " ".join(here(*asked).out.split())
     assert "with guesses: 100.0 tokens/s in virtual time, 90% of the tokens guessed" in text
@@ -131,7 +131,7 @@ def test_a_board_that_is_faster_alone_is_the_plan(
     assert f"{fast} alone is the fastest" in text
     assert f"{fast}: edgespec serve" in text
     assert "join TOKEN" not in text
-    monkeypatch.setattr(ways, "_play", lambda setups, news: [(9.0, 0.9), (20.0, 0.5)])
+    monkeypatch.setattr(played_plans, "_play", lambda setups, news: [(9.0, 0.9), (20.0, 0.5)])
     asked = ("--model", "qwen2.5-7b", "--devices", f"2*{NANO}", "--context", "512")
     made = json.loads(here(*asked, "--draft", "ngram", "--json").out)
     assert (made["with_stage"], made["layers"]) == (1, [28])
@@ -166,7 +166,7 @@ def test_a_draft_without_room_is_left_out_unless_it_was_asked_for(here: Here) ->
 def test_every_source_that_takes_room_is_planned(
     here: Here, folder: str, monkeypatch: pytest.MonkeyPatch, draft: str, charged: str
 ) -> None:
-    monkeypatch.setattr(ways, "QUESTIONS", ways.QUESTIONS[:1])
+    monkeypatch.setattr(played_plans, "QUESTIONS", played_plans.QUESTIONS[:1])
     weights = bundled("eagle3" if "eagle3" in draft else "draft")
     draft = draft.format(weights)
     done = here("--model", folder, "--devices", f"4*{NANO}", "--draft", draft, "--json")
@@ -183,7 +183,7 @@ def test_every_source_that_takes_room_is_planned(
 
 
 def test_the_output_head_is_where_it_pays(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ways, "_play", unplayed)
+    monkeypatch.setattr(played_plans, "_play", unplayed)
     asked = ("--model", "llama-3.1-8b", "--devices", f"5*{NANO}")
     made = {head: json.loads(here(*asked, "--json", "--head", head).out) for head in HEADS}
     chosen = json.loads(here(*asked, "--json").out)
@@ -222,7 +222,7 @@ def test_of_two_wrong_paths_the_model_is_named_first(here: Here) -> None:
 def test_json_has_the_same_figures(
     here: Here, folder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ways, "QUESTIONS", ways.QUESTIONS[:1])
+    monkeypatch.setattr(played_plans, "QUESTIONS", played_plans.QUESTIONS[:1])
     done = here("--model", folder, "--devices", f"5*{NANO}", "--draft", bundled("draft"), "--json")
     assert done.code == 0, done.err
     made = json.loads(done.out)
@@ -240,7 +240,7 @@ def test_json_has_the_same_figures(
 
 
 def test_a_known_model_is_planned_by_its_name(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ways, "_play", unplayed)
+    monkeypatch.setattr(played_plans, "_play", unplayed)
     done = here("--model", "llama-2-13b", "--devices", f"3*{NANO}", "--context", "512")
     assert done.code == 0, done.err
     assert (

@@ -10,8 +10,7 @@ from msgspec import structs
 from edgespec.config import HEADS, Address, CoordinatorConfig
 from edgespec.daemon.bundled_models import bundled
 from edgespec.daemon.cache_rows import cache_rows, live_requests, planned_rows, stage_rows
-from edgespec.daemon.layer_assignment import needs_of
-from edgespec.daemon.planning import Quants, model_to_plan
+from edgespec.daemon.planning import Quants, model_to_plan, planned_needs
 from edgespec.daemon.profiles import profile_named
 from edgespec.planning.memory import GIB, Device, Needs
 from edgespec.planning.plan import plan
@@ -26,7 +25,7 @@ CONFIG = CoordinatorConfig(
 
 
 def needs() -> Needs:
-    found = needs_of(CONFIG, 1024)
+    found = planned_needs(CONFIG, 1024, "it", with_draft=False)
     assert found is not None
     return found
 

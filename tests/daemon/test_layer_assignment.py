@@ -8,7 +8,8 @@ from msgspec import structs
 
 from edgespec.config import Address, CoordinatorConfig
 from edgespec.daemon.bundled_models import bundled
-from edgespec.daemon.layer_assignment import LayerAssignment, needs_of
+from edgespec.daemon.layer_assignment import LayerAssignment
+from edgespec.daemon.planning import planned_needs
 from edgespec.planning.memory import GIB, Needs
 from edgespec.wire.messages import Assign, Join
 
@@ -19,7 +20,7 @@ LAYERS = 8
 def needs() -> Needs:
     """What the bundled model needs."""
     config = CoordinatorConfig(bundled("base"), "", 3, "float32", Address("127.0.0.1", 0))
-    found = needs_of(config, 1024)
+    found = planned_needs(config, 1024, "it", with_draft=False)
     assert found is not None
     return found
 

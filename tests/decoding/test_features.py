@@ -216,12 +216,12 @@ def test_rows_wait_for_those_before_them_and_dead_ones_go() -> None:
     hidden = HiddenRows(range(2), DraftNeeds(final_hidden=True))
     tensor = Tensor("uint8", (4, 1), bytes([10, 11, 12, 13]))
     arrived(hidden, [1, 2, 3, 4], tensor)
-    assert hidden.take() is NO_FEATURES
+    assert hidden.take() == NO_FEATURES
     arrived(hidden, [0], Tensor("uint8", (1, 1), bytes([9])))
     assert hidden.take().final == Tensor("uint8", (2, 1), bytes([9, 10]))
     hidden.commit([3], 3)
     assert hidden.take().final == Tensor("uint8", (1, 1), bytes([12]))
-    assert hidden.take() is NO_FEATURES
+    assert hidden.take() == NO_FEATURES
     hidden.commit([4, 5], 5)
     assert bytes(hidden.take().final.data) == bytes([13])  # type: ignore[union-attr]
     assert hidden._rows == {}
@@ -238,4 +238,4 @@ def test_taps_that_a_stage_forgot_or_changed_are_passed_over() -> None:
         assert taken.final is None
         assert taken.aux_layers == (1, 4)
         assert taken.aux_hidden == Tensor("uint8", (1, 2), b"ab")
-        assert rows.take() is NO_FEATURES
+        assert rows.take() == NO_FEATURES

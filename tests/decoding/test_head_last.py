@@ -358,11 +358,12 @@ def test_a_verdict_of_other_tokens_or_without_numbers_does_not_fit() -> None:
             part.request, False, frozenset([2]), 1, structs.replace(GREEDY, top=top)
         )
         told = structs.replace(part, verdict=lie)
-        assert not flight.fits(told, None, VOCABULARY), lie
-        assert not flight.fits(structs.replace(told, ids=numbers()), None, VOCABULARY), lie
+        assert not flight.could_return_as(told, None, VOCABULARY), lie
+        rowless = structs.replace(told, ids=numbers())
+        assert not flight.could_return_as(rowless, None, VOCABULARY), lie
         figures = [np.inf, -1.0, -np.inf][: lie.figures.shape[1]]
         right = structs.replace(lie, tokens=numbers(9), top=lie.top * 0, figures=floats(figures))
-        assert flight.fits(structs.replace(part, verdict=right), None, VOCABULARY)
+        assert flight.could_return_as(structs.replace(part, verdict=right), None, VOCABULARY)
 
 
 def test_a_token_that_there_is_not_comes_to_no_user(monkeypatch: pytest.MonkeyPatch) -> None:

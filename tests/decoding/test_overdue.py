@@ -16,9 +16,9 @@ def watched(*trips: float) -> tuple[FlightWatch, float]:
     """A watch that has seen trips of so many seconds, and what time it is."""
     watch, now = FlightWatch(), 0.0
     for seq, seconds in enumerate(trips, 100):
-        watch.look({seq: None}, now)
+        watch.left(seq, now)
         now += seconds
-        watch.look({}, now)
+        watch.came(seq, now)
     return watch, now
 
 
@@ -26,7 +26,7 @@ def watched(*trips: float) -> tuple[FlightWatch, float]:
 def test_a_segment_is_overdue_by_what_trips_took(trip: float) -> None:
     watch, now = watched(trip, trip)
     assert watch.deadline() is None
-    watch.look({1: None}, now)
+    watch.left(1, now)
     limit = now + max(LEAST_S, TIMES * trip)
     assert watch.deadline() == pytest.approx(limit)
     assert watch.overdue(limit - 0.01) == ""
@@ -35,7 +35,7 @@ def test_a_segment_is_overdue_by_what_trips_took(trip: float) -> None:
 
 def test_a_segment_that_a_stage_says_it_has_is_waited_for_and_not_for_ever() -> None:
     watch, now = watched()
-    watch.look({1: None}, now)
+    watch.left(1, now)
     while now < BUSY_S - 1.0:
         watch.beat(1, 1, -1, now)
         assert watch.overdue(now) == ""
@@ -48,19 +48,19 @@ def test_each_ring_from_which_nothing_came_back_is_waited_for_longer() -> None:
     """The network may be slow: a large segment takes its time."""
     watch = FlightWatch()
     for doubts in range(MOST_DOUBTS + 2):
-        watch.look({doubts: None}, 0.0)
+        watch.left(doubts, 0.0)
         limit = LEAST_S * 2 ** min(doubts, MOST_DOUBTS)
         assert watch.deadline() == limit
         watch.doubt_ring()
-    watch.look({99: None}, 0.0)
-    watch.look({}, 0.5)
-    watch.look({100: None}, 1.0)
+    watch.left(99, 0.0)
+    watch.came(99, 0.5)
+    watch.left(100, 1.0)
     assert watch.deadline() == 1.0 + LEAST_S
 
 
 def test_it_is_told_where_a_segment_was_seen_last() -> None:
     watch, now = watched()
-    watch.look({7: None}, now)
+    watch.left(7, now)
     for stage, passed in ((1, 7), (2, 6), (3, 6)):
         watch.beat(stage, 0, passed, now)
     assert watch.overdue(now + LEAST_S + 1.0).endswith("stage 1 has passed it on, stage 2 has not")
@@ -68,8 +68,9 @@ def test_it_is_told_where_a_segment_was_seen_last() -> None:
 
 def test_what_lands_and_what_a_stage_passes_on_shows_that_the_ring_turns() -> None:
     watch, now = watched()
-    watch.look({1: None, 2: None}, now)
-    watch.look({2: None}, now + LEAST_S - 1.0)
+    watch.left(1, now)
+    watch.left(2, now)
+    watch.came(1, now + LEAST_S - 1.0)
     assert watch.overdue(now + LEAST_S + 1.0) == ""
     watch.beat(1, 0, 2, now + 2 * LEAST_S - 2.0)
     assert watch.overdue(now + 2 * LEAST_S) == ""

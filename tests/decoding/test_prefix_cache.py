@@ -112,7 +112,7 @@ def test_the_least_recently_used_goes_first() -> None:
     for number in (1, 2, 3):
         rows.add(number, kept([number] * 40))
     assert taken(rows, [1] * 39) == (1, 38, False)
-    assert [rows.oldest() for _ in range(3)] == [2, 3, 1]
+    assert list(rows) == [2, 3, 1]
 
 
 # --- a ring ---------------------------------------------------------------------------------------
@@ -350,7 +350,8 @@ def test_two_chats_in_turns_read_what_is_new_and_share_their_preamble(
     one, other = (len(said) - 1 for said in chats)
     assert held(fake) == {one + other - len(preamble)}
     for machine in fake.machines:
-        assert [machine.shares(number) for number in machine.ledgers()] == [[(80, 2)], [(80, 2)]]
+        shared = [machine.stems.shares(number) for number in machine.ledgers()]
+        assert shared == [[(80, 2)], [(80, 2)]]
     assert fake.coordinator.rows.saved == len(preamble)
     assert fake.coordinator.rows.used(0) == one + other - len(preamble)
 
@@ -413,7 +414,7 @@ def test_live_requests_share_rows_whatever_happens(
             if rng.random() < 0.001:
                 cancelled.add(tag)
                 fake.ring.cancel(tag)
-            shared = max(shared, fake.machines[0]._held._stems.saved)
+            shared = max(shared, fake.machines[0].stems.saved)
             most = max(most, len(fake.machines[0].ledgers()))
         right = fake.expected(wanted[tag]).token_ids
         heard.append([*tokens, *right])

@@ -101,6 +101,17 @@ def test_a_demo_compares_them_with_plain_decoding() -> None:
 
 
 @pytest.mark.thorough
+def test_a_bench_compares_them_on_an_emulated_ring(tmp_path: Path) -> None:
+    how = ("--stages", "1", "--limit", "1", "--max-new-tokens", "8", "--out", str(tmp_path))
+    device = ("--emulate", "jetson-orin-nano-8gb")
+    done = run("bench", *TOY, "--policy", POLICY, "--draft", DRAFT, *how, *device, "--json")
+    assert done.code == 0, done.err
+    found = json.loads(done.out)
+    assert found["differences"] == []
+    assert [one["policy"] for one in found["runs"]] == ["autoregressive", "chain"]
+
+
+@pytest.mark.thorough
 @pytest.mark.parametrize("draft", [DRAFT, HYBRID])
 def test_a_ring_of_three_stages_finds_the_tokens_of_plain_decoding(draft: str) -> None:
     with LLM(bundled("base"), stages=3, policy=POLICY, draft=draft) as llm:
@@ -130,8 +141,11 @@ def test_clients_of_the_api_may_name_what_the_coordinator_was_told() -> None:
             for policy in ("chain", "autoregressive")
         ]
         refused = http.post("/v1/completions", json={**body, "policy": "bigram:Bigram"})
+        with LLM(coordinator=ring.address, cluster=ring.cluster, policy=POLICY) as llm:
+            (asked,) = llm.generate(TEXTS[0], SamplingParams(max_new_tokens=12, policy=POLICY))
     one, other = (answer.json()["choices"][0]["text"] for answer in texts)
-    assert one == other
+    assert one == other == asked.text
+    assert (asked.figures.policy, asked.figures.draft) == ("chain", "bigram")
     assert refused.status_code == 400
 
 

@@ -14,9 +14,16 @@ from support.namespaces import lan
 
 from edgespec.config import Address
 from edgespec.errors import AddressUnavailable
-from edgespec.net import sockets, zones
-from edgespec.net.sockets import bind, connect, number_of, own_address_towards
-from edgespec.net.zones import is_link_local, with_zone, without_zone
+from edgespec.net import sockets
+from edgespec.net.sockets import (
+    bind,
+    connect,
+    is_link_local,
+    number_of,
+    own_address_towards,
+    with_zone,
+    without_zone,
+)
 
 STREAM = socket.SOCK_STREAM
 
@@ -94,8 +101,8 @@ def test_a_neighbour_is_reached_by_the_interface_where_it_was_met(
     full: str,
 ) -> None:
     numbers = {name: [SimpleNamespace(address=address)] for name, address in own.items()}
-    monkeypatch.setattr(zones.psutil, "net_if_addrs", lambda: numbers)
-    monkeypatch.setattr(zones, "_neighbours", lambda _: met)
+    monkeypatch.setattr(sockets.psutil, "net_if_addrs", lambda: numbers)
+    monkeypatch.setattr(sockets, "_neighbours", lambda _: met)
     assert with_zone("fe80::1", coordinator) == full
 
 
@@ -113,7 +120,7 @@ def test_a_kernel_that_tells_no_neighbours_is_no_error(monkeypatch: pytest.Monke
     def refused(*_: object, **__: object) -> None:
         raise PermissionError(1, "Operation not permitted")
 
-    monkeypatch.setattr(zones.subprocess, "run", refused)
+    monkeypatch.setattr(sockets.subprocess, "run", refused)
     assert with_zone("fe80::1234:5678", "fe80::9%eth0") == "fe80::1234:5678%eth0"
 
 
@@ -188,7 +195,7 @@ PUSH = (
     "push.send(own_address_towards(there).encode()); push.close(); context.term()\n"
 )
 ZONE = (
-    "import socket, sys; from edgespec.net.zones import with_zone\n"
+    "import socket, sys; from edgespec.net.sockets import with_zone\n"
     "with socket.create_connection((sys.argv[1] + '%eth0', 7777)): print(with_zone(sys.argv[1]))\n"
 )
 

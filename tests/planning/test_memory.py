@@ -44,7 +44,8 @@ def test_the_engine_s_own_reserve_is_counted() -> None:
     wire.submit(submit(1, "hello", 50, "autoregressive"))
     (part,) = wire.segments[0].parts
     assert part.reserve == len(wire.request.prompt), "what comes after it is given as it is used"
-    assert wire.request.capacity == len(wire.request.prompt) + 50 + SPECULATIVE_ROWS
+    rows = wire.request.rows_after(1000)
+    assert rows == len(wire.request.prompt) + 50 + SPECULATIVE_ROWS, "of the longest answer"
     assert Adaptive().most_rows == WIDEST_SEGMENT
     assert NEEDS.rows == 4352 + 544 + 64
     assert Needs(MODEL, 1000, 3).rows == 3 * 1256 + 471 + 3 * 64

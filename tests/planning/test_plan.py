@@ -16,7 +16,7 @@ from edgespec.planning.architecture import Architecture
 from edgespec.planning.cost_model import ARCHITECTURES, COST_MODELS, NO_DRAFT, draft_costs_of
 from edgespec.planning.costs import NodeCosts
 from edgespec.planning.memory import GIB, Device, PlannedModel
-from edgespec.planning.plan import LEAST_GAIN, Plan, plan, ways
+from edgespec.planning.plan import LEAST_GAIN, Plan, candidates, plan
 from edgespec.planning.problem import (
     CHOSEN_ROWS,
     DRAFT_ROWS,
@@ -188,7 +188,7 @@ def test_one_board_may_be_the_whole_ring() -> None:
     made = plan(Problem(MODEL, Device("desk", AGX), ()))
     assert (made.split, made.with_stage) == ((40,), 1)
     assert made.is_alone
-    assert ways(made.problem) == (made,)
+    assert candidates(made.problem) == (made,)
     assert refused(Problem(MODEL, Device("nano", NANO), ())) == (
         "llama-2-13b (int4, 1 request(s) of 4096 tokens) does not fit: stage 1 (nano) needs 12.59 "
         "GiB for 40 layer(s) beside the output head and the draft tinyllama-1.1b, has 6.50 GiB; "
@@ -198,20 +198,22 @@ def test_one_board_may_be_the_whole_ring() -> None:
 
 def test_boards_that_could_hold_the_model_alone_are_named() -> None:
     """One of each kind, the coordinator's own first; with what is left out of it."""
-    ring, own, alone = ways(Problem(MODEL, Device("desk", AGX), (Device("a", AGX), *nanos(2))))
+    ring, own, alone = candidates(
+        Problem(MODEL, Device("desk", AGX), (Device("a", AGX), *nanos(2)))
+    )
     assert not ring.with_stage
     assert own.with_stage == len(own.split) > 1
     assert alone.is_alone
     assert [node.device.name for node in alone.nodes] == ["desk", "desk"]
     assert [device.name for device, _ in alone.left_out] == ["a", "nano-1", "nano-2"]
-    assert [made.is_alone for made in ways(problem(4))] == [False, False]
+    assert [made.is_alone for made in candidates(problem(4))] == [False, False]
 
 
 def test_a_draft_that_has_no_room_may_be_left_out() -> None:
     tight = Problem(MODEL, with_memory("small", 1.2), (with_memory("large", 12.0),))
     with pytest.raises(CapacityError):
-        ways(tight)
-    ring, alone = ways(tight, needs_draft=False)
+        candidates(tight)
+    ring, alone = candidates(tight, needs_draft=False)
     assert [one.problem.model.draft.name for one in (ring, alone)] == ["", ""]
     assert alone.nodes[0].device.name == "large"
 

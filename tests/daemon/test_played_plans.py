@@ -11,10 +11,10 @@ from edgespec.bench.setup import Setup
 from edgespec.bench.simulated import play
 from edgespec.bench.together import play_together
 from edgespec.bench.workloads import Prompt, default_prompts
-from edgespec.daemon import ways
+from edgespec.daemon import played_plans
 from edgespec.daemon.bundled_models import bundled
 from edgespec.daemon.planning import Quants, devices_of, head_places, model_to_plan
-from edgespec.daemon.ways import CLEARLY, QUESTIONS, PlayedPlan, ways_to_run
+from edgespec.daemon.played_plans import CLEARLY, QUESTIONS, PlayedPlan, fastest_plans
 from edgespec.planning.cost_model import NO_DRAFT
 from edgespec.planning.plan import Plan, plan
 from edgespec.planning.problem import Problem
@@ -60,14 +60,14 @@ def test_plain_decoding_is_what_the_machines_take() -> None:
 
 @pytest.mark.thorough
 def test_speculation_is_played_on_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ways, "QUESTIONS", QUESTIONS[:1])
+    monkeypatch.setattr(played_plans, "QUESTIONS", QUESTIONS[:1])
     heard: list[int] = []
     nanos = problem("llama-2-13b", "", f"4*{NANO}")
-    found = ways_to_run(nanos, ("coordinator",), True, heard.append)
+    found = fastest_plans(nanos, ("coordinator",), True, heard.append)
     assert found[0].guessing is not None
     assert found[0].guessing > found[0].plain
     assert heard[-1] == len(found)
-    many = ways_to_run(problem("llama-2-13b", "", f"{NANO},16*{PI}"), ("coordinator",))
+    many = fastest_plans(problem("llama-2-13b", "", f"{NANO},16*{PI}"), ("coordinator",))
     assert all(way.guessing is not None for way in many), "more stages than the bundled layers"
 
 
@@ -123,7 +123,7 @@ def test_the_plan_is_the_fastest_way(name: str) -> None:
     model, draft, devices = SETS[name]
     asked = problem(model, draft, devices)
     heads = head_places("auto", draft, model)
-    best = ways_to_run(asked, heads, bool(draft))[0]
+    best = fastest_plans(asked, heads, bool(draft))[0]
     others = [plan(asked, heads)] if asked.fits() else []
     kinds = {device.profile: device for device in (asked.coordinator, *asked.others)}
     bare = model_to_plan(model, Quants(), "none").model
@@ -137,7 +137,7 @@ def test_the_plan_is_the_fastest_way(name: str) -> None:
 
 def simulated(plans: list[Plan]) -> list[float]:
     """Tokens a second of `adaptive` on each of them, or of plain decoding without a draft."""
-    setups = [ways._setup(made) or _plain(made) for made in plans]
+    setups = [played_plans._setup(made) or _plain(made) for made in plans]
     drafts = any(made.problem.model.draft.name for made in plans)
     setups = [replace(one, prompts=PROMPTS, max_new_tokens=32) for one in setups]
     policies = ["adaptive" if one.draft and drafts else "autoregressive" for one in setups]
@@ -150,6 +150,6 @@ def simulated(plans: list[Plan]) -> list[float]:
 def _plain(made: Plan) -> Setup:
     """What plays a plan without a draft."""
     ngram = replace(made.problem.model, draft=replace(NO_DRAFT, name="ngram"), sources="ngram")
-    setup = ways._setup(replace(made, problem=replace(made.problem, model=ngram)))
+    setup = played_plans._setup(replace(made, problem=replace(made.problem, model=ngram)))
     assert setup is not None
     return replace(setup, draft="")

@@ -1,4 +1,4 @@
-"""Ways: how fast the plans of one problem are, by playing them in virtual time."""
+"""Played plans: how fast those of one problem are, by playing them in virtual time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from edgespec.daemon.bundled_models import bundled
 from edgespec.daemon.planning import read_config
 from edgespec.drafting.choice import parse_draft
 from edgespec.planning.architecture import architecture_of
-from edgespec.planning.plan import Plan, ways
+from edgespec.planning.plan import Plan, candidates
 from edgespec.planning.problem import Problem
 from edgespec.verify.sampling import Sampling
 
@@ -69,21 +69,21 @@ class PlayedPlan:
         return share if 0 < share < 1 else None
 
 
-def ways_to_run(
+def fastest_plans(
     problem: Problem,
     heads: Sequence[str],
     needs_draft: bool = True,
     news: Callable[[int], None] = lambda done: None,
 ) -> list[PlayedPlan]:
-    """Plans that may be the fastest (planning.plan.ways), the fastest first: by virtual time with a
-    draft, by plain decoding without; what is simpler before what is not CLEARLY faster: a board
-    alone, the ring that the formula has chosen, any other. `news(done)`: how many answers were
-    played. Takes seconds.
+    """Plans that may be the fastest (planning.plan.candidates), the fastest first: by virtual time
+    with a draft, by plain decoding without; what is simpler before what is not CLEARLY faster: a
+    board alone, the ring that the formula has chosen, any other. `news(done)`: how many answers
+    were played. Takes seconds.
 
     Where one of them cannot be played (see _setup), the formula's choice comes first. Raises as
-    `ways`.
+    `candidates`.
     """
-    plans = ways(problem, heads, needs_draft)
+    plans = candidates(problem, heads, needs_draft)
     setups = [_setup(plan) for plan in plans]
     wanted = [setup for setup in setups if setup is not None]
     played = iter(_play(wanted, news)) if wanted else iter(())
