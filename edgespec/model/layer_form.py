@@ -101,16 +101,18 @@ def layer_form(config: ModelConfig, index: int) -> LayerForm | None:
     activation = config.hidden_activation if gemma else getattr(config, "hidden_act", "")
     if kind not in OWN_OPERATIONS or activation not in _ACTIVATIONS:
         return None
+    heads, hidden = int(config.num_attention_heads), int(config.hidden_size)
+    head_dim = int(getattr(config, "head_dim", None) or hidden // heads)
     biased = kind == "qwen2" or (kind not in _NO_BIAS and bool(config.attention_bias))
     softcap = config.attn_logit_softcapping if kind == "gemma2" else None
     return LayerForm(
-        hidden=int(config.hidden_size),
+        hidden=hidden,
         inner=int(config.intermediate_size),
-        heads=int(config.num_attention_heads),
+        heads=heads,
         kv_heads=int(config.num_key_value_heads),
-        head_dim=config.head_dim,
+        head_dim=head_dim,
         eps=float(config.rms_norm_eps),
-        scaling=_scaling(config),
+        scaling=_scaling(config, head_dim),
         activation=activation,
         qkv_bias=biased,
         out_bias=biased and kind != "qwen2",
@@ -126,13 +128,13 @@ def layer_form(config: ModelConfig, index: int) -> LayerForm | None:
     )
 
 
-def _scaling(config: ModelConfig) -> float:
+def _scaling(config: ModelConfig, head_dim: int) -> float:
     """What scores are multiplied by."""
     if config.model_type in _GEMMAS:
         return float(config.query_pre_attn_scalar**-0.5)
     if config.model_type == "granite":
         return float(config.attention_multiplier)
-    return float(config.head_dim**-0.5)
+    return float(head_dim**-0.5)
 
 
 def _window(config: ModelConfig, index: int) -> int | None:
