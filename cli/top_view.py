@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from rich.console import Console, Group, JustifyMethod, RenderableType
@@ -98,9 +98,6 @@ def _footer() -> Text:
 
 # --- the table ----------------------------------------------------------------------------------
 
-Cell = Callable[[NodeStatus, BusyHistory, bool], Text]
-"""A cell of a node; the last argument: whether the terminal can show block characters."""
-
 
 def widest_table(state: Status, busy: BusyHistory, console: Console) -> Table:
     """The table with the widest layout that fits."""
@@ -115,64 +112,37 @@ def widest_table(state: Status, busy: BusyHistory, console: Console) -> Table:
 def _table(state: Status, busy: BusyHistory, console: Console, names: str) -> Table:
     blocks = (console.encoding or "").lower().startswith("utf")
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    columns = [_COLUMNS[name] for name in names.split()]
-    for title, justify, _ in columns:
-        table.add_column(title, justify=justify, no_wrap=True)
+    for name in names.split():
+        justify: JustifyMethod = "right" if name in _RIGHT else "left"
+        table.add_column(_TITLES.get(name, name), justify=justify, no_wrap=True)
     for node in state.nodes:
-        table.add_row(*(cell(node, busy, blocks) for *_, cell in columns))
+        shown_cells = _cells(node, busy.of(node), blocks)
+        table.add_row(*(shown_cells[name] for name in names.split()))
     return table
 
 
-def _status_cell(column: str) -> Cell:
-    """A cell that `edgespec status` has too."""
-
-    def cell(node: NodeStatus, busy: BusyHistory, blocks: bool) -> Text:
-        return Text(shown(dict(zip(COLUMNS, cells(node), strict=True))[column]))
-
-    return cell
-
-
-def _state(node: NodeStatus, busy: BusyHistory, blocks: bool) -> Text:
-    return Text(shown(node.state), style=_STATES.get(node.state, "yellow"))
-
-
-def _words(node: NodeStatus, busy: BusyHistory, blocks: bool) -> Text:
-    text = _state(node, busy, blocks)
-    if node.state == "loading":
-        text.plain = shown(node.words)
-    return text
-
-
-def _memory_bar(node: NodeStatus, busy: BusyHistory, blocks: bool) -> Text:
-    if not node.memory or not node.free:
-        return Text(UNKNOWN)
-    used = 1 - node.free / node.memory
-    return bar(used, "red" if used > 0.95 else "cyan", blocks)
-
-
-def _temperature(node: NodeStatus, busy: BusyHistory, blocks: bool) -> Text:
-    text = _status_cell("°C")(node, busy, blocks)
+def _cells(node: NodeStatus, busy: Iterable[float], blocks: bool) -> dict[str, Text]:
+    """Those of a node by their columns in _LAYOUTS; `blocks`: whether the terminal can show block
+    characters."""
+    text = dict(zip(COLUMNS, map(Text, map(shown, cells(node))), strict=True))
+    state = Text(shown(node.state), style=_STATES.get(node.state, "yellow"))
+    words = Text(text["state"].plain, style=state.style)
+    memory = Text(UNKNOWN)
+    if node.memory and node.free:
+        used = 1 - node.free / node.memory
+        memory = bar(used, "red" if used > 0.95 else "cyan", blocks)
     if node.throttled or (node.limit and node.temperature >= node.limit):
-        text.stylize("bold red")
+        text["°C"].stylize("bold red")
     elif node.limit and node.temperature >= node.limit - WARM:
-        text.stylize("yellow")
-    return text
-
-
-def _busy_bar(node: NodeStatus, busy: BusyHistory, blocks: bool) -> Text:
-    share = _status_cell("busy")(node, busy, blocks)
-    if share.plain == UNKNOWN:
-        return share
-    return Text.assemble(bar(node.busy, "green", blocks), f" {share.plain:>4}")
-
-
-def _busy_history(node: NodeStatus, busy: BusyHistory, blocks: bool) -> Text:
-    if _status_cell("busy")(node, busy, blocks).plain == UNKNOWN:
-        return Text(UNKNOWN)
-    levels = _LEVELS if blocks else "0123456789"
-    last = len(levels) - 1
-    shares = (min(max(share, 0.0), 1.0) for share in busy.of(node))
-    return Text("".join(levels[round(share * last)] for share in shares), style="green")
+        text["°C"].stylize("yellow")
+    work = history = Text(share := text["busy"].plain)
+    if share != UNKNOWN:
+        work = Text.assemble(bar(node.busy, "green", blocks), f" {share:>4}")
+        levels = _LEVELS if blocks else "0123456789"
+        heights = (round(min(max(one, 0.0), 1.0) * (len(levels) - 1)) for one in busy)
+        history = Text("".join(levels[height] for height in heights), style="green")
+    own = {"words": words, "state": state, "bar": memory, "work": work, "history": history}
+    return {_SHORT.get(title, title): cell for title, cell in text.items()} | own
 
 
 def bar(share: float, style: str, blocks: bool) -> Text:
@@ -181,23 +151,13 @@ def bar(share: float, style: str, blocks: bool) -> Text:
     return Text.assemble((one * full, style), (none * (BAR - full), "dim"))
 
 
-_COLUMNS: dict[str, tuple[str, JustifyMethod, Cell]] = {
-    "node": ("node", "left", _status_cell("node")),
-    "device": ("device", "left", _status_cell("device")),
-    "address": ("address", "left", _status_cell("address")),
-    "layers": ("layers", "left", _status_cell("layers")),
-    "words": ("state", "left", _words),
-    "state": ("state", "left", _state),
-    "bar": ("memory", "left", _memory_bar),
-    "free": ("GiB free", "right", _status_cell("GiB free")),
-    "celsius": ("°C", "right", _temperature),
-    "work": ("busy", "left", _busy_bar),
-    "history": (f"last {HISTORY} looks", "left", _busy_history),
-    "busy": ("busy", "right", _status_cell("busy")),
-    "trip": ("link ms", "right", _status_cell("link ms")),
-    "heard": ("heard s", "right", _status_cell("heard s")),
-    "losses": ("losses", "right", _status_cell("losses")),
+_SHORT = {"GiB free": "free", "°C": "celsius", "link ms": "trip", "heard s": "heard"}
+"""Columns of `edgespec status` by their names here."""
+_TITLES = {
+    **{name: title for title, name in _SHORT.items()},
+    **{"words": "state", "bar": "memory", "work": "busy", "history": f"last {HISTORY} looks"},
 }
+_RIGHT = {"free", "celsius", "busy", "trip", "heard", "losses"}
 _LAYOUTS = (
     "node device address layers words bar free celsius work history trip heard losses",
     "node device layers words bar free celsius work history trip losses",

@@ -126,7 +126,7 @@ def _recorded(line: RecordedLine) -> Recorded:
     records = {
         "logit_bias": tuple(TokenBias(**one) for one in asked.get("logit_bias", ())),
         "messages": tuple(map(_message, chat)),
-        "tools": tuple(Tool(**one["function"]) for one in asked.get("tools", ())),
+        "tools": tuple(Tool(**one) for one in asked.get("tools", ())),
     }
     submit = decode(encode(Submit(**{**asked, **records, "tag": 0, "top": -1})))  # holds the types
     assert isinstance(submit, Submit)
@@ -134,9 +134,8 @@ def _recorded(line: RecordedLine) -> Recorded:
 
 
 def _message(given: dict[str, Any]) -> ChatMessage:
-    calls = [ToolCall(**one["function"], id=one["id"]) for one in given.get("tool_calls", ())]
-    role, content = given["role"], given["content"]
-    return ChatMessage(role, content, tuple(calls), given.get("tool_call_id", ""))
+    calls = tuple(ToolCall(**call) for call in given.get("tool_calls", ()))
+    return ChatMessage(**{**given, "tool_calls": calls})
 
 
 def prompts_of(recording: list[Recorded]) -> list[Prompt]:

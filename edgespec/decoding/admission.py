@@ -90,13 +90,15 @@ def admit(
         raise ConfigError(f"max_new_tokens is {submit.max_new_tokens}; it must be at least 1")
     if not submit.messages and not submit.prompt:
         raise ConfigError("the prompt is empty; give at least one character")
+    rules = _rules_of(ring, submit)
     if submit.prompt and not _is_chat(codec, submit):
         codec.check_length(submit.prompt, most_tokens(ring))
-    answer = Answer(codec, submit.stop, submit.max_new_tokens)
-    rules = _rules_of(ring, submit)
+    answer, client = (
+        Answer(codec, submit.stop, submit.max_new_tokens),
+        RequestClient(peer, submit, now),
+    )
     needs = ring.needs if policy.drafts else NO_NEEDS
     choosing = choosing_of(sampling, submit.top) if ring.head_last else None
-    client = RequestClient(peer, submit, now)
     asked = submit, sampling, policy, answer
     return Request(number, client, *asked, shared, needs, choosing, rules or None)
 
@@ -134,10 +136,7 @@ def encode(codec: TextCodec, effect: EncodePrompt) -> PromptEncoded:
     try:
         if _is_chat(codec, asked):
             told = [one.as_json() for one in asked.messages]
-            if asked.tools or any(one.role == "tool" or one.tool_calls for one in asked.messages):
-                tokens = codec.encode_tool_chat(told, asked.tools, effect.most)
-            else:
-                tokens = codec.encode_chat(told, effect.most)
+            tokens = codec.encode_chat(told, effect.most, asked.tools)
         else:
             tokens = codec.encode(asked.prompt)
         grammar = codec.grammar(asked.grammar) if asked.grammar else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any, Protocol
@@ -59,17 +59,15 @@ class TextCodec(Protocol):
     def encode(self, text: str) -> Sequence[int]:
         """Token ids of a prompt, with the tokenizer's own opening token."""
 
-    def encode_chat(self, messages: Sequence[Mapping[str, str]], most: int) -> Sequence[int]:
-        """Token ids of a conversation by the model's chat template, up to where it answers.
+    def encode_chat(
+        self, messages: Sequence[Message], most: int, tools: Sequence[Tool] = ()
+    ) -> Sequence[int]:
+        """Token ids of a conversation by the model's chat template, up to where it answers; these
+        `tools` may be called there.
 
         Raises ConfigError if the model has none, or does not take this conversation, CapacityError
         if what the template wrote is too long for `most` tokens (see check_length).
         """
-
-    def encode_tool_chat(
-        self, messages: Sequence[Message], tools: Sequence[Tool], most: int
-    ) -> Sequence[int]:
-        """As encode_chat, of a conversation in which these tools may be called, or tools were."""
 
     def grammar(self, text: str) -> Grammar:
         """What an answer may be by that text, which is as the message Submit has it.

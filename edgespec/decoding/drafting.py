@@ -148,10 +148,15 @@ class Drafting:
     # --- guesses ------------------------------------------------------------------------------
 
     def take_guesses(
-        self, drafted: Drafted, tree: DraftTree | None, context: tuple[int, ...], now: float
+        self,
+        drafted: Drafted,
+        tree: DraftTree | None,
+        prompt: int,
+        answer: Sequence[int],
+        now: float,
     ) -> bool:
         """Merge the guesses of the draft at work, which has ended, into the tree; False if that is
-        another one."""
+        another one. `answer`: the committed tokens behind the `prompt`, of so many."""
         draft, guesses = self.running, drafted.guesses
         if draft is None or draft.job != drafted.job:
             return False
@@ -172,7 +177,7 @@ class Drafting:
         assert isinstance(guesses, DraftedTree)
         assert tree is not None
         deepens = isinstance(plan, Deepen)
-        since = context[draft.context_length :]
+        since = answer[draft.context_length - prompt :]
         added = tree.merge(guesses, since, plan.keep, last, only_new=deepens)
         self.exhausted = deepens and added == 0
         return True

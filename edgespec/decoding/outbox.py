@@ -12,8 +12,9 @@ from edgespec.decoding.flights import Returned
 from edgespec.decoding.row_account import ReusedPrefix
 from edgespec.tree.draft_tree import DraftTree
 from edgespec.tree.ledger import RetainSet, Rows
+from edgespec.types.record import NO_IDS
 from edgespec.wire.messages import Retain
-from edgespec.wire.segment import NO_IDS, Choosing, Part
+from edgespec.wire.segment import Choosing, Part
 
 
 class RetainLog:

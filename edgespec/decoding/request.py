@@ -118,7 +118,8 @@ class Request:
             case HeadDone():
                 return self._take_tokens(event, now)
             case Drafted():  # guesses are there: attach them to the tree
-                if self.drafting.take_guesses(event, self.tree, self.context, now):
+                known = len(self.prompt), self.answer.token_ids
+                if self.drafting.take_guesses(event, self.tree, *known, now):
                     self.wants_decision = True
             case Hint():
                 self.wants_decision |= self.drafting.take_hint(event, self.tree)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
 from types import SimpleNamespace
@@ -112,31 +112,28 @@ class Tokenizer:
             return list(self.inner.encode(text, add_special_tokens=True, verbose=False))
 
     def encode_chat(
-        self, messages: Sequence[Mapping[str, str]], most: int | None = None
+        self, messages: Sequence[Message], most: int | None = None, tools: Sequence[Tool] = ()
     ) -> list[int]:
-        """Token ids of a conversation by the model's chat template, up to where it answers.
+        """Token ids of a conversation by the model's chat template, up to where it answers; `tools`
+        may be called there.
 
         Control tokens are those that the template writes; one that a message spells is plain text.
         Raises ConfigError if the model has no template, or it does not take this conversation;
-        CapacityError if what it wrote is surely too long for `most` tokens.
+        CapacityError if what it wrote is surely too long for `most` tokens. The template writes the
+        tools if it knows tools, and their form is one that edgespec reads; else they are told as
+        text, and so are calls and results, unless it knows those.
         """
-        return self._encoded([dict(message) for message in messages], None, most)
-
-    def encode_tool_chat(
-        self, messages: Sequence[Message], tools: Sequence[Tool], most: int | None = None
-    ) -> list[int]:
-        """As encode_chat, of a conversation in which these tools may be called, or tools were.
-
-        The template writes them if it knows tools, and their form is one that edgespec reads; else
-        they are told as text, and so are calls and results, unless it knows those.
-        """
-        form = form_named(form_in(self.chat_template))
-        if self.takes_tools:
-            told = [tool.as_json() for tool in tools] or None
-            return self._encoded(form.for_template(messages), told, most)
-        if form.writes_tools:
-            return self.encode_chat(form.as_text(messages, tools), most)
-        return self._encoded(form.with_words(form.for_template(messages), tools), None, most)
+        told = None
+        if tools or any(one["role"] == "tool" or "tool_calls" in one for one in messages):
+            form = form_named(form_in(self.chat_template))
+            if self.takes_tools:
+                told = [tool.as_json() for tool in tools] or None
+                messages = form.for_template(messages)
+            elif form.writes_tools:
+                messages = form.as_text(messages, tools)
+            else:
+                messages = form.with_words(form.for_template(messages), tools)
+        return self._encoded([dict(one) for one in messages], told, most)
 
     @cached_property
     def takes_tools(self) -> bool:

@@ -96,9 +96,9 @@ class ZmqTransport:
         self._control_monitor: zmq.Socket[bytes] | None = None
         self._peer_name = ""
         self._poller = Poller()
-        self._control: zmq.Socket[bytes] | None = None
-        self._pull: zmq.Socket[bytes] | None = None
-        self._push: zmq.Socket[bytes] | None = None
+        self.control: zmq.Socket[bytes] | None = None
+        self.pull: zmq.Socket[bytes] | None = None
+        self.push: zmq.Socket[bytes] | None = None
         self._wakers: dict[int, socket.socket] = {}
         self._early: deque[Segment] = deque(maxlen=RING_HWM)
         self._dropped = Dropped()
@@ -132,7 +132,7 @@ class ZmqTransport:
         control.setsockopt(zmq.MAXMSGSIZE, CONTROL_BYTES)
         # Report an unreachable peer as an error; by default the message would silently disappear.
         control.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        transport._control = control
+        transport.control = control
         transport._other_versions = OtherVersions(admits)
         transport.control_port = transport._listen(control, CONTROL, admits, address)
         transport._open_data(address.host)
@@ -153,7 +153,7 @@ class ZmqTransport:
         """Control connected to the coordinator, no data. A connection that was silent for `lost_s`
         is made anew: the coordinator takes it for another client."""
         transport = cls(identity)
-        control = transport._control = transport._open(zmq.DEALER, CONTROL_HWM)
+        control = transport.control = transport._open(zmq.DEALER, CONTROL_HWM)
         set_up(control, identity, round(1000 * lost_s))
         transport._peer_name = str(coordinator)
         transport._handshakes = Handshakes(coordinator)
@@ -189,8 +189,8 @@ class ZmqTransport:
             raise
 
     def _open_data(self, host: str) -> None:
-        self._pull = self._open(zmq.PULL, RING_HWM)
-        self.data_port = self._listen(self._pull, DATA, self._admits_to_ring, Address(host, 0))
+        self.pull = self._open(zmq.PULL, RING_HWM)
+        self.data_port = self._listen(self.pull, DATA, self._admits_to_ring, Address(host, 0))
 
     def _admits_to_ring(self, key: str) -> str:
         pair = self._ring_pair
@@ -215,16 +215,16 @@ class ZmqTransport:
         self.close_ring()
         assert self._ring_pair is not None, "a ring is opened before it is connected"
         try:
-            self._push = self._open(zmq.PUSH, RING_HWM)
+            self.push = self._open(zmq.PUSH, RING_HWM)
         except zmq.ZMQError as problem:
             raise PeerLost(f"no connection to the next node ({problem.strerror})") from None
-        ping(self._push)
-        prove(self._push, self._ring_pair, key)
+        ping(self.push)
+        prove(self.push, self._ring_pair, key)
         events = zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED
-        self._monitor = self._push.get_monitor_socket(events)
+        self._monitor = self.push.get_monitor_socket(events)
         self._poller.register(self._monitor)
         self.next_node, self.ring_awaited = str(address), time.monotonic()
-        connect(self._push, address)
+        connect(self.push, address)
         while self._early:
             self.send_ring(self._early.popleft())
 
@@ -241,20 +241,20 @@ class ZmqTransport:
     @property
     def is_in_ring(self) -> bool:
         """Whether segments are pushed to a next node."""
-        return self._push is not None
+        return self.push is not None
 
     def close_ring(self) -> None:
         """Push no more segments: this node has no part in a ring."""
         self.ring_broke = self.ring_awaited = None
         self.ring_reached, self.ring_fault = False, ""
-        if self._monitor is not None and self._push is not None:
+        if self._monitor is not None and self.push is not None:
             self._poller.unregister(self._monitor)
-            self._push.disable_monitor()
+            self.push.disable_monitor()
             self._monitor.close()
             self._monitor = None
-        if self._push is not None:
-            self._push.close()
-            self._push = None
+        if self.push is not None:
+            self.push.close()
+            self.push = None
 
     def wake_on(self, end: socket.socket) -> None:
         """Have `poll` return when `end` has something to read (and read it)."""
@@ -265,23 +265,23 @@ class ZmqTransport:
 
     def send_ring(self, segment: Segment, *stamp: bytes) -> None:
         """Push a segment to the next node. Raises PeerLost if it takes no more."""
-        if self._push is None:  # a segment may overtake the control message that connects
+        if self.push is None:  # a segment may overtake the control message that connects
             self._early.append(segment)
             return
         try:
             with self._segments.frame(segment) as frame:
-                self._push.send_multipart([frame, *stamp], flags=zmq.NOBLOCK)
+                self.push.send_multipart([frame, *stamp], flags=zmq.NOBLOCK)
         except zmq.Again:
             raise PeerLost("the next node of the data ring takes no more segments") from None
 
     def send_control(self, peer: bytes, message: Message, *stamp: bytes) -> None:
         """Send to `peer` (a node with one peer ignores it). Raises PeerLost if it is gone."""
-        assert self._control is not None
+        assert self.control is not None
         frames = [encode(message), *stamp]
         if self._handshakes is None:  # a coordinator, with many peers
             frames = [peer, *frames]
         try:
-            self._control.send_multipart(frames, flags=zmq.NOBLOCK)
+            self.control.send_multipart(frames, flags=zmq.NOBLOCK)
         except zmq.Again:
             if not self._peer_name:
                 raise PeerLost("a peer is too far behind to take more messages") from None
@@ -312,10 +312,10 @@ class ZmqTransport:
         if self._monitor is not None and self._monitor in ready:
             self._look_at_ring(self._monitor)
         incoming: list[Incoming] = []
-        if self._control is not None and self._control in ready:
-            incoming += self._take_control(self._control)
-        if self._pull is not None and self._pull in ready:
-            incoming += self._take_ring(self._pull)
+        if self.control is not None and self.control in ready:
+            incoming += self._take_control(self.control)
+        if self.pull is not None and self.pull in ready:
+            incoming += self._take_ring(self.pull)
         return incoming
 
     def _look_at_ring(self, monitor: zmq.Socket[bytes]) -> None:
@@ -377,12 +377,12 @@ class ZmqTransport:
     def close(self) -> None:
         """Close all sockets; last messages have LINGER_MS to be sent."""
         self.close_ring()
-        if self._control_monitor is not None and self._control is not None:
-            self._control.disable_monitor()
+        if self._control_monitor is not None and self.control is not None:
+            self.control.disable_monitor()
             self._control_monitor.close()
         if self._gate is not None:
             self._gate.close()
-        for opened in (self._control, self._pull):
+        for opened in (self.control, self.pull):
             if opened is not None:
                 opened.close()
         self._context.term()

@@ -114,13 +114,13 @@ class AsyncClient(CoordinatorWatch):
         self._tag += 1
         submit = replace(submit, tag=self._tag)
         try:
-            encode(submit)  # what is too large would be dropped without a word
-        except ProtocolError as problem:
+            frame = encode(submit)
+        except ProtocolError as problem:  # the coordinator would drop it
             raise RequestFailed(f"the request cannot be sent: {problem}", "invalid") from None
         await self._connection()
         inbox = self._requests[submit.tag] = _Inbox()
         try:
-            self._send(submit)
+            self._send_frame(frame)
             self._known = self._time.now()
             while not inbox.is_over:
                 yield await inbox.take()
@@ -251,9 +251,12 @@ class AsyncClient(CoordinatorWatch):
 
     def _send(self, message: Message) -> None:
         """Raises PeerLost if there is no connection, or it takes no more."""
+        self._send_frame(encode(message))
+
+    def _send_frame(self, frame: bytes) -> None:
         if self._socket is None:
             raise _again(self._problem)
-        sent = asyncio.ensure_future(self._socket.send(encode(message), flags=zmq.NOBLOCK))
+        sent = asyncio.ensure_future(self._socket.send(frame, flags=zmq.NOBLOCK))
         if sent.exception() is not None:  # it is done at once, for good or not
             raise PeerLost(f"the coordinator at {self._coordinator} takes no messages")
 

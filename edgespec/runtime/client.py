@@ -150,14 +150,14 @@ class Client(CoordinatorWatch):
                     if (submit := next(waiting, None)) is None:
                         break
                     self._open.add(submit.tag)
-                    self._send(submit)
+                    self.send(submit)
                 if not self._open:
                     return
                 if self.cancelled and limit == inf:
                     if self._heard is None:
                         raise KeyboardInterrupt
                     for tag in self._open:
-                        self._send(Cancel(tag))
+                        self.send(Cancel(tag))
                     limit = self._time.now() + CANCEL_WAIT * self._silence
                 for message in self._receive():
                     match message:
@@ -179,13 +179,14 @@ class Client(CoordinatorWatch):
 
     def status(self) -> Status:
         """The ring as the coordinator sees it. Raises PeerLost if it is gone."""
-        self._send(StatusRequest())
+        self.send(StatusRequest())
         while True:
             for message in self._receive():
                 if isinstance(message, Status):
                     return message
 
-    def _send(self, message: Message) -> None:
+    def send(self, message: Message) -> None:
+        """Say something to the coordinator; `ask` and the others do it as they need."""
         self._transport.send_control(b"", message)
 
     def _give_up(self, tag: int) -> None:
@@ -193,7 +194,7 @@ class Client(CoordinatorWatch):
         if tag in self._open:
             self._open.discard(tag)
             with contextlib.suppress(PeerLost):
-                self._send(Cancel(tag))
+                self.send(Cancel(tag))
 
     def _receive(self) -> list[Message]:
         """What came within a beat.
@@ -205,7 +206,7 @@ class Client(CoordinatorWatch):
         now = self._time.now()
         if now - self._said >= self._timing.beat:
             self._said = now
-            self._send(Heartbeat())
+            self.send(Heartbeat())
         messages = [i.message for i in self._transport.poll(self._timing.beat)]
         now = self._time.turned(self._timing.beat)
         for message in messages:

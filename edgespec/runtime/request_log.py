@@ -70,7 +70,5 @@ class RequestLog:
         after, submit = known
         request = as_dict(submit)
         del request["tag"]
-        request["messages"] = [one.as_json() for one in submit.messages]
-        request["tools"] = [one.as_json() for one in submit.tools]
         line = {"what": KIND, "format": FORMAT, "after": round(after, 6), "outcome": outcome}
         self._file.write(json.dumps({**line, "request": request, "end": more}) + "\n")

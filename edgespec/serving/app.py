@@ -21,7 +21,7 @@ from starlette.routing import BaseRoute, Route
 from edgespec.errors import EdgespecError, PeerLost
 from edgespec.runtime.async_client import AsyncClient
 from edgespec.serving.answering import AnswerResponse
-from edgespec.serving.formats import Format, encoded, format_of
+from edgespec.serving.formats import ChatFormat, CompletionFormat, Format, encoded
 from edgespec.serving.guard import ASKER, Guard
 from edgespec.serving.limits import STATUS_AGE_S, HttpLimits
 from edgespec.serving.metrics import Metrics
@@ -29,7 +29,7 @@ from edgespec.serving.openapi import openapi
 from edgespec.serving.problems import ApiProblem, problem_of
 from edgespec.serving.reply_bodies import HealthReply, Model, ModelList, ReadyReply
 from edgespec.serving.request_bodies import ChatRequest, TextRequest
-from edgespec.serving.requests import checked, parsed, submits_of
+from edgespec.serving.requests import checked, submits_of
 from edgespec.serving.responses import ResponsesFormat, ResponsesRequest
 from edgespec.types.tool_forms import ToolForm, form_named
 from edgespec.wire.client_messages import Finished, Status
@@ -84,18 +84,19 @@ class Service:
 
     async def chat(self, request: Request) -> AnswerResponse:
         """Answer a conversation."""
-        return await self._reply(request, checked(ChatRequest, await self._object(request)))
+        asked = checked(ChatRequest, await self._body(request))
+        return await self._reply(request, asked)
 
     async def response(self, request: Request) -> AnswerResponse:
         """Answer a conversation, in the form of OpenAI's Responses."""
-        asked = checked(ResponsesRequest, await self._object(request))
+        asked = checked(ResponsesRequest, await self._body(request))
         chat = checked(ChatRequest, asked.as_chat())
         form = partial(ResponsesFormat, chat, asked)
         return await self._reply(request, chat, form)
 
     async def completion(self, request: Request) -> AnswerResponse:
         """Continue a text."""
-        return await self._reply(request, checked(TextRequest, await self._object(request)))
+        return await self._reply(request, checked(TextRequest, await self._body(request)))
 
     async def embeddings(self, request: Request) -> Response:
         """Say what to use."""
@@ -152,14 +153,11 @@ class Service:
             )
             raise ApiProblem(404, words, param="model", code="model_not_found")
 
-    async def _object(self, request: Request) -> dict[str, object]:
+    async def _body(self, request: Request) -> bytes:
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind and kind != "application/json":
             words = f"the body is {kind[:80]}; send application/json"
             raise ApiProblem(415, words, code="unsupported_media_type")
-        return parsed(await self._body(request))
-
-    async def _body(self, request: Request) -> bytes:
         length = request.headers.get("content-length", "")
         if length.isdecimal() and int(length[:20]) > self.limits.body:
             raise self._too_long()
@@ -198,7 +196,7 @@ class Service:
     ) -> AnswerResponse:
         """`made`: makes the form of the answer, of the model's form of tools, its name and the
         time; else it is as the request's kind has it."""
-        status = await self.status(STATUS_AGE_S if asked.wait else 0.0)
+        status = await (self.status() if asked.wait else self.status(age=0.0))
         if asked.model:
             self._check_model(asked.model, status)
         if not status.ready and not asked.wait:
@@ -210,8 +208,8 @@ class Service:
         tools = form_named(status.tools)
         told = submits_of(asked, status.context_length, tools)
         submits = [replace(one, scope=asker) for one in told]
-        made = made or partial(format_of, asked)
-        form = made(tools, status.model, int(time.time()))
+        usual = ChatFormat if isinstance(asked, ChatRequest) else CompletionFormat
+        form = (made or partial(usual, asked))(tools, status.model, int(time.time()))
         for _ in submits:
             self.answers += 1
             self.metrics.began()

@@ -12,7 +12,7 @@ import json
 import time
 from collections.abc import AsyncGenerator, Callable, Iterable
 from importlib.resources import files
-from typing import Any, Protocol
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
@@ -20,9 +20,9 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from edgespec.errors import EdgespecError
+from edgespec.runtime.async_client import AsyncClient
 from edgespec.serving.problems import ApiProblem
 from edgespec.types.record import as_dict
-from edgespec.wire.client_messages import Status
 from edgespec.wire.snapshots import MOST_CHOSEN, Snapshot
 
 STATUS_S = 1.0
@@ -60,25 +60,6 @@ HEADERS = {
     "cache-control": "no-cache",  # revalidate each time: the answer is mostly 304
 }
 """Of the page: nothing from other sites, no inline script or style, and no text made into HTML."""
-
-
-class Watched(Protocol):
-    """The part of AsyncClient that the page needs."""
-
-    async def status(self, age: float = 0.0) -> Status:
-        """The ring's status. Raises EdgespecError if the coordinator cannot be asked."""
-
-    def subscribe(
-        self,
-        seconds: float,
-        on_snapshot: Callable[[Snapshot], None],
-        requests: tuple[int, ...] = (),
-    ) -> None:
-        """Call `on_snapshot` with snapshots for that many seconds, of the oldest request and those
-        with these numbers; 0: stop.
-
-        Raises EdgespecError if the coordinator cannot be asked.
-        """
 
 
 class Viewer:
@@ -127,7 +108,7 @@ class _Stream(StreamingResponse):
 class Theatre:
     """Watches the ring for all viewers."""
 
-    def __init__(self, client: Watched) -> None:
+    def __init__(self, client: AsyncClient) -> None:
         self._client = client
         self._viewers: set[Viewer] = set()
         self._work: asyncio.Task[None] | None = None
@@ -250,7 +231,7 @@ class Files:
         return Response(body, headers={**headers, "content-type": kind})
 
 
-def routes(client: Watched) -> list[Route]:
+def routes(client: AsyncClient) -> list[Route]:
     """`/`, its files and `/events`; the application keeps the client connected."""
     pages, theatre = Files(), Theatre(client)
     return [

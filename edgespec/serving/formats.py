@@ -50,6 +50,9 @@ class Format:
     ) -> None:
         """`form`: how the model calls tools. `created`: seconds since 1970."""
         self._request = request
+        tools = request.callable_tools
+        self._readers = [CallReader(form, tools) for _ in range(request.choices if tools else 0)]
+        self._offsets = [0] * request.choices  # characters of each choice so far, of a completion
         self._common: Object = {
             "id": f"{self.prefix}-{secrets.token_hex(12)}",
             "created": created,
@@ -100,14 +103,6 @@ class ChatFormat(Format):
     """chat.completion and chat.completion.chunk."""
 
     prefix, whole_type, piece_type = "chatcmpl", Chat, ChatChunk
-
-    def __init__(
-        self, request: ChatRequest | TextRequest, form: ToolForm, model: str, created: int
-    ) -> None:
-        super().__init__(request, form, model, created)
-        assert isinstance(request, ChatRequest)
-        tools = request.callable_tools
-        self._readers = [CallReader(form, tools) for _ in range(request.choices if tools else 0)]
 
     def opening(self) -> list[Reply]:
         delta = {"role": "assistant", "content": ""}
@@ -167,12 +162,6 @@ class CompletionFormat(Format):
 
     prefix, whole_type, piece_type = "cmpl", TextCompletion, TextCompletion
 
-    def __init__(
-        self, request: ChatRequest | TextRequest, form: ToolForm, model: str, created: int
-    ) -> None:
-        super().__init__(request, form, model, created)
-        self._offsets = [0] * request.choices  # characters of each choice so far
-
     def choice(
         self, index: int, text: str, log_probs: list[Object], reason: str | None
     ) -> AnswerChoice:
@@ -197,14 +186,6 @@ class CompletionFormat(Format):
             "top_logprobs": [_by_text(one) for one in log_probs],
             "text_offset": offsets,
         }
-
-
-def format_of(
-    request: ChatRequest | TextRequest, form: ToolForm, model: str, created: int
-) -> Format:
-    """The one of that kind of request."""
-    kind = ChatFormat if isinstance(request, ChatRequest) else CompletionFormat
-    return kind(request, form, model, created)
 
 
 def usage(ends: Sequence[Finished], n: int) -> Usage:

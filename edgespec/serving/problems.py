@@ -70,11 +70,6 @@ def refused(message: str, param: str = "", code: str = "invalid_value") -> ApiPr
     return ApiProblem(400, message, param=param, code=code)
 
 
-def not_supported(message: str, param: str) -> ApiProblem:
-    """For a request that asks for an unsupported feature."""
-    return refused(message, param, "unsupported_parameter")
-
-
 def problem_of(error: EdgespecError) -> ApiProblem:
     """One of our errors as the client gets it."""
     if isinstance(error, RequestFailed):

@@ -176,33 +176,46 @@ class StreamOptions(RequestPart):
     include_obfuscation: Unread = None
 
 
-class AnswerRequest(RequestPart):
-    """What both kinds of request have."""
+class AskedRequest(RequestPart, kw_only=True):
+    """What every kind of request has."""
 
     model: Annotated[str, Meta(description="As /v1/models names it.")] = ""
-    stop: Annotated[
-        Stop | Annotated[list[Stop], Meta(max_length=4)],
-        Meta(description="End before these texts."),
-    ] = []
     temperature: Annotated[
         float, Meta(ge=0, le=MAX_TEMPERATURE, description="0: the likeliest token every time.")
     ] = 1.0
     top_p: Annotated[
         float, Meta(gt=0, le=1, description="Sample from the likeliest tokens of this share.")
     ] = 1.0
+    seed: Annotated[
+        int, Meta(ge=-(1 << 63), le=(1 << 63) - 1, description="The same one: the same text.")
+    ] = field(default_factory=lambda: secrets.randbits(63))
+    stream: Annotated[bool, Meta(description="Send the answer as server-sent events.")] = False
+    policy: Annotated[str | None, _POLICY] = None
+    wait: Annotated[bool, Meta(description="Extension: wait for a ring that is not up.")] = True
+    user: Unread = None
+    metadata: Unread = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.policy is not None and self.policy not in POLICIES:
+            choices = ", ".join(sorted(POLICIES))
+            raise FieldError("policy", f"is {self.policy!a:.80}; choose one of: {choices}")
+
+
+class AnswerRequest(AskedRequest, kw_only=True):
+    """What chats and completions have."""
+
+    stop: Annotated[
+        Stop | Annotated[list[Stop], Meta(max_length=4)],
+        Meta(description="End before these texts."),
+    ] = []
     top_k: Annotated[
         int, Meta(ge=0, le=MOST_INT, description="Sample from so many of the likeliest; 0: all.")
     ] = 0
     min_p: Annotated[
         float, Meta(ge=0, le=1, description="Leave out tokens below this share of the likeliest.")
     ] = 0.0
-    seed: Annotated[
-        int, Meta(ge=-(1 << 63), le=(1 << 63) - 1, description="The same one: the same text.")
-    ] = field(default_factory=lambda: secrets.randbits(63))
-    stream: Annotated[bool, Meta(description="Send the answer as server-sent events.")] = False
     stream_options: Annotated[StreamOptions | None, Meta(description="Only with `stream`.")] = None
-    policy: Annotated[str | None, _POLICY] = None
-    wait: Annotated[bool, Meta(description="Extension: wait for a ring that is not up.")] = True
     n: Annotated[
         int,
         Meta(ge=1, le=MOST_CHOICES, description="Answers to each prompt, the next seed for each."),
@@ -219,17 +232,11 @@ class AnswerRequest(RequestPart):
     regex: Annotated[
         FilledText | None, Meta(description="Extension: a regular expression for the answer.")
     ] = None
-    user: Unread = None
-    metadata: Unread = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.stream_options and not self.stream:
             raise FieldError("stream_options", "needs stream to be true")
-        if self.policy is not None and self.policy not in POLICIES:
-            choices = ", ".join(sorted(POLICIES))
-            raise FieldError("policy", f"is {self.policy!a:.80}; choose one of: {choices}")
-
         for token in self.logit_bias:
             if not (token.isascii() and token.isdecimal() and len(token) < 10):
                 raise FieldError("logit_bias", f"names {token!a:.40}; the names are token ids")
@@ -240,6 +247,11 @@ class AnswerRequest(RequestPart):
         """What the answer may be (see types.grammar_spec), of a model that calls tools in that
         form; "" for anything."""
         return self.spec_without_tools
+
+    @property
+    def callable_tools(self) -> list[Tool]:
+        """The tools that the model may call."""
+        return []
 
     @property
     def spec_without_tools(self) -> str:
@@ -376,7 +388,6 @@ class ChatRequest(AnswerRequest, kw_only=True):
 
     @property
     def callable_tools(self) -> list[Tool]:
-        """The tools that the model may call."""
         if self.tool_choice == "none":
             return []
         named = self.tool_choice.function.name if isinstance(self.tool_choice, NamedTool) else ""

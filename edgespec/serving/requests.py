@@ -12,7 +12,7 @@ from msgspec import ValidationError, convert
 from msgspec.structs import replace
 
 from edgespec.errors import ConfigError
-from edgespec.serving.problems import ApiProblem, not_supported, refused
+from edgespec.serving.problems import ApiProblem, refused
 from edgespec.serving.request_bodies import (
     ChatRequest,
     FieldError,
@@ -65,8 +65,9 @@ def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is no JSON")
 
 
-def checked(kind: type[Kind], body: Body) -> Kind:
+def checked(kind: type[Kind], body: bytes | Body) -> Kind:
     """A body as a request of that kind. Raises ApiProblem, naming the parameter, for a bad one."""
+    body = parsed(body) if isinstance(body, bytes) else body
     given = {
         # To JSON, 5.0 is an integer; null counts as left out.
         name: int(value) if isinstance(value, float) and value.is_integer() else value
@@ -148,14 +149,23 @@ def _problem_of(error: ValidationError, body: Body) -> ApiProblem:
     if isinstance(cause := error.__cause__, FieldError):
         path = f"{path}.{cause.name}".strip(".")
         return refused(f"{path} {cause}", path, cause.code)
-    if unsupported := _unsupported(path, body):
-        return unsupported
-    if problem.startswith("Object "):
-        name = problem.partition("`")[2].removesuffix("`")
-        return _key_problem(problem.startswith("Object missing"), path, name)
+    part = _at(body, place[0]) if (place := _CONTENT_PART.match(path)) else None
+    if place and isinstance(part, dict) and part.get("type") != "text":
+        words = f"{place[0]}.type must be text: the model reads nothing else"
+        return refused(words, place[0], "unsupported_parameter")
+    if problem.startswith("Object contains unknown"):
+        path = f"{path}.{_named(problem)}".removeprefix(".")
+        words = f"there is no parameter {_SHOWN.repr(path)}"
+        return refused(words, path[:200], "unknown_parameter")
+    if problem.startswith("Object missing"):
+        code = "invalid_type" if path else "missing_required_parameter"
+        path = f"{path}.{_named(problem)}".removeprefix(".")
+        if not path.endswith(".role"):
+            return refused(f"{path} is missing", path, code)
     value = _at(body, path)
     if path.endswith(".role"):
-        return _unknown_role(path, value)
+        words = f"{path} is {_SHOWN.repr(value)}; choose one of: {', '.join(_ROLES)}"
+        return refused(words, path)
     expected = problem.partition(", got ")[0].replace(" | null", "")
     for word, plain in _WORDS.items():
         expected = expected.replace(word, plain)
@@ -168,39 +178,8 @@ def _problem_of(error: ValidationError, body: Body) -> ApiProblem:
     return refused(f"{path} {found}; {expected}", param, code)
 
 
-def _unsupported(path: str, body: Body) -> ApiProblem | None:
-    """For a feature of OpenAI's API that the model of a ring does not have."""
-    value = _at(body, path)
-    if path.endswith(".role") and value == "function":
-        return not_supported(f"{path} is {value!r}; tools have taken its place", path)
-    part = _at(body, place[0]) if (place := _CONTENT_PART.match(path)) else None
-    if place and isinstance(part, dict) and part.get("type") != "text":
-        words = f"{place[0]}.type must be text: the model reads nothing else"
-        return not_supported(words, place[0])
-    prompt = body.get("prompt")
-    if path.startswith("prompt") and any(not isinstance(one, str) for one in _listed(prompt)):
-        words = "prompt is a list of other things than texts, and token ids are not taken"
-        return not_supported(f"{words}; give a string, or a list of strings", "prompt")
-    return None
-
-
-def _listed(value: object) -> list[Any]:
-    return value if isinstance(value, list) else []
-
-
-def _key_problem(is_missing: bool, inside: str, name: str) -> ApiProblem:
-    path = f"{inside}.{name}".removeprefix(".")
-    if not is_missing:
-        words = f"there is no parameter {_SHOWN.repr(path)}"
-        return refused(words, path[:200], "unknown_parameter")
-    if name == "role":
-        return _unknown_role(path, None)
-    code = "invalid_type" if inside else "missing_required_parameter"
-    return refused(f"{path} is missing", path, code)
-
-
-def _unknown_role(path: str, value: object) -> ApiProblem:
-    return refused(f"{path} is {_SHOWN.repr(value)}; choose one of: {', '.join(_ROLES)}", path)
+def _named(problem: str) -> str:
+    return problem.partition("`")[2].removesuffix("`")
 
 
 def _at(body: Any, path: str) -> Any:

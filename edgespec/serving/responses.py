@@ -8,11 +8,10 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
-from edgespec.config import MAX_TEMPERATURE
 from edgespec.serving.formats import Format, Object, Reply
 from edgespec.serving.reply_bodies import Count
-from edgespec.serving.request_bodies import ChatRequest, RequestPart, TokenLimit, Unread, only
-from edgespec.serving.tools import CallReader, Said
+from edgespec.serving.request_bodies import AskedRequest, ChatRequest, TokenLimit, Unread, only
+from edgespec.serving.tools import Said
 from edgespec.types.tool_forms import ToolForm
 from edgespec.wire.client_messages import Finished
 
@@ -20,46 +19,29 @@ _TEXTS = ("input_text", "output_text", "text")
 _PASSED = ("model", "temperature", "top_p", "seed", "parallel_tool_calls", "policy", "wait")
 
 
-class ResponsesRequest(RequestPart, kw_only=True):
+class ResponsesRequest(AskedRequest, kw_only=True):
     input: Annotated[
         str | list[dict[str, Any]],
         Meta(description="A text, or messages, function_call and function_call_output items."),
     ]
     instructions: Annotated[str | None, Meta(description="The system message.")] = None
-    model: Annotated[str | None, Meta(description="As /v1/models names it.")] = None
     max_output_tokens: TokenLimit = None
-    temperature: Annotated[
-        Annotated[float, Meta(ge=0, le=MAX_TEMPERATURE)] | None,
-        Meta(description="0: the likeliest token every time."),
-    ] = None
-    top_p: Annotated[
-        Annotated[float, Meta(gt=0, le=1)] | None, Meta(description="As in chats.")
-    ] = None
-    seed: Annotated[
-        Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)] | None,
-        Meta(description="Extension: as in chats."),
-    ] = None
     tools: Annotated[
         list[dict[str, Any]] | None, Meta(description="Functions, as OpenAI has them here.")
     ] = None
     tool_choice: Annotated[Any, Meta(description="As in chats; a function by its name.")] = None
     parallel_tool_calls: Annotated[bool | None, Meta(description="As in chats.")] = None
     text: Annotated[dict[str, Any] | None, Meta(description="`format`: of the answer.")] = None
-    stream: Annotated[bool, Meta(description="Send the answer as server-sent events.")] = False
-    policy: Annotated[str | None, Meta(description="Extension: as in chats.")] = None
-    wait: Annotated[bool, Meta(description="Extension: as in chats.")] = True
     previous_response_id: Annotated[Any, only("nothing is stored; send all of it")] = None
     conversation: Annotated[Any, only("nothing is stored; send all of it")] = None
     background: Annotated[Any, only("an answer has a reader", False)] = None
     truncation: Annotated[Any, only("no input is left out", "disabled")] = None
     store: Unread = None
     include: Unread = None
-    metadata: Unread = None
     reasoning: Unread = None
     service_tier: Unread = None
     safety_identifier: Unread = None
     prompt_cache_key: Unread = None
-    user: Unread = None
 
     def as_chat(self) -> dict[str, Any]:
         """The body of the chat that asks for the same."""
@@ -161,8 +143,7 @@ class ResponsesFormat(Format):
     ) -> None:
         super().__init__(request, form, model, created)
         self._chat, self._asked = request, asked
-        tools = request.callable_tools
-        self._reader = CallReader(form, tools) if tools else None
+        self._reader = self._readers[0] if self._readers else None
         self._items: list[Object] = []
         self._told = 0
 

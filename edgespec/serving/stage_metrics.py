@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterator
-from typing import Protocol
 
 import uvicorn
 from prometheus_client import CollectorRegistry, ProcessCollector
@@ -19,36 +18,17 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from edgespec.config import Address
-from edgespec.decoding.stage import StageMachine
 from edgespec.decoding.stage_stats import ROW_CLASSES, StageStats
 from edgespec.errors import AddressUnavailable
 from edgespec.net.discovery_interfaces import reached_at
+from edgespec.runtime.stage_node import StageNode
 from edgespec.serving.guard import Guard
 from edgespec.serving.limits import HttpLimits
 from edgespec.serving.metrics import gauge
 from edgespec.serving.protocol import opened, settings_of
-from edgespec.wire.messages import Assign, Health
+from edgespec.wire.messages import Health
 
 log = logging.getLogger(__name__)
-
-
-class ObservedStage(Protocol):
-    """The stage whose figures are served. It is read by another thread than its own."""
-
-    @property
-    def machine(self) -> StageMachine | None:
-        """None until it gets its first place."""
-
-    @property
-    def place(self) -> Assign | None:
-        """Its current place; None for a spare."""
-
-    @property
-    def is_connected(self) -> bool:
-        """Whether it is connected in the ring."""
-
-    def device(self) -> Health | None:
-        """Its device's state, as far as that is known."""
 
 
 LIMITS = HttpLimits(header=8 << 10, header_seconds=5.0, idle_seconds=5, connections=8)
@@ -64,7 +44,7 @@ class StageMetrics:
     """Serves /metrics of one stage, in a thread of its own. Use as a context manager."""
 
     def __init__(
-        self, address: Address, stage: ObservedStage, accepts: Callable[[str], bool] | None = None
+        self, address: Address, stage: StageNode, accepts: Callable[[str], bool] | None = None
     ) -> None:
         """`accepts`: see Guard. Raises AddressUnavailable if nothing can listen there."""
         registry = CollectorRegistry()
@@ -108,9 +88,9 @@ class StageMetrics:
 
 
 class _Stage(Collector):
-    """Reads the stage at each scrape."""
+    """Reads the stage at each scrape, in another thread than its own."""
 
-    def __init__(self, stage: ObservedStage) -> None:
+    def __init__(self, stage: StageNode) -> None:
         self._stage = stage
 
     def collect(self) -> Iterator[Metric]:

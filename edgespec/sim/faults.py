@@ -6,6 +6,7 @@ import math
 import random
 import re
 from collections.abc import Sequence
+from typing import Literal
 
 from msgspec.structs import replace
 
@@ -37,49 +38,29 @@ class Duplicate(FaultStruct, frozen=True):
     seconds: float
 
 
-class LoseRetain(FaultStruct, frozen=True):
-    """A retained set is lost on its way to one stage with this probability."""
+class Lose(FaultStruct, frozen=True):
+    """A segment, a retained set or a hint is lost on its way to a node with this probability. Of a
+    segment TCP would not allow it: a node dropped it."""
 
+    what: Literal["segment", "retain", "hint"]
     probability: float
 
 
-class LateRetain(FaultStruct, frozen=True):
-    """A retained set is up to `seconds` late and may be overtaken by what was sent after it."""
+class Late(FaultStruct, frozen=True):
+    """A retained set or a hint is up to `seconds` late with this probability, and may be overtaken
+    by what was sent after it; a hint's rows may be back, or gone."""
 
-    probability: float
-    seconds: float
-
-
-class LoseSegment(FaultStruct, frozen=True):
-    """A segment is lost on its way to the next node with this probability, which TCP would not
-    allow: a node dropped it."""
-
-    probability: float
-
-
-class BentSegment(FaultStruct, frozen=True):
-    """A segment of guesses names other rows than were sent with this probability."""
-
-    probability: float
-
-
-class LoseHint(FaultStruct, frozen=True):
-    """A hint is lost with this probability."""
-
-    probability: float
-
-
-class LateHint(FaultStruct, frozen=True):
-    """A hint is up to `seconds` late, so that its rows may be back, or gone."""
-
+    what: Literal["retain", "hint"]
     probability: float
     seconds: float
 
 
-class BentHint(FaultStruct, frozen=True):
-    """A hint says something else than the stage did: it is of another request, of another stage, or
-    of rows that there are not."""
+class Bent(FaultStruct, frozen=True):
+    """With this probability a segment of guesses names other rows than were sent, or a hint says
+    something else than the stage did: it is of another request, of another stage, or of rows that
+    there are not."""
 
+    what: Literal["segment", "hint"]
     probability: float
 
 
@@ -122,21 +103,10 @@ class Change(FaultStruct, frozen=True):
     seconds: float
 
 
-Fault = (
-    Delay
-    | Duplicate
-    | LoseRetain
-    | LateRetain
-    | LoseSegment
-    | BentSegment
-    | LoseHint
-    | LateHint
-    | BentHint
-    | SlowStage
-    | SmallCache
-    | Crash
-    | Change
-)
+Fault = Delay | Duplicate | Lose | Late | Bent | SlowStage | SmallCache | Crash | Change
+
+
+_WHAT: dict[type[Message], str] = {Segment: "segment", Retain: "retain", Hint: "hint"}
 
 
 class Dice:
@@ -146,35 +116,26 @@ class Dice:
         self._rng = rng
         self._delays = [f for f in faults if isinstance(f, Delay)]
         self._duplicates = [f for f in faults if isinstance(f, Duplicate)]
-        self._losses: dict[type[Message], Sequence[LoseRetain | LoseSegment | LoseHint]] = {
-            Segment: [f for f in faults if isinstance(f, LoseSegment)],
-            Retain: [f for f in faults if isinstance(f, LoseRetain)],
-            Hint: [f for f in faults if isinstance(f, LoseHint)],
-        }
-        self._late: dict[type[Message], Sequence[LateRetain | LateHint]] = {
-            Retain: [f for f in faults if isinstance(f, LateRetain)],
-            Hint: [f for f in faults if isinstance(f, LateHint)],
-        }
-        self._bent_hints = [f for f in faults if isinstance(f, BentHint)]
-        self._bent_segments = [f for f in faults if isinstance(f, BentSegment)]
+        self._losses = [f for f in faults if isinstance(f, Lose)]
+        self._late = [f for f in faults if isinstance(f, Late)]
+        self._bent = [f for f in faults if isinstance(f, Bent)]
         self._slow = [f for f in faults if isinstance(f, SlowStage)]
 
     def loses(self, message: Message) -> bool:
         """Whether this message never arrives."""
-        losses = self._losses.get(type(message), ())
-        return any(self._rng.random() < fault.probability for fault in losses)
+        what = _WHAT.get(type(message))
+        return any(self._rng.random() < f.probability for f in self._losses if f.what == what)
 
     def bent(self, message: Message) -> Message:
         """The message as it is said."""
-        if isinstance(message, Segment):
-            for _ in range(sum(self._rng.random() < f.probability for f in self._bent_segments)):
+        what = _WHAT.get(type(message))
+        for fault in self._bent:
+            if fault.what != what or self._rng.random() >= fault.probability:
+                continue
+            if isinstance(message, Segment):
                 parts = [p if p.committed else replace(p, ids=p.ids + 1000) for p in message.parts]
                 message = replace(message, parts=tuple(parts))
-            return message
-        if not isinstance(message, Hint):
-            return message
-        for fault in self._bent_hints:
-            if self._rng.random() < fault.probability:
+            else:
                 field = self._rng.choice(("request", "stage", "ids"))
                 by = self._rng.randint(1, 3)
                 message = replace(message, **{field: getattr(message, field) + by})
@@ -186,7 +147,8 @@ class Dice:
 
     def lateness(self, message: Message) -> float:
         """Seconds that this message alone comes later than it should."""
-        return sum(self._strike(fault) for fault in self._late.get(type(message), ()))
+        what = _WHAT.get(type(message))
+        return sum(self._strike(fault) for fault in self._late if fault.what == what)
 
     def repeats(self, message: Message) -> list[float]:
         """Seconds after the first delivery at which the message comes again."""
@@ -204,6 +166,6 @@ class Dice:
             f.factor for f in self._slow if f.stage == stage and f.start <= now < f.end
         )
 
-    def _strike(self, fault: Delay | LateRetain | LateHint) -> float:
+    def _strike(self, fault: Delay | Late) -> float:
         struck = self._rng.random() < fault.probability
         return self._rng.random() * fault.seconds if struck else 0.0

@@ -15,18 +15,14 @@ from edgespec.policy.base import Policy
 from edgespec.policy.registry import POLICIES, policy_named
 from edgespec.schema import FileStruct
 from edgespec.sim.faults import (
-    BentHint,
-    BentSegment,
+    Bent,
     Change,
     Crash,
     Delay,
     Duplicate,
     Fault,
-    LateHint,
-    LateRetain,
-    LoseHint,
-    LoseRetain,
-    LoseSegment,
+    Late,
+    Lose,
     SlowStage,
     SmallCache,
 )
@@ -168,7 +164,8 @@ def draw_losses(seed: int, share: float) -> tuple[Fault, ...]:
     rng = random.Random(f"{seed} losses")
     if rng.random() >= share:
         return ()
-    known = (LoseSegment(rng.choice((0.001, 0.005))), BentSegment(rng.choice((0.001, 0.005))))
+    shares = [rng.choice((0.001, 0.005)) for _ in range(2)]
+    known = (Lose("segment", shares[0]), Bent("segment", shares[1]))
     return known[: rng.choice((1, 1, 2))] if rng.random() < 0.8 else known[1:]
 
 
@@ -176,9 +173,9 @@ def _draw_hints(seed: int, base: float) -> tuple[bool, tuple[Fault, ...]]:
     """Whether there are hints, and what becomes of them; of dice of their own, as the changes."""
     rng = random.Random(f"{seed} hints")
     known: tuple[Fault, ...] = (
-        LoseHint(rng.choice((0.1, 0.5))),
-        LateHint(rng.choice((0.2, 1.0)), base * rng.choice((5.0, 50.0))),
-        BentHint(rng.choice((0.1, 0.5))),
+        Lose("hint", rng.choice((0.1, 0.5))),
+        Late("hint", rng.choice((0.2, 1.0)), base * rng.choice((5.0, 50.0))),
+        Bent("hint", rng.choice((0.1, 0.5))),
     )
     some = tuple(fault for fault in known if rng.random() < 0.4)
     return (True, some) if rng.random() < 0.5 else (False, ())
@@ -213,9 +210,9 @@ def _draw_faults(rng: random.Random, stages: int, base: float, span: float) -> t
     if rng.random() < 0.4:
         faults.append(Duplicate(rng.choice((0.1, 0.5)), base * rng.choice((0.0, 5.0, 50.0))))
     if rng.random() < 0.5:
-        faults.append(LoseRetain(rng.choice((0.15, 0.5, 1.0))))
+        faults.append(Lose("retain", rng.choice((0.15, 0.5, 1.0))))
     if rng.random() < 0.3:
-        faults.append(LateRetain(rng.choice((0.2, 1.0)), base * rng.choice((5.0, 50.0))))
+        faults.append(Late("retain", rng.choice((0.2, 1.0)), base * rng.choice((5.0, 50.0))))
     if rng.random() < 0.3:
         start = rng.random() * span
         faults.append(SlowStage(some_stage(), rng.choice((3.0, 30.0)), start, start + span / 2))

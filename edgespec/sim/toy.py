@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from edgespec.errors import ConfigError
@@ -46,13 +46,12 @@ class ToyCodec:
         """One token a character; blanks give none."""
         return [ord(c) % VOCABULARY for c in text if c != " "]
 
-    def encode_chat(self, messages: Sequence[Mapping[str, str]], most: int) -> Sequence[int]:
-        return self.encode("".join(one["content"] for one in messages))
-
-    def encode_tool_chat(
-        self, messages: Sequence[Message], tools: Sequence[Tool], most: int
+    def encode_chat(
+        self, messages: Sequence[Message], most: int, tools: Sequence[Tool] = ()
     ) -> Sequence[int]:
-        raise ConfigError("the toy model knows no tools")
+        if tools:
+            raise ConfigError("the toy model knows no tools")
+        return self.encode("".join(one["content"] for one in messages))
 
     def grammar(self, text: str) -> Grammar:
         raise ConfigError("the toy model knows no grammar")

@@ -16,7 +16,8 @@ from msgspec.structs import asdict, force_setattr
 
 LARGEST = sys.float_info.max
 
-_INT64 = np.dtype("<i8")
+INT64 = np.dtype("<i8")
+"""Of an array in a record; numpy's own int64 where that is little-endian, as on all devices."""
 
 MOST_CHARS = 1 << 20
 """Of a text."""
@@ -45,6 +46,10 @@ else:  # as they are read
     Buffer = memoryview
 
 
+NO_IDS: IntArray = np.zeros(0, np.int64)
+NO_IDS.flags.writeable = False
+
+
 class Record(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """Values that cross the wire together. Within a message fields at the end that have a default
     may be left out there."""
@@ -58,7 +63,7 @@ def take_arrays(record: Record, *names: str) -> None:
     for name in names:
         value = getattr(record, name)
         if type(value) is memoryview:
-            force_setattr(record, name, np.frombuffer(value, _INT64).astype(np.int64, copy=False))
+            force_setattr(record, name, np.frombuffer(value, INT64) if value else NO_IDS)
 
 
 def as_dict(record: Record) -> dict[str, Any]:

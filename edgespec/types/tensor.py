@@ -44,7 +44,7 @@ class Tensor(Record, frozen=True):
     def __post_init__(self) -> None:
         if self.dtype not in ITEM_SIZES:
             raise ValueError(f"unknown dtype {self.dtype!r}")
-        if any(extent < 0 for extent in self.shape):
+        if min(self.shape, default=0) < 0:
             raise ValueError(f"negative extent in shape {self.shape}")
         expected = prod(self.shape) * ITEM_SIZES[self.dtype]
         if len(self.data) != expected:

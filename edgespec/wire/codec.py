@@ -20,22 +20,28 @@ from msgspec.structs import fields
 
 from edgespec.errors import LocalProtocolError, RemoteProtocolError
 from edgespec.tree.ledger import MOST_RETAINED
-from edgespec.types.record import MOST_NUMBERS, MOST_RECORDS, Record
+from edgespec.types.record import INT64, MOST_NUMBERS, MOST_RECORDS, Record
 from edgespec.types.tool_forms import DEEPEST
+from edgespec.wire import block_messages, hints, snapshots  # noqa: F401 (of their messages)
 from edgespec.wire.client_messages import Finished, Submit, Tokens
 from edgespec.wire.messages import Message, Retain
 from edgespec.wire.segment import Segment
-from edgespec.wire.tags import TAGS
 
 MAGIC: Final = "edgespec"
 VERSION: Final = 16
+
+TAGS = {kind.__struct_config__.tag: kind for kind in Message.__subclasses__()}
+"""All messages by their tags. A peer names a number in it, never a type."""
 
 MOST_BYTES = 16 << 20
 """Of a frame: room for 64 rows of 32,768 float64; a stranger can send as much to a data socket
 before the handshake fails."""
 
 MOST_ITEMS = 1 << 14
-"""Values in a message without long lists; a frame of so few bytes has no more."""
+"""Values in a message without long lists."""
+
+SHORT = 1 << 18
+"""Bytes of a frame whose values need not be counted: they take 10 MB at most."""
 
 LONG = (Retain, Submit, Tokens, Finished)
 """Messages with lists of more than MOST_RECORDS values, or with maps."""
@@ -54,13 +60,6 @@ START = re.compile(rb"(?:[\x90-\x9f]|\xdc..)\xa8edgespec([\0-\x7f])(\xdc..|.|$)"
 message's own array."""
 
 
-def _length_of(kind: type[Message]) -> bytes:
-    """How the array of a tag and this message's fields begins."""
-    items = 1 + len(kind.__struct_fields__)
-    return bytes([0x90 | items]) if items < 16 else b"\xdc" + items.to_bytes(2, "big")
-
-
-_LENGTHS = {kind: _length_of(kind) for kind in TAGS.values()}
 _CANNOT = (TypeError, ValueError, OverflowError)  # msgspec's and msgpack's too
 _BYTES = (bytes, memoryview)  # which msgspec leaves as they are: else a text stands for them
 
@@ -111,8 +110,8 @@ def _plain(message: Message) -> object:
 def _known(value: object) -> object:
     """What msgspec does not know as what it knows. Raises TypeError for anything but numbers of
     numpy, and arrays of one axis and 64 bits."""
-    if isinstance(value, np.ndarray) and value.dtype == np.int64 and value.ndim == 1:
-        return np.ascontiguousarray(value, "<i8").tobytes()
+    if isinstance(value, np.ndarray) and value.dtype == INT64 and value.ndim == 1:
+        return value.tobytes()
     if isinstance(value, np.generic):
         return value.item()
     raise TypeError(f"a {type(value).__name__} cannot cross the wire")
@@ -149,9 +148,6 @@ def decode(frame: bytes | memoryview) -> Message:
     if kind is None:
         raise _malformed("it has none of the tags that there are")
     try:
-        # Else msgspec fills in fields at the end that have a default.
-        if start[2] != _LENGTHS[kind]:
-            raise ValueError("wrong number of fields")
         message = _typed(frame, kind)
         message.check()
     except Exception as problem:  # bad bytes raise many types
@@ -165,15 +161,23 @@ def _malformed(why: str) -> RemoteProtocolError:
 
 def _typed(frame: bytes | memoryview, kind: type[Message]) -> Message:
     _, _, values = _unpacked(frame, kind)
+    if len(values) != 1 + len(kind.__struct_fields__):  # msgspec would fill in those at the end
+        raise ValueError("wrong number of fields")
     return convert(values, kind, builtin_types=_BYTES)
 
 
 def _unpacked(frame: bytes | memoryview, kind: type[Message]) -> Any:
     """The values of a frame, before anything is known of their types."""
-    counted = _counter() if len(frame) > MOST_ITEMS else None
-    try:
+    limits: dict[str, Any] = {"list_hook": _counter()} if len(frame) > SHORT else {}
+    try:  # of tuples the empty one, which nearly every message has, takes no memory
         return unpackb(
-            frame, list_hook=counted, max_array_len=MOST_RECORDS, max_map_len=0, max_ext_len=0
+            frame,
+            use_list=False,
+            object_hook=_no_map,
+            max_array_len=MOST_RECORDS,
+            max_map_len=0,
+            max_ext_len=0,
+            **limits,
         )
     except ValueError:
         if kind not in LONG:
@@ -181,12 +185,16 @@ def _unpacked(frame: bytes | memoryview, kind: type[Message]) -> Any:
     return _LongReader(frame).whole()
 
 
-def _counter() -> Callable[[list[Any]], list[Any]]:
+def _no_map(_: object) -> None:
+    raise ValueError("a map")
+
+
+def _counter() -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:
     """Called with each list of a frame as it is complete: raises ValueError if there is too much in
     all of them. Many small values take far more memory than their bytes."""
     left = MOST_ITEMS
 
-    def count(items: list[Any]) -> list[Any]:
+    def count(items: tuple[Any, ...]) -> tuple[Any, ...]:
         nonlocal left
         left -= 1 + len(items)
         if left < 0:

@@ -9,15 +9,21 @@ import numpy as np
 from msgspec import Meta
 
 from edgespec.tree.ledger import Rows
-from edgespec.types.record import Finite, IntArray, Record, Seconds, Some, Whole, take_arrays
+from edgespec.types.record import (
+    NO_IDS,
+    Finite,
+    IntArray,
+    Record,
+    Seconds,
+    Some,
+    Whole,
+    take_arrays,
+)
 from edgespec.types.tensor import NO_LAYERS, Layers, Tensor
 from edgespec.wire.messages import Message, require
 
 MOST_PARTS = 64
 """Requests whose rows one segment holds at most."""
-
-NO_IDS: IntArray = np.zeros(0, np.int64)
-NO_IDS.flags.writeable = False
 
 MOST_LAYERS = 16
 """Layers that a draft source may tap."""
@@ -44,8 +50,9 @@ class Header(Record, frozen=True):
     hints: Annotated[Layers, Meta(max_length=MOST_LAYERS)] = NO_LAYERS
 
     def check(self) -> None:
-        layers = (-1, *self.aux_layers)
-        require(all(a < b for a, b in pairwise(layers)), "aux_layers are not ascending")
+        if layers := self.aux_layers:
+            ascend = all(a < b for a, b in pairwise((-1, *layers)))
+            require(ascend, "aux_layers are not ascending")
 
 
 class Choosing(Record, frozen=True):
@@ -136,12 +143,12 @@ class Part(Record, frozen=True):
 
     def check(self) -> None:
         rows = len(self.ids)
-        require(len(self.parents) == rows, "parents and ids differ in length")
-        require(len(self.positions) == rows, "positions and ids differ in length")
-        require(len(self.tokens) in (0, rows), "tokens and ids differ in length")
+        fits = len(self.parents) == len(self.positions) == rows and len(self.tokens) in (0, rows)
+        require(fits, "parents, positions or tokens and ids differ in length")
         require(self.fork_shared <= len(self.fork_ids), "more rows shared than there are")
         for numbers in (self.ids, self.positions, self.fork_ids):
-            require(np.minimum.reduce(numbers, initial=0) >= 0, "a negative id or position")
+            if len(numbers):
+                require(np.minimum.reduce(numbers) >= 0, "a negative id or position")
         if self.verdict is not None:
             self.verdict.check()
 

@@ -29,8 +29,9 @@ from edgespec.daemon.profiles import profile_named
 from edgespec.errors import ConfigError, RequestFailed
 from edgespec.planning.cost_model import cost_model_named
 from edgespec.runtime.request_log import RequestLog
+from edgespec.types.tool_forms import Tool
 from edgespec.verify.sampling import Sampling
-from edgespec.wire.client_messages import Finished
+from edgespec.wire.client_messages import ChatMessage, Finished, ToolCall
 
 
 def setup(recording: list[Recorded]) -> Setup:
@@ -161,6 +162,24 @@ def test_who_asked_is_written_so_that_a_replay_tells_askers_apart(tmp_path: Path
         log.left(b"one")
     [only] = read_recording(tmp_path / "requests.jsonl")
     assert only.submit.scope == "anna"
+
+
+def test_a_conversation_is_written_and_read_again(tmp_path: Path) -> None:
+    talk = (
+        ChatMessage("user", "hi"),
+        ChatMessage("assistant", "", (ToolCall("f", "{}", "1"),)),
+        ChatMessage("tool", "é", tool_call_id="1"),
+    )
+    tools = (Tool("f", "d", {"type": "object"}),)
+    asked = structs.replace(submit(prompt=""), messages=talk, tools=tools)
+    with closing(RequestLog(str(tmp_path / "requests.jsonl"))) as log:
+        log.asked(b"one", asked)
+        log.left(b"one")
+    [only] = read_recording(tmp_path / "requests.jsonl")
+    assert structs.replace(only.submit, tag=asked.tag) == asked
+    as_text = json.dumps([{"role": "user", "content": "hi"}])
+    [old] = read_recording(written(tmp_path / "old.jsonl", line(0.0, "", messages=as_text)))
+    assert old.submit.messages == (ChatMessage("user", "hi"),), "as release 0.2.0 wrote it"
 
 
 def without(key: str) -> Callable[[dict[str, Any]], None]:

@@ -175,7 +175,7 @@ def test_a_pipe_that_is_no_text_is_refused(
 def test_a_model_without_a_chat_template_ends_it(
     chat: Chat, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(self: ToyCodec, messages: object, most: int) -> list[int]:
+    def refuse(self: ToyCodec, *_: object) -> list[int]:
         raise ConfigError("this model has no chat template; it completes texts alone")
 
     monkeypatch.setattr(ToyCodec, "encode_chat", refuse)

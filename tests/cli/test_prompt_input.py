@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -95,7 +95,7 @@ def test_a_system_message_makes_it_a_conversation(
     asked: list[object] = []
     encode = ring.codec.encode_chat
 
-    def encode_chat(_: object, messages: Sequence[Mapping[str, str]], most: int) -> Sequence[int]:
+    def encode_chat(_: object, messages: object, most: int, tools: object) -> Sequence[int]:
         asked.append(messages)
         return encode(messages, most)
 

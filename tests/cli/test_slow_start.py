@@ -91,7 +91,7 @@ def test_a_coordinator_that_started_slowly_tells_its_clients_to_wait_longer(
         coordinator.until_err("waiting for 1 stage")
         identity = ClusterFolder.open(folder_of("")).identity
         with Client(Address("127.0.0.1", int(port)), identity, 600.0) as client:
-            client._send(submit())
+            client.send(submit())
             while client._silence == usual.answer_silence:
                 client._receive()
     assert 4 * usual.answer_silence < client._silence <= 10 * usual.answer_silence

@@ -34,6 +34,7 @@ def test_without_a_device_it_is_one_line(
     assert (out, err) == ("", "no CUDA device here, so nothing is measured\n")
 
 
+@pytest.mark.thorough
 def test_a_table_has_a_line_for_each_number_of_rows(script: dict[str, Any]) -> None:
     config = llama("qwen2.5-0.5b")
     config.hidden_size, config.intermediate_size, config.head_dim = 64, 64, 32

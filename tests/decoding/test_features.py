@@ -11,7 +11,7 @@ import pytest
 from support.fake_draft import FakeDraft
 from support.rings import FakeRing, assert_one_end, submit
 from support.segments import run_block
-from support.tiers import tiered
+from support.tiers import thorough, tiered
 
 from edgespec.decoding.drafting import HiddenRows
 from edgespec.decoding.flights import PartFlight, Returned
@@ -129,7 +129,9 @@ class NeedyDraft(FakeDraft):
 
 
 @pytest.mark.parametrize("policy", DRAFTING)
-@pytest.mark.parametrize(("accuracy", "aux_hidden"), [(0.3, (0, 1)), (0.9, (1,)), (0.6, ())])
+@pytest.mark.parametrize(
+    ("accuracy", "aux_hidden"), [(0.3, (0, 1)), thorough(0.9, (1,)), thorough(0.6, ())]
+)
 def test_every_certain_row_comes_once_and_in_order(
     policy: str, accuracy: float, aux_hidden: tuple[int, ...]
 ) -> None:

@@ -155,6 +155,7 @@ def test_good_hints_save_trips() -> None:
     assert with_hints < 0.7 * without
 
 
+@pytest.mark.thorough
 def test_hints_that_are_always_wrong_are_soon_hardly_asked_for() -> None:
     """What they say comes to count for nothing, and it is asked for of one segment in 32."""
     without, _, rows = played(None, 0.9)

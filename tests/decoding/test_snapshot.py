@@ -156,9 +156,7 @@ def test_without_a_watcher_nobody_does_anything(ring: FakeRing) -> None:
         assert not any(isinstance(m, StageActivity | SubscribeActivity) for m in waiting)
     assert not scenes(ring)
     keeper = ring.coordinator._snapshot
-    assert not keeper._trails
-    assert not (keeper._runs)
-    assert not (keeper._texts)
+    assert not any((keeper._trails, keeper._runs, keeper._texts))
 
 
 @pytest.mark.parametrize("policy", ["flowspec", "adaptive"])

@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from edgespec.drafting.grower import TreeGrower
-from edgespec.drafting.independent import IndependentGuesser
+from edgespec.drafting.independent import GuessCache, IndependentGuesser
 from edgespec.errors import LocalProtocolError
 from edgespec.model.loader import Checkpoint
 from edgespec.model.row_math import Norm
@@ -66,7 +66,7 @@ def loaded(folder: Path) -> TreeGrower:
 @pytest.fixture
 def draft(loaded: TreeGrower) -> TreeGrower:
     """The draft source with a fresh, greedy request 1."""
-    for request in tuple(loaded._guesser._rows):
+    for request in (1, 2, 3):  # whichever the last test opened
         loaded.close(request)
     rows_of(loaded)
     loaded.open(1, GREEDY)
@@ -102,21 +102,28 @@ def assert_same(one: Children | DraftedTree, other: Children | DraftedTree) -> N
     assert one.scores.dtype == np.float64
 
 
+def kept(draft: TreeGrower, request: int = 1) -> GuessCache:
+    """What is kept of a request."""
+    rows = draft._guesser._rows[request]
+    assert isinstance(rows, GuessCache)
+    return rows
+
+
 def assert_consistent(draft: TreeGrower, request: int = 1) -> None:
     """What a request remembers is what its cache holds."""
-    rows = draft._guesser._rows[request]
-    assert rows._kv.length == len(rows._ledger)
-    assert rows._ledger.committed == len(rows.context)
-    assert sorted(rows._row_behind.values()) == sorted(rows._ledger.speculative)
-    if rows._hidden is not None:
-        assert rows._hidden.shape[0] == 1 + len(rows._ledger.speculative)
-        held = rows._hidden.untyped_storage().nbytes()
-        assert held == rows._hidden.numel() * rows._hidden.element_size()
+    rows = kept(draft, request)
+    ledger, hidden = rows._ledger, rows._hidden
+    assert rows._kv.length == len(ledger)
+    assert ledger.committed == len(rows.context)
+    assert sorted(rows._row_behind.values()) == sorted(ledger.speculative)
+    if hidden is not None:
+        assert hidden.shape[0] == 1 + len(ledger.speculative)
+        assert hidden.untyped_storage().nbytes() == hidden.numel() * hidden.element_size()
 
 
 def guesses_held(draft: TreeGrower) -> int:
     """How many guesses' rows request 1 keeps."""
-    return len(draft._guesser._rows[1]._ledger.speculative)
+    return len(kept(draft)._ledger.speculative)
 
 
 @SAMPLINGS
@@ -271,7 +278,7 @@ def test_requests_do_not_touch_each_other(draft: TreeGrower, model: PreTrainedMo
         assert_same(draft.expand(2, other, paths, 3), plain_children(model, other, paths, 3, WARM))
         other.append(4)
     assert rows_of(draft) == (6, 3, 3, 3, 2)  # the other's second 4 was there
-    rows = weakref.ref(draft._guesser._rows[1])
+    rows = weakref.ref(kept(draft))
     draft.close(1)
     assert rows() is None
     assert_same(draft.expand(2, other, paths, 3), plain_children(model, other, paths, 3, WARM))

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from support.local_ring import LocalRing
-from support.tiers import tiered
+from support.tiers import thorough, tiered
 from support.torch_rings import BASE, CONTEXT, prompts, request, tokenizer, transformers_model
 
 from edgespec.backends.compute import CoordinatorCompute, StageCompute
@@ -169,7 +169,7 @@ def plain_logits(context: Sequence[int], found: PPDTokens, links: int) -> np.nda
     return (total / found.copies).numpy()
 
 
-@pytest.mark.parametrize(("depth", "copies"), [(3, 1), (2, 3)])
+@pytest.mark.parametrize(("depth", "copies"), [thorough(3, 1), (2, 3)])
 @pytest.mark.parametrize("policy", tiered(["flowspec", "adaptive"], ["adaptive"]))
 def test_chains_say_what_transformers_says(depth: int, copies: int, policy: str) -> None:
     torch.manual_seed(depth)

@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.tiers import tiered
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 CHECKS = ("-o", "python_files=check_*.py", "-o", "python_functions=check_*")
@@ -19,9 +18,9 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def check(path: str, interpreted: bool) -> None:
-    """Run the checks in a file or folder beside this one."""
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *CHECKS]
+def check(path: str, tier: str, interpreted: bool) -> None:
+    """Run the checks in a folder beside this one, those of a tier."""
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", tier, *CHECKS]
     done = subprocess.run(
         [*command, f"tests/kernels/{path}"],
         cwd=REPOSITORY,
@@ -32,15 +31,15 @@ def check(path: str, interpreted: bool) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-BLOCKS = "blocks.py::check_rows_do_not_know_their_batch"
-QUICK = ("products.py", "attention.py", "rows.py", "layers.py", f"{BLOCKS}[llama]")
+def test_kernels_are_right_and_each_row_is_the_same_beside_any_others() -> None:
+    check("interpreted", "not thorough", True)
 
 
-@pytest.mark.parametrize("checks", tiered([*QUICK, f"{BLOCKS}[gemma2]", f"{BLOCKS}[qwen3]"], QUICK))
-def test_kernels_are_right_and_each_row_is_the_same_beside_any_others(checks: str) -> None:
-    check(f"interpreted/check_{checks}", True)
+@pytest.mark.thorough
+def test_so_are_the_kernels_of_every_form_and_those_of_whole_blocks() -> None:
+    check("interpreted", "thorough", True)
 
 
 @pytest.mark.thorough
 def test_kernels_compile_for_an_orin_and_fit_into_it() -> None:
-    check("compiled", False)
+    check("compiled", "", False)

@@ -58,7 +58,7 @@ def with_template(template: str) -> Tokenizer:
 
 def written(codec: Tokenizer, tools: list[Tool]) -> str:
     """What the model reads of the conversation, with its control tokens."""
-    return str(codec.inner.decode(codec.encode_tool_chat(TALK, tools)))
+    return str(codec.inner.decode(codec.encode_chat(TALK, tools=tools)))
 
 
 @pytest.mark.parametrize("name", OF)
@@ -80,7 +80,7 @@ def test_what_a_tool_or_its_call_spells_is_no_control_token(name: str) -> None:
     """Those that the template itself writes are."""
     codec = with_template(OF[name])
     (end,) = codec.eos_ids
-    ids = codec.encode_tool_chat(TALK, [NOW])
+    ids = codec.encode_chat(TALK, tools=[NOW])
     assert written(codec, [NOW]).count("</s>") == 2 + (name == "mistral")
     assert ids.count(end) == (name == "mistral")
 
@@ -138,12 +138,12 @@ def test_other_forms_are_not_taken_for_these() -> None:
 def test_the_process_of_templates_writes_the_same() -> None:
     for name, template in OF.items():
         codec = with_template(template)
-        right = codec.encode_tool_chat(TALK, [NOW])
+        right = codec.encode_chat(TALK, tools=[NOW])
         made = TemplateProcess(template, codec.special_tokens)
         try:
             other = with_template(template)
             other.render = made.render
-            assert other.encode_tool_chat(TALK, [NOW]) == right, name
+            assert other.encode_chat(TALK, tools=[NOW]) == right, name
         finally:
             made.close()
 
@@ -174,4 +174,4 @@ def test_a_request_with_tools_is_encoded_with_them() -> None:
     done = encode(codec, EncodePrompt(1, ASKED, 5000))
     assert [one.as_json() for one in ASKED.messages] == TALK
     assert done.problem == ""
-    assert list(done.tokens) == codec.encode_tool_chat(TALK, [NOW])
+    assert list(done.tokens) == codec.encode_chat(TALK, tools=[NOW])

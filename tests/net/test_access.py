@@ -388,7 +388,7 @@ def test_who_is_no_zeromq_is_cut_off_and_does_no_harm(
 def test_every_door_has_the_limit_on_handshakes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slowness, "_slowness", 1.0)  # whatever program ran in this process
     with closing(listening()) as coordinator, closing(staged(coordinator)) as stage:
-        for door in (coordinator._control, coordinator._pull, stage._pull):
+        for door in (coordinator.control, coordinator.pull, stage.pull):
             assert door is not None
             assert door.getsockopt(zmq.HANDSHAKE_IVL) == access.HANDSHAKE_MS == 3_000
 

@@ -198,7 +198,7 @@ def _messages(transport: ZmqTransport) -> list[object]:
 
 
 def test_the_limit_on_frames_reaches_every_socket(coordinator: ZmqTransport) -> None:
-    limits = {coordinator._control: CONTROL_BYTES, coordinator._pull: MOST_BYTES}
+    limits = {coordinator.control: CONTROL_BYTES, coordinator.pull: MOST_BYTES}
     for opened, limit in limits.items():
         assert opened is not None
         assert opened.getsockopt(zmq.MAXMSGSIZE) == limit

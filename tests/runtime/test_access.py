@@ -50,6 +50,7 @@ from edgespec.wire.client_messages import (
     StatusRequest,
     Tokens,
 )
+from edgespec.wire.codec import TAGS
 from edgespec.wire.hints import Hint
 from edgespec.wire.messages import (
     Assign,
@@ -74,7 +75,6 @@ from edgespec.wire.messages import (
 )
 from edgespec.wire.segment import Segment
 from edgespec.wire.snapshots import Snapshot, StageActivity, Subscribe, SubscribeActivity
-from edgespec.wire.tags import TAGS
 
 HASH = "0" * 64
 IDS = np.arange(2, dtype=np.int64)

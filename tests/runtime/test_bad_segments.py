@@ -13,7 +13,7 @@ from support.nodes import NodeRing
 from support.rings import submit
 from support.tiers import tiered
 
-from edgespec.decoding import overdue
+from edgespec.decoding import flights
 from edgespec.net.zmq_transport import ZmqTransport
 from edgespec.runtime import node
 from edgespec.wire.segment import Segment
@@ -33,10 +33,10 @@ def _numbered(segment: Segment, by: int) -> Segment:
 
 
 def _rubbish(sockets: ZmqTransport, send: Send, segment: Segment) -> None:
-    if sockets._push is None:
+    if sockets.push is None:
         send(segment)  # which waits for the connection
     else:
-        sockets._push.send(b"no segment")
+        sockets.push.send(b"no segment")
 
 
 LIES: dict[str, tuple[Callable[[ZmqTransport, Send, Segment], None], str]] = {
@@ -55,7 +55,7 @@ def test_after_bad_segments_all_requests_answer(
     lie: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(node, "RENEW_S", 0.1)
-    monkeypatch.setattr(overdue, "LEAST_S", 0.5)
+    monkeypatch.setattr(flights, "LEAST_S", 0.5)
     caplog.set_level(logging.INFO)
     tell, said = LIES[lie]
     with NodeRing(STAGES, live=6) as ring:

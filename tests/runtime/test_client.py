@@ -79,7 +79,7 @@ def coordinator() -> Iterator[Scripted]:
 def test_an_answer_is_what_came_for_this_request(coordinator: Scripted) -> None:
     with Client(coordinator.address, OWNER_IDENTITY, WAIT_S, TIMING) as client:
         answer = client.ask(submit(tag=1))
-        client._send(Heartbeat())
+        client.send(Heartbeat())
         coordinator.say(
             Progress(1, "waiting"),
             Tokens(2, (9,), "of another request"),
@@ -97,7 +97,7 @@ def test_several_are_asked_at_once_and_the_next_one_as_soon_as_one_ends(
 ) -> None:
     with Client(coordinator.address, OWNER_IDENTITY, WAIT_S, TIMING) as client:
         answers = client.ask_at_once([submit(tag=tag) for tag in (1, 2, 3)], live=2)
-        client._send(Heartbeat())
+        client.send(Heartbeat())
         coordinator.say(Tokens(2, (5,), "b"), Tokens(9, (5,), "of another"), Failed(2, "no"))
         assert [next(answers), next(answers)] == [Tokens(2, (5,), "b"), Failed(2, "no")]
         coordinator.await_heard(submit(tag=2))
@@ -113,7 +113,7 @@ def test_several_are_asked_at_once_and_the_next_one_as_soon_as_one_ends(
 def test_those_that_are_left_before_their_ends_are_cancelled(coordinator: Scripted) -> None:
     with Client(coordinator.address, OWNER_IDENTITY, WAIT_S, TIMING) as client:
         answers = client.ask_at_once([submit(tag=tag) for tag in (1, 2, 3)], live=2)
-        client._send(Heartbeat())
+        client.send(Heartbeat())
         coordinator.say(END)
         assert next(answers) == END
         answers.close()
@@ -124,7 +124,7 @@ def test_those_that_are_left_before_their_ends_are_cancelled(coordinator: Script
 
 def test_a_failure_is_raised_with_the_coordinators_words(coordinator: Scripted) -> None:
     with Client(coordinator.address, OWNER_IDENTITY, WAIT_S, TIMING) as client:
-        client._send(Heartbeat())
+        client.send(Heartbeat())
         coordinator.say(Failed(1, "stage 2 has been silent"))
         with pytest.raises(RequestFailed, match=r"^stage 2 has been silent$"):
             list(client.ask(submit(tag=1)))
@@ -147,7 +147,7 @@ def test_nobody_there_is_said_while_it_waits_and_then_an_error(
 
 def test_a_coordinator_that_falls_silent_is_an_error(coordinator: Scripted) -> None:
     with Client(coordinator.address, OWNER_IDENTITY, WAIT_S, IMPATIENT) as client:
-        client._send(Heartbeat())
+        client.send(Heartbeat())
         coordinator.say(Progress(1, "x"))
         with pytest.raises(PeerLost, match=r"has been silent for \d+\.\d s: it has ended"):
             list(client.ask(submit()))
@@ -155,7 +155,7 @@ def test_a_coordinator_that_falls_silent_is_an_error(coordinator: Scripted) -> N
 
 def test_a_slow_coordinator_is_waited_for_as_long_as_it_says(coordinator: Scripted) -> None:
     with Client(coordinator.address, OWNER_IDENTITY, WAIT_S, IMPATIENT) as client:
-        client._send(Heartbeat())
+        client.send(Heartbeat())
         told = 3 * IMPATIENT.answer_silence
         coordinator.say(Heartbeat(silence=told))
         with pytest.raises(PeerLost) as lost:
@@ -181,7 +181,7 @@ def test_it_says_heartbeat_while_it_waits(coordinator: Scripted) -> None:
 
 def test_a_cancel_goes_out_once_and_its_end_is_the_coordinators(coordinator: Scripted) -> None:
     with Client(coordinator.address, OWNER_IDENTITY, WAIT_S, TIMING) as client:
-        client._send(Heartbeat())
+        client.send(Heartbeat())
         coordinator.say(Tokens(1, (1,), "a"))
         answer = client.ask(submit())
         assert next(answer) == Tokens(1, (1,), "a")
@@ -190,7 +190,7 @@ def test_a_cancel_goes_out_once_and_its_end_is_the_coordinators(coordinator: Scr
         assert next(answer) == Tokens(1, (2,), "b"), "what was on its way is not lost"
         coordinator.say(END)
         assert list(answer) == [END]
-        client._send(StatusRequest())
+        client.send(StatusRequest())
         coordinator.await_heard(StatusRequest())
         assert coordinator.heard.count(Cancel(1)) == 1
 
@@ -200,7 +200,7 @@ def test_a_cancel_that_nobody_confirms_ends_too(
 ) -> None:
     monkeypatch.setattr(client_module, "CANCEL_WAIT", 0.3 / TIMING.answer_silence)
     with Client(coordinator.address, OWNER_IDENTITY, WAIT_S, TIMING) as client:
-        client._send(Heartbeat())
+        client.send(Heartbeat())
         coordinator.say(Progress(1, "waiting"))
         answer = client.ask(submit())
         assert next(answer) == Progress(1, "waiting")
@@ -218,7 +218,7 @@ def test_a_cancel_before_anybody_answered_ends_at_once() -> None:
 
 def test_status_waits_for_the_answer(coordinator: Scripted) -> None:
     with Client(coordinator.address, OWNER_IDENTITY, WAIT_S, TIMING) as client:
-        client._send(StatusRequest())
+        client.send(StatusRequest())
         coordinator.say(Heartbeat(), Status(True, ("stage 1: ready",)))
         assert client.status() == Status(True, ("stage 1: ready",))
 

@@ -290,11 +290,11 @@ def test_who_listens_sends_no_pings(tmp_path: Path) -> None:
         bound = [made.site.server._router]
         for thread in made.ring.threads.values():
             transport = thread.node.transport
-            bound += [transport._pull]
-        bound.append(made.ring.transport._control)
+            bound += [transport.pull]
+        bound.append(made.ring.transport.control)
         assert [opened.getsockopt(zmq.HEARTBEAT_IVL) for opened in bound] == [0] * 5
         stage = made.ring.threads[1].node.transport
-        for connected in (stage._control, stage._push):
+        for connected in (stage.control, stage.push):
             assert connected.getsockopt(zmq.HEARTBEAT_IVL) > 0
             assert connected.getsockopt(zmq.HEARTBEAT_TTL) > 0
 

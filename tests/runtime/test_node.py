@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from support.nodes import HOST, PATIENCE_S, NodeRing, NodeThread, aging, heard, until
 from support.rings import assert_one_end, submit
+from support.tiers import thorough
 
 from edgespec.backends.compute import StageCompute
 from edgespec.errors import CapacityError, EdgespecError, ModelError, PeerLost, RequestFailed
@@ -25,8 +26,14 @@ from edgespec.wire.hints import Hint
 from edgespec.wire.messages import Assign, Message
 
 
-@pytest.mark.parametrize("stages", [1, 3])
-@pytest.mark.parametrize("policy", ["autoregressive", "naive_tree", "flowspec"])
+@pytest.mark.parametrize(
+    ("stages", "policy"),
+    [
+        *((1, "autoregressive"), (3, "flowspec"), thorough(3, "autoregressive")),
+        *(thorough(stages, "naive_tree") for stages in (1, 3)),
+        thorough(1, "flowspec"),
+    ],
+)
 def test_a_ring_answers_as_one_machine_would(stages: int, policy: str) -> None:
     with NodeRing(stages) as ring:
         for seed in range(3):
@@ -408,7 +415,7 @@ def test_a_busy_node_ends_soon() -> None:
         ring.await_up()
         ring.blocks[0].delay = 2 * PATIENCE_S
         with ring.client() as client:
-            client._send(submit())
+            client.send(submit())
             until(lambda: ring.blocks[0].runs)
             ring.threads[1].leave()
             assert ring.threads[1].ended().reason == "stopped by SIGTERM"

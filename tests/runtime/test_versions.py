@@ -65,8 +65,8 @@ class Newer:
 
     def say(self, peer: bytes, frame: bytes) -> None:
         """In any version."""
-        assert self.transport._control is not None
-        self.transport._control.send_multipart([peer, frame])
+        assert self.transport.control is not None
+        self.transport.control.send_multipart([peer, frame])
 
     def refuse_next(self) -> None:
         """Wait for a message, and answer."""
@@ -215,7 +215,7 @@ def test_so_it_does_by_any_frame_of_another_version(newer: Newer) -> None:
 
 def test_a_client_ends(newer: Newer) -> None:
     with Client(newer.address, DEVICE, PATIENCE_S, QUICK) as client:
-        client._send(Heartbeat())
+        client.send(Heartbeat())
         newer.refuse_next()
         with pytest.raises(OtherVersion, match=BOTH):
             client.status()
@@ -342,7 +342,7 @@ def test_what_a_coordinator_says_is_a_short_line(
 def test_so_is_the_error_that_it_causes(newer: Newer) -> None:
     token = Token.parse(Token.new(OWN.public).text)
     with Client(newer.address, DEVICE, PATIENCE_S, QUICK) as client, ThreadPoolExecutor(1) as pool:
-        client._send(Heartbeat())
+        client.send(Heartbeat())
         newer.transport.send_control(next_of(newer.transport).peer, Refuse(LONG))
         with pytest.raises(AccessRefused) as asked:
             client.status()

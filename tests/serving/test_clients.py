@@ -364,7 +364,7 @@ def test_a_model_with_another_template_calls_in_its_own_form(tmp_path: Path) -> 
         assert last["finish_reason"] in ("stop", "length")
         codec = Tokenizer(folder)
         made = {**first["message"], "content": ""}
-        right = codec.encode_tool_chat([*MESSAGES, made, result], [])
+        right = codec.encode_chat([*MESSAGES, made, result], tools=[])
         assert last["read"] == len(right)
 
 

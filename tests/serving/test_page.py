@@ -673,7 +673,7 @@ def test_settings_are_kept_and_count(watched: Watched) -> None:
 def test_a_model_without_a_chat_template(
     watched: Watched, ring: NodeRing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(codec: object, messages: object, most: int) -> None:
+    def refuse(codec: object, *_: object) -> None:
         raise ConfigError("the model has no chat template; send a prompt instead of messages")
 
     monkeypatch.setattr(type(ring.codec), "encode_chat", refuse)

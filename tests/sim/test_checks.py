@@ -22,7 +22,7 @@ from edgespec.machines.effects import Effect, RunBlock, SendPeer
 from edgespec.machines.events import BlockDone, Event, MessageArrived
 from edgespec.sim.campaign import Parts, play
 from edgespec.sim.checks import InvariantViolated
-from edgespec.sim.faults import LoseRetain
+from edgespec.sim.faults import Lose
 from edgespec.sim.oracle import Oracle
 from edgespec.sim.scenario import Scenario, draw
 from edgespec.sim.toy_model import FakeBlock
@@ -321,7 +321,7 @@ def test_a_live_row_is_missed_on_a_stage_that_gets_no_retained_set() -> None:
                     ledger._ids = ledger._ids[:-1]
             return effects
 
-    calm = structs.replace(CALM, faults=(LoseRetain(1.0),))
+    calm = structs.replace(CALM, faults=(Lose("retain", 1.0),))
     play(calm)
     with pytest.raises(InvariantViolated):
         play(calm, parts=Parts(stage=DropsOne))

@@ -9,7 +9,7 @@ from support.segments import retain_message
 
 from edgespec.errors import ConfigError
 from edgespec.sim.clock import Clock
-from edgespec.sim.faults import Delay, Dice, Duplicate, LateRetain, LoseRetain, SlowStage
+from edgespec.sim.faults import Delay, Dice, Duplicate, Late, Lose, SlowStage
 from edgespec.sim.links import Link, LinkSpec, Network
 from edgespec.wire.client_messages import Submit
 from edgespec.wire.messages import CloseRequest
@@ -93,7 +93,7 @@ def test_a_network_has_one_more_ring_link_than_stages() -> None:
 
 
 def test_only_retained_sets_are_lost_or_late() -> None:
-    dice = Dice((LoseRetain(1.0), LateRetain(1.0, 1.0)), random.Random(0))
+    dice = Dice((Lose("retain", 1.0), Late("retain", 1.0, 1.0)), random.Random(0))
     assert dice.loses(RETAIN)
     assert not dice.loses(CloseRequest(1))
     assert 0 < dice.lateness(RETAIN) <= 1

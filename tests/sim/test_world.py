@@ -9,7 +9,7 @@ from support.spans import Span
 from support.worlds import FixedDurations, submit, toy_world
 
 from edgespec.decoding.request import LOST_WAIT_S
-from edgespec.sim.faults import Crash, Duplicate, LoseRetain, SlowStage
+from edgespec.sim.faults import Crash, Duplicate, Lose, SlowStage
 from edgespec.sim.links import LinkSpec
 from edgespec.sim.log import EventLog
 from edgespec.sim.oracle import Oracle
@@ -123,7 +123,7 @@ def test_a_slow_stage_is_slow_for_a_while() -> None:
 
 
 def test_lost_and_repeated_messages_change_no_time_of_plain_decoding() -> None:
-    faults = (LoseRetain(1.0), Duplicate(1.0, 5.0))
+    faults = (Lose("retain", 1.0), Duplicate(1.0, 5.0))
     world = toy_world(FixedDurations((0.5, 0.5)), LinkSpec(latency=0.25), faults=faults)
     world.submit(submit(limit=3))
     world.run()

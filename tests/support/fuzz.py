@@ -22,7 +22,7 @@ from edgespec.types.record import IntArray, Record
 from edgespec.types.tensor import ITEM_SIZES, NO_LAYERS, Layers, Tensor
 from edgespec.wire.block_messages import CHUNK_STEP, BlockOffer, Piece, PieceRequest
 from edgespec.wire.client_messages import ChatMessage
-from edgespec.wire.codec import MAGIC, VERSION, decode, encode
+from edgespec.wire.codec import MAGIC, TAGS, VERSION, decode, encode
 from edgespec.wire.hints import Hint, Lenses
 from edgespec.wire.messages import Health, Message, Ready
 from edgespec.wire.segment import Segment, StageTime
@@ -35,7 +35,6 @@ from edgespec.wire.snapshots import (
     Subscribe,
     SubscribeActivity,
 )
-from edgespec.wire.tags import TAGS
 
 Frames = list[bytes]
 

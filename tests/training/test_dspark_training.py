@@ -485,6 +485,7 @@ class _Oracle:
         return Lesson(first, torch.cat([second, third], -1))
 
 
+@pytest.mark.thorough
 def test_a_head_learns_what_the_row_before_the_anchor_tells_and_no_more(tmp_path: Path) -> None:
     """The row before the anchor tells the first two tokens behind it; later ones are chance, as
     they would not be if a block saw rows at its anchor or tokens behind it."""

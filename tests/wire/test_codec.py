@@ -37,7 +37,16 @@ from edgespec.wire.client_messages import (
     TokenBias,
     ToolCall,
 )
-from edgespec.wire.codec import MAGIC, MOST_BYTES, VERSION, SegmentPacker, decode, encode, packed
+from edgespec.wire.codec import (
+    MAGIC,
+    MOST_BYTES,
+    TAGS,
+    VERSION,
+    SegmentPacker,
+    decode,
+    encode,
+    packed,
+)
 from edgespec.wire.hints import Hint, Lenses
 from edgespec.wire.messages import Credit, Fault, Health, Heartbeat, Message, Ready, Retain
 from edgespec.wire.segment import Segment, StageTime
@@ -48,7 +57,6 @@ from edgespec.wire.snapshots import (
     Subscribe,
     SubscribeActivity,
 )
-from edgespec.wire.tags import TAGS
 
 # --- strategies from the messages' own field types ------------------------------------------------
 

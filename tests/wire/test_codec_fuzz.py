@@ -31,12 +31,11 @@ from edgespec.wire.client_messages import (
     TokenBias,
     Tokens,
 )
-from edgespec.wire.codec import MAGIC, VERSION, decode, encode
+from edgespec.wire.codec import MAGIC, TAGS, VERSION, decode, encode
 from edgespec.wire.hints import Lenses
 from edgespec.wire.messages import Message, Retain
 from edgespec.wire.segment import Segment
 from edgespec.wire.snapshots import Snapshot, SnapshotNode
-from edgespec.wire.tags import TAGS
 
 SEED = int(os.environ.get("EDGESPEC_FUZZ_SEED", "0")) or random.randrange(1, 2**32)
 SLOWEST_S = 2.0
@@ -146,7 +145,8 @@ def test_a_frame_full_of_small_things_takes_little_memory(leaf: bytes) -> None:
     body = inner * 64
     for kind in (Segment, Retain, Lenses, Submit, Tokens, Finished, Status):
         peak, reason = memory_for((begun(kind) + body)[:CONTROL_BYTES])
-        assert "too many values" in reason or "behind the message" in reason, kind
+        said = ("too many values", "behind the message", "a map")
+        assert any(words in reason for words in said), kind
         assert peak < MOST_MEMORY
 
 

@@ -116,6 +116,7 @@ def check_rows(shape: Shape) -> None:
             assert torch.equal(tree.run([row], plain, tree.nodes)[0], whole[row]), (dtype, row)
 
 
+@pytest.mark.thorough
 def check_places() -> None:
     """Rows in another order, a tree in other slots of a longer cache, and a cache in pieces."""
     tree = Tree(Shape(4, 2, 16), 600, [-1, 0, 0, 1, -1, 4, 3], torch.float16)

@@ -73,6 +73,7 @@ class Text:
         return row[0]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("family", ["llama", "gemma2", "qwen3"])
 def check_rows_do_not_know_their_batch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str

@@ -53,6 +53,7 @@ def check_the_memory_of_a_layer_is_known_before() -> None:
                     assert held <= held_bytes(form, shape, dtype) < 1.5 * held
 
 
+@pytest.mark.thorough
 def check_trial() -> None:
     assert trial(torch.device("cpu")) == ""
 
