@@ -16,7 +16,7 @@ from edgespec.daemon.settings import chosen_draft
 from edgespec.model.hub import require_model
 from edgespec.model.hub_cache import download
 
-WHOLE_MODELS = ("independent", "easyspec", "pard")
+WHOLE_MODELS = ("independent", "easyspec")
 """Draft sources whose weights are those of a model like the base."""
 
 

@@ -160,7 +160,7 @@ def _own_stage(
 ) -> OwnStage:
     """The stage beside this coordinator, which has loaded its models: the memory that is left is
     the stage's, less what the coordinator is planned to take while it answers."""
-    from edgespec.model.device import best_device
+    from edgespec.model.tensors import best_device
 
     device = best_device().type
     if device == "cuda":
@@ -219,8 +219,8 @@ class Loaded:
         # torch and transformers take seconds to import: not before the address is taken.
         from edgespec.daemon.ring_model import RingModel
         from edgespec.drafting.registry import BaseParts, build_draft
-        from edgespec.model.device import best_device
         from edgespec.model.ends import OutputHead
+        from edgespec.model.tensors import best_device
 
         config, head = home.config, None
         model, device = RingModel(config), best_device()
@@ -235,8 +235,7 @@ class Loaded:
             *(model.tokenizer, model.head, head, config.dtype, device),
             *(config.draft_quantisation, own_head),
         )
-        seconds = home.costs.coordinator.draft_work_seconds if home.costs else None
-        draft = build_draft(choice, base, seconds)
+        draft = build_draft(choice, base)
         return Loaded(config, model, device, head, draft, _codec(model, home.ends))
 
     @property

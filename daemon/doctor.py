@@ -137,7 +137,7 @@ def import_problem() -> str:
 def check_device(root: Path) -> Iterator[Finding]:
     from edgespec.daemon import torch_checks
     from edgespec.daemon.kernels import sixteen_bit_type
-    from edgespec.model.device import best_device
+    from edgespec.model.tensors import best_device
 
     device = best_device()
     yield Finding("device", OK, f"{device.type}, 16 bit is {sixteen_bit_type(device)}")
@@ -179,7 +179,7 @@ def check_sixteen_bit() -> Iterator[Finding]:
     """On a CPU: which of the two types is faster. Which one a ring computes in is --dtype's to say:
     a text depends on it, and float16 ends at 65,504, which some models' activations exceed."""
     from edgespec.daemon.torch_checks import sixteen_bit_times
-    from edgespec.model.device import best_device
+    from edgespec.model.tensors import best_device
 
     if best_device().type != "cpu":
         return
@@ -219,7 +219,7 @@ def check_swap(root: Path) -> Iterator[Finding]:
 
 
 def check_memory(root: Path) -> Finding:
-    from edgespec.model.device import best_device
+    from edgespec.model.tensors import best_device
 
     found = available_memory(best_device().type, root)
     text = f"{found.bytes / _GIB:.1f} GiB available to models ({found.source})"
@@ -263,7 +263,7 @@ def machine_memory(cluster: Path, root: Path = ROOT) -> Iterator[Finding]:
     Nothing if it serves already, as what is available is less by then what they have.
     """
     from edgespec.daemon.own_stage import machine_needs
-    from edgespec.model.device import best_device
+    from edgespec.model.tensors import best_device
 
     try:
         folder = ClusterFolder.open(cluster)

@@ -10,8 +10,8 @@ import torch
 
 from edgespec.config import NAMED, QUANTISATIONS
 from edgespec.daemon.device import ROOT, is_jetson
-from edgespec.model.device import best_device
 from edgespec.model.quantised.selftest import usable_quantisations
+from edgespec.model.tensors import best_device
 
 
 @dataclass(frozen=True, slots=True)

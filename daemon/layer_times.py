@@ -54,7 +54,7 @@ class Shape:
     @property
     def kv_bytes(self) -> int:
         """Keys and values of one row in one layer, 16 bit."""
-        return 2 * 2 * int(self.config.num_key_value_heads) * head_dim(self.config)
+        return 2 * 2 * int(self.config.num_key_value_heads) * self.config.head_dim
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,13 +76,6 @@ class LayerTimes:
     tiny: dict[int, Sample]
     launched: dict[int, Sample]
     seen: Sample
-
-
-def head_dim(config: ModelConfig) -> int:
-    """Numbers of one attention head's keys."""
-    return int(
-        getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    )
 
 
 def default_shape(room: int, depth: int) -> Shape:
@@ -277,7 +270,7 @@ def deeper(config: ModelConfig, layers: int) -> ModelConfig:
 def _shrunk(config: ModelConfig) -> ModelConfig:
     """The same kind of layer with matrices so small that reading them takes no time."""
     grouped = config.num_key_value_heads < config.num_attention_heads
-    dim = head_dim(config)
+    dim = config.head_dim
     widths = {"hidden_size": _TINY_WIDTH, "intermediate_size": _TINY_WIDTH}
     for name in ("moe_intermediate_size", "shared_intermediate_size"):
         if hasattr(config, name):

@@ -19,7 +19,7 @@ from edgespec.daemon.child_process import last_words
 from edgespec.daemon.cluster import VARIABLE, ClusterFolder, ClusterSettings
 from edgespec.daemon.process import EXIT_USAGE, PARENT
 from edgespec.errors import ConfigError, EdgespecError, PeerLost
-from edgespec.model.progress import STILL_S, speaks
+from edgespec.model.bounded_process import STILL_S, speaks
 from edgespec.plugins import own_policy_options
 
 LOAD_S = 1800.0

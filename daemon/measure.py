@@ -32,7 +32,6 @@ from edgespec.daemon.layer_times import (
     check_room,
     default_shape,
     depth_on,
-    head_dim,
     measure_draft,
     measure_layer,
     misfits,
@@ -53,10 +52,9 @@ from edgespec.daemon.profile_figures import (
 )
 from edgespec.daemon.timing import round_trips
 from edgespec.errors import ConfigError, ModelError
-from edgespec.model.device import best_device
-from edgespec.model.row_math import row_math
+from edgespec.model.block import row_math
 from edgespec.model.sources import open_source
-from edgespec.model.tensors import compute_dtype
+from edgespec.model.tensors import best_device, compute_dtype
 from edgespec.net.keys import Identity
 from edgespec.net.slowness import slowness
 from edgespec.net.sockets import own_address_towards
@@ -198,7 +196,7 @@ def measure(
     say("moving cache rows")
     heads = int(shape.config.num_key_value_heads)
     dtype = compute_dtype(session.dtype)
-    gather = session.rate(gather_rate, dtype, heads, head_dim(shape.config))
+    gather = session.rate(gather_rate, dtype, heads, shape.config.head_dim)
     say("reading the disk")
     disk = _disk(session)
     draft = _draft(session)

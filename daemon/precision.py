@@ -28,11 +28,8 @@ SMALL_BYTES = 100_000_000
 NARROW = 2048
 """Below this hidden size groups of 32 columns are taken: small models lose more by rounding."""
 
-_QUANTISED = ("independent", "pard", "eagle", "eagle3", "dspark")
+_QUANTISED = ("independent", "eagle", "eagle3", "dspark")
 """Draft sources whose layers can be packed."""
-
-_WHOLE = ("independent", "pard")
-"""Of these, the ones that are models of their own."""
 
 _HELD = {
     "file": "blocks as the model's files pack them",
@@ -110,7 +107,7 @@ def draft_quantisation_for(
     if stages.kind == "none" or any(member.name == "easyspec" for member in choice.members):
         return PLAIN
     found = {
-        quantisation_for(member.folder) if member.name in _WHOLE else _layer_like(model)
+        quantisation_for(member.folder) if member.name == "independent" else _layer_like(model)
         for member in weighty
     }
     return found.pop() if len(found) == 1 else QUANTISATIONS["int8"] if found else PLAIN
@@ -160,7 +157,7 @@ def sixteen_bit_dtype() -> str:
     if not has_gpu():
         return "bfloat16"  # torch, which takes seconds to import, need not be asked
     from edgespec.daemon.kernels import sixteen_bit_type
-    from edgespec.model.device import best_device
+    from edgespec.model.tensors import best_device
 
     return sixteen_bit_type(best_device())
 

@@ -12,9 +12,8 @@ from edgespec.model.block_folder import CONFIG, BlockFolder
 from edgespec.model.hub import local_folder
 from edgespec.model.loader import fingerprint
 from edgespec.model.manifest import MANIFEST, manifest_of
-from edgespec.model.quantised.source import quantising
 from edgespec.model.source import TensorSource
-from edgespec.model.sources import open_source
+from edgespec.model.sources import open_source, quantising
 from edgespec.net.block_server import ServedBlock
 from edgespec.wire.block_messages import HEAD_NUMBER
 from edgespec.wire.messages import Assign

@@ -71,7 +71,7 @@ def run_stage(
     # Python's lock held would look like a dead stage.
     with going_on("importing torch"):
         _import()
-        from edgespec.model.device import best_device
+        from edgespec.model.tensors import best_device
 
         device = best_device().type
     pace = None
@@ -210,7 +210,7 @@ def _prepare(
 def _compile_kernels(say: Callable[[str], None]) -> None:
     """Those that this device's processor needs, unless they were compiled before."""
     from edgespec.kernels.compiled import load, unbuilt
-    from edgespec.model.device import best_device
+    from edgespec.model.tensors import best_device
 
     if best_device().type == "cpu":
         for name in unbuilt():
@@ -245,8 +245,8 @@ def _load(
 ) -> StageCompute:
     from edgespec.backends.torch_backend import TorchBlock, TorchHead
     from edgespec.model.block import Block
-    from edgespec.model.device import best_device
     from edgespec.model.ends import OutputHead
+    from edgespec.model.tensors import best_device
 
     _compile_kernels(say)
     source, ends = _fetch(config, identity, assign, say, stop)
@@ -272,9 +272,8 @@ def _require_memory(
     the block is read.
     """
     from edgespec.daemon.memory import available_memory
-    from edgespec.model.device import best_device
     from edgespec.model.inventory import head_bytes, held_bytes
-    from edgespec.model.tensors import compute_dtype
+    from edgespec.model.tensors import best_device, compute_dtype
 
     device = best_device()
     dtype = compute_dtype(assign.dtype)

@@ -16,7 +16,7 @@ from edgespec.model.aux_hidden import packed
 from edgespec.model.block import Block
 from edgespec.model.ends import OutputHead
 from edgespec.model.joint import CachedPart
-from edgespec.model.shared_caches import SharedCaches
+from edgespec.model.kv_cache import SharedCaches
 from edgespec.model.tensors import from_torch, to_torch
 from edgespec.model.tree_attention import tree_mask
 from edgespec.tree.ledger import IntArray, Rows

@@ -21,9 +21,8 @@ from edgespec.backends.base import Walk
 from edgespec.bench.draft_rows import DraftRows, Place
 from edgespec.drafting.base import TokenPath
 from edgespec.drafting.guess_scores import best_guesses
-from edgespec.drafting.independent import GuessCache, JointPasses
+from edgespec.drafting.independent import GuessCache, JointPasses, WholeModelGuesser
 from edgespec.drafting.ranking import Unranked
-from edgespec.drafting.whole_model import WholeModelGuesser
 from edgespec.errors import LocalProtocolError
 from edgespec.model.block import Block
 from edgespec.model.ends import OutputHead

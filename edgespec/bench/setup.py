@@ -47,7 +47,7 @@ if TYPE_CHECKING:  # torch takes seconds to import: not before all settings are 
 
 _ROOM = 4096
 """Rows of a request that a stage may hold beyond the model's context."""
-_OF_TOKENS = {"independent", "ngram", "easyspec", "pard"}
+_OF_TOKENS = {"independent", "ngram", "easyspec"}
 """Draft sources that take tokens alone of the base: no row of it has to be computed for them."""
 
 MOST_ROW_PRICE = 100.0
@@ -220,12 +220,10 @@ def draft_of(
 
     source = open_source(setup.model)
     base = BaseParts(local_folder(setup.model), source, head, setup.dtype, "cpu", measured=False)
-    # With `d0_free` too: which members of a hybrid pay stays as it would be.
-    seconds = setup.costs().coordinator.draft_work_seconds
     builders = dict(BUILDERS)
     if independent is not None:
         builders["independent"] = lambda folder, base: independent(folder)
-    return build_draft(parse_draft(setup.draft), base, seconds, builders)
+    return build_draft(parse_draft(setup.draft), base, builders)
 
 
 def answerable(model: str, prompts: Sequence[Prompt], say: Callable[[str], None]) -> list[Prompt]:

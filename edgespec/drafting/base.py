@@ -51,6 +51,11 @@ class Guesser(ABC):
         """Whether it, or one of its members, runs no model."""
         return any(name in FREE_SOURCES for name in self.sources)
 
+    @property
+    def is_model(self) -> bool:
+        """Whether a hybrid asks it or another model, as two name much the same tokens."""
+        return not self.is_free
+
     def spare(self, request: int, free: bool) -> None:  # noqa: B027
         """Ask only members that run no model for the request from now on, or all again."""
 

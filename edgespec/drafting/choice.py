@@ -20,7 +20,6 @@ SOURCES = {
     "dspark": "dspark",
     "ppd": "ppd",
     "easyspec": "draft",
-    "pard": "pard",
 }
 """Every source by its name, with the bundled folder that has its weights for the bundled base; ""
 if it needs none."""

@@ -1,22 +1,76 @@
-"""Held heads: a head's matrices as rows are multiplied by them, and what a head is given."""
+"""Held heads: a head's matrices as rows are multiplied by them, and what guessers by heads have in
+common."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TypeVar
 
 import torch
 from torch import nn
 
 from edgespec.config import FILE, QUANTISATIONS, Quantisation
+from edgespec.drafting.base import Guesser
+from edgespec.drafting.launches import Launches
+from edgespec.drafting.ranking import Ranking
 from edgespec.errors import ModelError
 from edgespec.model.aux_hidden import unpacked
+from edgespec.model.ends import InputEmbedding, OutputHead
 from edgespec.model.matrices import Product, plain_product
 from edgespec.model.quantised.exact import ExactLinear, row_product
 from edgespec.model.quantised.linear import linear_from, pack
-from edgespec.types.features import Features
+from edgespec.model.source import TensorSource
+from edgespec.model.tensors import compute_dtype
+from edgespec.types.features import DraftNeeds, Features
 
 Head = TypeVar("Head", bound=nn.Module)
+Embed = Callable[[torch.Tensor], torch.Tensor]
+"""The vectors [R, hidden] of tokens int64 [R]."""
+
+
+class HeadGuesser(Guesser):
+    """A Guesser: a head beside the base's ends, which it may borrow."""
+
+    _matrix: Product | None = None
+    """The product with its output matrix; None where that is the base's own."""
+
+    def __init__(
+        self,
+        name: str,
+        needs: DraftNeeds,
+        base: OutputHead,
+        source: TensorSource,
+        embedding: torch.Tensor | None,
+        tokens: torch.Tensor | None,
+        dtype: str,
+        device: torch.device | str,
+    ) -> None:
+        """`embedding` [V, hidden]: None for that of the base, whose tensors are in `source`;
+        `tokens` int64 [vocab]: the base's token of each column, None where column v is token v.
+        Raises ModelError if the base has nothing to lend."""
+        super().__init__(name, needs)
+        self._base = base
+        self._dtype, self._device = compute_dtype(dtype), torch.device(device)
+        self._embed: Embed
+        if embedding is None:
+            self._embed = InputEmbedding(source, dtype, device, share=base).rows
+        else:
+            self._embed = embedding.to(self._device, self._dtype, copy=True).__getitem__
+        self._tokens = None if tokens is None else tokens.numpy()
+        self._launches = Launches(device)
+        self._ranking = Ranking(self.ranked, self.allowed)
+
+    def between_layers(self) -> bool:
+        self._launches.keep_near()
+        return super().between_layers()
+
+    def _logits(self, rows: torch.Tensor) -> torch.Tensor:
+        """Logits [R, vocab] of rows [R, hidden] as the output matrix takes them, in float32 at
+        least."""
+        if self._matrix is None:
+            return self._base.logits(rows)
+        logits = self._matrix(rows)
+        return logits if self._dtype == torch.float64 else logits.float()
 
 
 def filled(

@@ -1,45 +1,43 @@
-"""Hybrid: the guesses of several sources in one tree, scored by how often such ones were right."""
+"""Hybrid: n-grams' guesses beside those of a model, scored by how often such ones were right."""
 
 from __future__ import annotations
 
 import math
-import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial, reduce
+from functools import reduce
+from itertools import permutations
 from operator import or_
-from typing import Any, TypeVar
 
 import numpy as np
 
 from edgespec.drafting.base import Guesser, TokenPath
-from edgespec.drafting.feedback import Feedback
-from edgespec.drafting.rivals import Rivals
-from edgespec.drafting.steps import Call, Steps, alone
+from edgespec.drafting.ranking import Feedback
+from edgespec.drafting.steps import Steps, alone
 from edgespec.policy.calibration import Calibration
 from edgespec.tree.drafted import Children
-from edgespec.types.draft_pass import DraftPass, DraftWork
+from edgespec.types.draft_pass import DraftWork
 from edgespec.types.features import NO_NEEDS, Features, joined
 from edgespec.verify.rules import Mask
 from edgespec.verify.sampling import Sampling
 
-LEAST = 128
-"""Committed tokens that are counted before members are compared, and again before the next time;
-for a member that did not pay, halved for each time in a row, down to an eighth."""
-LEAST_PAY = 1 / 32
-"""A member is paused if the right guesses that it alone made are less than this share of all, for
-all of the time; half of that for half of the time."""
-LEAST_GAIN = 1 / 100
-"""... or if all together rank the tokens that come no better than the best of the others does: by
-so much, of one over the rank."""
-PAUSE = 256
-"""Committed tokens of a request until a paused member is tried again; doubled after every failure
-in a row, up to 8 times. A new request is another text: it is tried again there."""
 MODEL = 2.0
 """What the log-odds of a member that runs a model count, for 1.0 of another's."""
-RECENT = 1 / 16
-"""Weight of a new committed token in the share that was guessed of late."""
+LEAST = 16
+"""Committed tokens for which all models are asked, each time, at least."""
+MOST = 96
+"""The same at most."""
+CLEAR = 1.5
+"""Standard errors by which a model must be better to end that earlier."""
+AGAIN = 512
+"""Committed tokens until all are asked again; doubled each time, up to 8 times."""
+
+LEAST_GAIN = 0.01
+"""By which all together must rank the tokens that come better than the model alone, of one over the
+rank, or its guesses stay as they are: others' would take the places of better ones."""
+RECENT = 1 / 64
+"""Weight of a new committed token in what that gain was of late."""
 
 Guesses = dict[int, float]
 """Tokens with their own natural-log scores."""
@@ -55,34 +53,72 @@ class _PathGuesses:
     sources: dict[int, int]
 
 
-Result = TypeVar("Result")
-
-
 @dataclass(slots=True)
-class _Member:
-    """One source: what it cost, and what it gained.
+class _Lead:
+    """By how much one model's guesses were better than another's: summed, and in squares."""
 
-    `alone`: right guesses that no other member made; `seconds`: what its guesses took; `worth`: the
-    sum of one over the rank that it gave to tokens that came; all since the last restart of the
-    counts. `paused`: committed tokens until it is asked again, 0 while it is asked. `runs_model`:
-    it has run one; only such members are rivals.
+    total: float = 0.0
+    squares: float = 0.5
+
+    @property
+    def errors(self) -> float:
+        """How many standard errors that is."""
+        return self.total / math.sqrt(self.squares)
+
+
+class ModelChoice:
+    """Which of several models is asked.
+
+    Two neural drafts name much the same tokens, and asking both takes the time of both, for which
+    the ring waits. So all are asked until it is clear which guesses best, and then that one alone;
+    now and then they are compared again, on the same tokens: one text is much harder to guess than
+    another.
     """
 
-    guesser: Guesser
-    alone: int = 0
-    seconds: float = 0.0
-    worth: float = 0.0
-    paused: int = 0
-    failures: int = 0
-    runs_model: bool = False
+    def __init__(self, numbers: Collection[int]) -> None:
+        """`numbers`: of the models; all others are always asked."""
+        self._numbers = numbers
+        self._chosen: int | None = None  # None: they are being compared
+        self._leads: defaultdict[tuple[int, int], _Lead] = defaultdict(_Lead)
+        self._together = self._left = self._rounds = 0
+
+    def asks(self, number: int) -> bool:
+        """Whether that member is asked now."""
+        return self._chosen in (None, number) or number not in self._numbers
+
+    def opens(self) -> None:
+        """A request begins: all may be compared from now on, as no text is half read."""
+        if self._chosen is not None and self._left <= 0:
+            self._chosen, self._together = None, 0
+            for lead in self._leads.values():  # what was found longer ago counts for less
+                lead.total, lead.squares = lead.total / 2, lead.squares / 2
+
+    def learn(self, worth: Mapping[int, float]) -> None:
+        """What the guesses of each member that was asked were worth for a committed token."""
+        if self._chosen is not None:
+            self._left -= 1
+        elif len(asked := worth.keys() & self._numbers) > 1:
+            for pair in permutations(asked, 2):
+                lead, more = self._leads[pair], worth[pair[0]] - worth[pair[1]]
+                lead.total, lead.squares = lead.total + more, lead.squares + more * more
+            self._together += 1
+            best = max(sorted(asked), key=self._certainty)
+            clear = self._together >= LEAST and self._certainty(best) > CLEAR
+            if clear or self._together >= MOST:
+                self._chosen, self._left = best, AGAIN << min(self._rounds, 3)
+                self._rounds += 1
+
+    def _certainty(self, one: int) -> float:
+        """Standard errors by which it leads the model that comes closest."""
+        return min(self._leads[one, other].errors for other in self._numbers if other != one)
 
 
 @dataclass(slots=True)
 class _HybridRequest:
     """One request: how it samples, what each member guessed, and which can guess now.
 
-    `unread`: features of the base that paused members have still to read. `free`: only members that
-    run no model are asked, and nothing is learnt of any.
+    `unread`: features of the base that members which are not asked have still to read. `free`: only
+    members that run no model are asked, and nothing is learnt of any.
     """
 
     sampling: Sampling
@@ -93,82 +129,54 @@ class _HybridRequest:
     feedback: Feedback[_PathGuesses] = field(default_factory=Feedback)
 
 
-@dataclass(frozen=True, slots=True)
-class _MembersRun:
-    """What a member's calls run (see drafting.steps.Call), with its time taken."""
-
-    hybrid: HybridGuesser
-    number: int
-    run: Callable[[Sequence[Any]], Sequence[Any]]
-
-    def __call__(self, every: Sequence[tuple[Any, bool]]) -> Sequence[Any]:
-        return self.hybrid.run(self, every)
-
-
 class HybridGuesser(Guesser):
-    """A Guesser that asks several others and merges their guesses.
+    """A Guesser that asks several others and merges their guesses: those that are no models, and
+    one of those that are (see ModelChoice).
 
     Each member's score of a token is calibrated by how often tokens with such a score, named by the
-    same members, were right (see policy.estimates); the mean of their log-odds counts, a model's
-    twice. So over-confident scores are calibrated down, and so are tokens that the best member does
-    not name. A member that does not pay is paused. It is tried again after a while, with a new
-    request, or when the others guess less than half as well as they did. Of members that cost about
-    the same, one is asked at a time (see drafting.rivals).
+    same members, were right (see policy.calibration); the mean of their log-odds counts, a model's
+    twice. So over-confident scores are calibrated down, and so are tokens that the model does not
+    name. Where that ranks the tokens that come no better than the model alone, it is left alone.
     """
 
-    def __init__(
-        self,
-        members: Sequence[Guesser],
-        seconds: Callable[[tuple[DraftWork, ...]], float] | None = None,
-    ) -> None:
-        """`seconds`: what such work costs, where times are charged; else it is measured."""
-        names = tuple(guesser.name for guesser in members)
-        needs = reduce(or_, (guesser.needs for guesser in members))
+    def __init__(self, members: Sequence[Guesser]) -> None:
+        names = tuple(member.name for member in members)
+        needs = reduce(or_, (member.needs for member in members))
         super().__init__("hybrid:" + "+".join(names), needs, names)
-        self._members = [_Member(guesser) for guesser in members]
-        self._seconds = seconds
+        self._members = tuple(members)
+        models = [number for number, member in enumerate(members) if member.is_model]
+        self._choice = ModelChoice(models)
+        self._gain = 2 * LEAST_GAIN
         self._requests: dict[int, _HybridRequest] = {}
         self._agreed: defaultdict[tuple[Sampling, int, int, int], Calibration] = defaultdict(
             Calibration
         )
-        self._watched = self._right = 0  # committed tokens, and those that any member guessed
-        self._worth = 0.0  # the sum of one over the ranks that all together gave these
-        self._recent = 0.0  # share of the newest committed tokens that any member guessed
-        self._usual = 0.0  # that share when a member was paused last
-        self._rivals = Rivals()
-        self._away = 0.0  # seconds of what was let in between layers
 
     @property
     def one_pass(self) -> bool:
         """Whether further levels cost none of the members a pass that are asked now."""
-        asked = (one.guesser for number, one in enumerate(self._members) if self._is_asked(number))
-        return all(guesser.one_pass for guesser in asked)
+        asked = (one for number, one in enumerate(self._members) if self._choice.asks(number))
+        return all(member.one_pass for member in asked)
 
     def let_in(self, call: Callable[[], object]) -> None:
-        """What is let in counts for no member's time."""
-
-        def timed() -> None:
-            began = time.perf_counter()
-            call()
-            self._away += time.perf_counter() - began
-
         for member in self._members:
-            member.guesser.let_in(timed)
+            member.let_in(call)
+
+    def take_work(self) -> tuple[DraftWork, ...]:
+        return tuple(work for member in self._members for work in member.take_work())
 
     def open(self, request: int, sampling: Sampling) -> None:
-        self._rivals.opens()
-        if not self._requests and any(member.paused for member in self._members):
-            self._ask_all()
+        self._choice.opens()
         self._requests[request] = _HybridRequest(sampling)
         for member in self._members:
-            member.guesser.open(request, sampling)
+            member.open(request, sampling)
 
     def spare(self, request: int, free: bool) -> None:
         self._requests[request].free = free
 
     def allow(self, request: int, masks: Mapping[TokenPath, Mask]) -> None:
         for member in self._members:
-            member.guesser.allow(request, masks)
+            member.allow(request, masks)
 
     def fork(self, request: int, base: int, rows: int, ends: bool) -> None:
         old = self._requests.get(base)
@@ -176,44 +184,38 @@ class HybridGuesser(Guesser):
             return
         for number, member in enumerate(self._members):
             if old.unread[number]:  # later it could not be made up for
-                alone(self._reading(base, old, number, counts=False))
-            member.guesser.fork(request, base, rows, ends)
+                alone(self._reading(base, old, number))
+            member.fork(request, base, rows, ends)
 
     def reading(self, request: int, context: Sequence[int], features: Features) -> Steps[bool]:
         """Hand committed tokens to all members that are asked; True if any of them can guess.
 
-        A paused member reads them when it resumes.
+        Another one reads them when it is asked again.
         """
         state = self._requests[request]
         for guessed, token in state.feedback.committed(context[len(state.context) :]):
             self._learn(guessed, token, state.sampling.without_seed)
-        self._review()
-        is_prompt, state.context = not state.context, tuple(context)
+        state.context = tuple(context)
         able = []
         for number, member in enumerate(self._members):
-            if member.guesser.needs != NO_NEEDS:
+            if member.needs != NO_NEEDS:
                 state.unread[number].append(features)
-            if not (member.guesser.is_free if state.free else self._is_asked(number)):
-                continue
-            if (yield from self._reading(request, state, number, counts=not is_prompt)):
+            if self._is_asked(state, number) and (yield from self._reading(request, state, number)):
                 able.append(number)
         state.able = tuple(able)
         return bool(able)
 
     def reading_part(self, request: int, context: Sequence[int], rows: int) -> Steps[None]:
-        is_prompt = not self._requests[request].context
         for number, member in enumerate(self._members):
-            if self._is_asked(number):
-                steps = member.guesser.reading_part(request, context, rows)
-                yield from self._timed(number, steps, counts=not is_prompt)
+            if self._is_asked(self._requests[request], number):
+                yield from member.reading_part(request, context, rows)
 
     def guessing(self, request: int, paths: Sequence[TokenPath], width: int) -> Steps[Children]:
         state = self._requests[request]
         sampling = state.sampling.without_seed
         named: list[dict[int, Guesses]] = [{n: {} for n in state.able} for _ in paths]
         for number in state.able:
-            steps = self._members[number].guesser.guessing(request, paths, width)
-            children = yield from self._timed(number, steps, counts=True)
+            children = yield from self._members[number].guessing(request, paths, width)
             columns = children.parents.tolist(), children.tokens.tolist(), children.scores.tolist()
             for path, token, score in zip(*columns, strict=True):
                 named[path][number][token] = score
@@ -236,7 +238,28 @@ class HybridGuesser(Guesser):
     def close(self, request: int) -> None:
         self._requests.pop(request, None)
         for member in self._members:
-            member.guesser.close(request)
+            member.close(request)
+
+    def _is_asked(self, state: _HybridRequest, number: int) -> bool:
+        return self._members[number].is_free if state.free else self._choice.asks(number)
+
+    def _reading(self, request: int, state: _HybridRequest, number: int) -> Steps[bool]:
+        """Have a member read what it has not read yet: whether it can guess."""
+        features = joined(state.unread.pop(number, []))
+        return self._members[number].reading(request, state.context, features)
+
+    def _learn(self, guessed: _PathGuesses, token: int, sampling: Sampling) -> None:
+        """Learn from one committed token for which guesses were made."""
+        for number, guesses in guessed.members.items():
+            for guess, score in guesses.items():
+                calibration = self._calibration(guessed, guess, number, sampling)
+                calibration.learn([(score, guess == token)])
+        worth = {number: _worth(guesses, token) for number, guesses in guessed.members.items()}
+        self._choice.learn(worth)
+        models = self._models_of(guessed)
+        if len(models) == 1 < len(worth):
+            together = _worth(self._merged(guessed, sampling), token)
+            self._gain += RECENT * (together - worth[models[0]] - self._gain)
 
     def _calibration(
         self, guessed: _PathGuesses, token: int, number: int, sampling: Sampling
@@ -244,135 +267,36 @@ class HybridGuesser(Guesser):
         """The calibration of a member's word for tokens that just the same members named."""
         return self._agreed[sampling, guessed.able, guessed.sources[token], number]
 
+    def _models_of(self, guessed: _PathGuesses) -> list[int]:
+        """The members that run a model among those that were asked."""
+        return [number for number in guessed.members if self._members[number].is_model]
+
+    def _ranked(self, guessed: _PathGuesses, sampling: Sampling) -> list[tuple[int, float, int]]:
+        """Tokens with their scores and the bits of their sources, the best first; of a member that
+        alone named any, or that others hardly help, as it said: its scores compare without that."""
+        named = [number for number, guesses in guessed.members.items() if guesses]
+        models = self._models_of(guessed)
+        if len(models) == 1 and self._gain < LEAST_GAIN:
+            named = models
+        only = guessed.members[named[0]] if len(named) == 1 else None
+        scores = self._merged(guessed, sampling) if only is None else only
+        found = [(token, score, guessed.sources[token]) for token, score in scores.items()]
+        return sorted(found, key=lambda guess: (-guess[1], guess[0]))
+
+    def _merged(self, guessed: _PathGuesses, sampling: Sampling) -> Guesses:
+        """The score that all who named a token give it."""
+        return {token: self._score(guessed, token, sampling) for token in guessed.sources}
+
     def _score(self, guessed: _PathGuesses, token: int, sampling: Sampling) -> float:
         """The natural log of the probability that all who named a token give it."""
         total = weights = 0.0
         for number, guesses in guessed.members.items():
             if token in guesses:
-                weight = MODEL if self._members[number].runs_model else 1.0
+                weight = MODEL if self._members[number].is_model else 1.0
                 odds = self._calibration(guessed, token, number, sampling).odds(guesses[token])
                 total += weight * math.log(odds)
                 weights += weight
         return -math.log1p(math.exp(-total / weights))
-
-    def _ranked(self, guessed: _PathGuesses, sampling: Sampling) -> list[tuple[int, float, int]]:
-        """Tokens with their scores and the bits of their sources, the best first; of a member that
-        was asked alone, as it said: its scores compare without that."""
-        if len(guessed.members) == 1:
-            (scores,) = guessed.members.values()
-        else:
-            scores = {token: self._score(guessed, token, sampling) for token in guessed.sources}
-        found = [(token, score, guessed.sources[token]) for token, score in scores.items()]
-        return sorted(found, key=lambda guess: (-guess[1], guess[0]))
-
-    def _reading(
-        self, request: int, state: _HybridRequest, number: int, *, counts: bool
-    ) -> Steps[bool]:
-        """Have a member read what it has not read yet: whether it can guess."""
-        features = joined(state.unread.pop(number, []))
-        steps = self._members[number].guesser.reading(request, state.context, features)
-        return (yield from self._timed(number, steps, counts=counts))
-
-    def _timed(self, number: int, steps: Steps[Result], *, counts: bool) -> Steps[Result]:
-        """A member's steps; if that `counts`, their time is the member's."""
-        go_on: Callable[[], Call[Any]] = partial(next, steps)
-        while True:
-            try:
-                wanted = self._charged(number, go_on, float(counts))
-            except StopIteration as end:
-                result: Result = end.value
-                return result
-            run = _MembersRun(self, number, wanted.run)
-            try:
-                found = yield Call(run, (wanted.given, counts), wanted.late)
-            except Exception as problem:
-                go_on = partial(steps.throw, problem)
-            else:
-                go_on = partial(steps.send, found)
-
-    def _charged(self, number: int, call: Callable[[], Result], share: float) -> Result:
-        """Call a member, and charge that share of the time to it."""
-        member = self._members[number]
-        began, away = time.perf_counter(), self._away
-        try:
-            return call()
-        finally:
-            measured = time.perf_counter() - began - (self._away - away)
-            work = member.guesser.take_work()
-            self._work += work
-            member.runs_model |= any(isinstance(one, DraftPass) for one in work)
-            member.seconds += share * (measured if self._seconds is None else self._seconds(work))
-
-    def run(self, run: _MembersRun, every: Sequence[tuple[Any, bool]]) -> Sequence[Any]:
-        """What a member runs for several requests; the time of those that count is the member's."""
-        share = sum(counts for _, counts in every) / len(every)
-        return self._charged(run.number, lambda: run.run([given for given, _ in every]), share)
-
-    # --- what pays -----------------------------------------------------------------------------
-
-    def _is_asked(self, number: int) -> bool:
-        return not self._members[number].paused and self._rivals.asks(number)
-
-    def _learn(self, guessed: _PathGuesses, token: int, sampling: Sampling) -> None:
-        """Learn from one committed token for which guesses were made."""
-        ranked = [guess for guess, _, _ in self._ranked(guessed, sampling)]
-        self._worth += 1 / (1 + ranked.index(token)) if token in guessed.sources else 0.0
-        for number, guesses in guessed.members.items():
-            for guess, score in guesses.items():
-                calibration = self._calibration(guessed, guess, number, sampling)
-                calibration.learn([(score, guess == token)])
-        right = [number for number, guesses in guessed.members.items() if token in guesses]
-        worth = {number: _worth(guesses, token) for number, guesses in guessed.members.items()}
-        times = [member.seconds if member.runs_model else 0.0 for member in self._members]
-        self._rivals.learn(worth, times)
-        for number, share in worth.items():
-            self._members[number].worth += share
-        self._watched += 1
-        self._right += bool(right)
-        self._recent += RECENT * (bool(right) - self._recent)
-        if len(right) == 1:
-            self._members[right[0]].alone += 1
-        resumes = any(member.paused == 1 for member in self._members)
-        for member in self._members:
-            member.paused = max(member.paused - 1, 0)
-        if resumes:
-            self._restart_counts()
-
-    def _review(self) -> None:
-        """Pause a member that does not pay; ask all again once the others fail."""
-        asked = [one for number, one in enumerate(self._members) if self._is_asked(number)]
-        if any(member.paused for member in self._members) and self._recent < self._usual / 2:
-            self._ask_all()
-        total = sum(member.seconds for member in asked)
-        for member in sorted(asked, key=lambda one: -one.seconds):
-            if self._watched < LEAST >> min(member.failures, 3):
-                continue
-            share = LEAST_PAY * (member.seconds / total if total else 0.0)
-            others = max((one.worth for one in asked if one is not member), default=0.0)
-            gains = self._worth - others >= LEAST_GAIN * self._watched
-            if gains and member.alone >= share * self._right:
-                member.failures = 0
-            elif len(asked) > 1:
-                member.paused = PAUSE << min(member.failures, 3)
-                member.failures += 1
-                self._usual = self._recent
-                self._restart_counts()
-                return
-        if self._watched >= LEAST:
-            self._restart_counts()
-
-    def _ask_all(self) -> None:
-        """Nobody is paused any more."""
-        for member in self._members:
-            member.paused = 0
-        self._restart_counts()
-
-    def _restart_counts(self) -> None:
-        """The counts so far were of other members."""
-        self._watched = self._right = 0
-        self._worth = 0.0
-        for member in self._members:
-            member.alone, member.seconds, member.worth = 0, 0.0, 0.0
 
 
 def _joined(members: dict[int, Guesses]) -> _PathGuesses:

@@ -80,6 +80,10 @@ class OwnGuesser(Guesser):
         self._source, self._vocab_size = source, vocab_size
         self._read: dict[int, int] = {}  # tokens of each open request
 
+    @property
+    def is_model(self) -> bool:
+        return False  # nobody knows: it may name what no model does
+
     def open(self, request: int, sampling: Sampling) -> None:
         self._read[request] = 0
         self._source.open(request, sampling)

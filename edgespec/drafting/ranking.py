@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import starmap
-from typing import NamedTuple, Protocol
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import torch
 
 from edgespec.drafting.base import TokenPath
-from edgespec.drafting.feedback import Feedback
 from edgespec.drafting.guess_scores import DEFAULT_DRAFT_TEMPERATURE, best_guesses
 from edgespec.tree.drafted import Children, Floats
 from edgespec.tree.ledger import IntArray
@@ -29,6 +28,33 @@ PRIOR_LOSS_OF_WEIGHT = 40.0
 """The same for a weight an octave from 1."""
 MEMORY = 2000.0
 """About so many of the newest observations count."""
+
+
+What = TypeVar("What")
+
+
+class Feedback(Generic[What]):
+    """What was guessed for the children of paths after one request's context."""
+
+    def __init__(self) -> None:
+        self._guessed: dict[tuple[int, ...], What] = {}
+
+    def guessed(self, paths: Iterable[TokenPath], what: Iterable[What]) -> None:
+        """Remember the newest guesses of each path."""
+        for path, one in zip(paths, what, strict=True):
+            self._guessed[tuple(path)] = one
+
+    def committed(self, news: Sequence[int]) -> Iterator[tuple[What, int]]:
+        """These tokens became committed: for each that was asked about, what was guessed and the
+        token itself. Guesses of other paths are forgotten."""
+        news = tuple(news)
+        for at, token in enumerate(news):
+            if (guessed := self._guessed.get(news[:at])) is not None:
+                yield guessed, token
+        cut = len(news)
+        self._guessed = {
+            path[cut:]: guessed for path, guessed in self._guessed.items() if path[:cut] == news
+        }
 
 
 class Sharpness(NamedTuple):
@@ -111,30 +137,6 @@ class Unranked(NamedTuple):
     hidden: torch.Tensor
     positions: IntArray
     width: int
-
-
-class SlotRows(Protocol):
-    """What the slots of one request's block gave, [slots, hidden], each for one position, and the
-    logits [slots, V] of that; None as long as neither was needed."""
-
-    logits: torch.Tensor | None
-
-    @property
-    def out(self) -> torch.Tensor | None:
-        """See above."""
-
-
-def score_slots(every: Sequence[SlotRows], logits: Callable[[torch.Tensor], torch.Tensor]) -> int:
-    """Have the logits of all slots there, by one product for those that lack them: its rows, 0 if
-    there was none."""
-    fresh = [(one, one.out) for one in every if one.logits is None and one.out is not None]
-    if not fresh:
-        return 0
-    rows = [len(out) for _, out in fresh]
-    found = logits(torch.cat([out for _, out in fresh]))
-    for (one, _), own in zip(fresh, found.split(rows), strict=True):
-        one.logits = own
-    return sum(rows)
 
 
 class Ranking:

@@ -22,15 +22,12 @@ from edgespec.drafting.hybrid import HybridGuesser
 from edgespec.drafting.independent import IndependentGuesser
 from edgespec.drafting.ngram import NgramGuesser
 from edgespec.drafting.own import own_guesser
-from edgespec.drafting.pard import PardGuesser
-from edgespec.drafting.ppd.format import read_ppd_tokens
-from edgespec.drafting.ppd.guesser import PPDGuesser
+from edgespec.drafting.ppd import PPDGuesser, read_ppd_tokens
 from edgespec.model.ends import OutputHead
 from edgespec.model.hub import local_folder
 from edgespec.model.source import TensorSource
 from edgespec.model.sources import open_source
 from edgespec.model.tokenizer import require_same_tokenizer
-from edgespec.types.draft_pass import DraftWork
 
 log = logging.getLogger(__name__)
 
@@ -97,13 +94,9 @@ class BaseParts:
         )
 
 
-def _independent(
-    folder: str,
-    base: BaseParts,
-    kind: type[IndependentGuesser] | type[PardGuesser] = IndependentGuesser,
-) -> Guesser:
+def _independent(folder: str, base: BaseParts) -> Guesser:
     require_same_tokenizer(base.tokenizer, local_folder(folder))
-    return kind(
+    return IndependentGuesser(
         base.draft(folder),
         base.dtype,
         base.device,
@@ -149,7 +142,6 @@ BUILDERS: Mapping[str, Callable[[str, BaseParts], Guesser]] = {
     "ngram": lambda folder, base: NgramGuesser(),
     "ppd": _ppd,
     "easyspec": _easyspec,
-    "pard": lambda folder, base: _independent(folder, base, PardGuesser),
 }
 """What builds each source of drafting.choice, given the folder of its weights."""
 
@@ -157,13 +149,11 @@ BUILDERS: Mapping[str, Callable[[str, BaseParts], Guesser]] = {
 def build_draft(
     choice: DraftChoice,
     base: BaseParts,
-    seconds: Callable[[tuple[DraftWork, ...]], float] | None = None,
     builders: Mapping[str, Callable[[str, BaseParts], Guesser]] = BUILDERS,
 ) -> TreeGrower | None:
     """The draft source; None if none is chosen.
 
-    `seconds`: what forward passes cost, where times are charged and not measured. `builders`: what
-    builds each source.
+    `builders`: what builds each source.
     Raises ModelError or ConfigError for weights that do not fit.
     """
     guessers = [
@@ -174,4 +164,4 @@ def build_draft(
     ]
     if not guessers:
         return None
-    return TreeGrower(HybridGuesser(guessers, seconds) if len(guessers) > 1 else guessers[0])
+    return TreeGrower(HybridGuesser(guessers) if len(guessers) > 1 else guessers[0])

@@ -141,7 +141,7 @@ class RowKernels:
         )  # fmt: skip
         return out, normed
 
-    def turn(
+    def rotate(
         self,
         qkv: torch.Tensor,
         heads: int,

@@ -8,19 +8,37 @@ import torch
 from torch import nn
 from torch.nn.functional import embedding
 
+from edgespec.kernels.gpu.usable import DTYPES, usable
+from edgespec.kernels.rows import compiled_rows
 from edgespec.model.cuda_graphs import GraphMaker
 from edgespec.model.families import angle_kinds, embedding_scale
 from edgespec.model.joint import CachedPart, JointPass
 from edgespec.model.kv_cache import TwoRegionCache
 from edgespec.model.layers import layers_of
 from edgespec.model.reading import reading
-from edgespec.model.row_math import row_math
+from edgespec.model.row_math import BATCHED, CompiledRows, RowMath, SingleRows
 from edgespec.model.source import TensorSource, check_layers, check_names, shaped
 from edgespec.model.static_pass import StaticPasses
 from edgespec.model.tensors import compute_dtype
 from edgespec.types.stop_check import StopCheck
 
 EMBEDDING, LM_HEAD = "model.embed_tokens.weight", "lm_head.weight"
+
+
+def row_math(device: torch.device, dtype: torch.dtype, captured: bool) -> RowMath:
+    """What keeps rows of a dtype apart on a device, as far as something does there. `captured`:
+    passes become CUDA graphs."""
+    if device.type != "cpu":
+        if dtype not in DTYPES or not usable(device):
+            return BATCHED
+        # Only here, as it needs triton.
+        from edgespec.model.triton_rows import TritonRows
+
+        return TritonRows()
+    if captured:  # as tests do it: what a graph can hold, on a CPU
+        return BATCHED
+    kernels = compiled_rows()
+    return SingleRows() if kernels is None else CompiledRows(kernels)
 
 
 class Block:
@@ -82,7 +100,7 @@ class Block:
             self._norm = layers.norm(source, self.dtype, self.device)
         self._angles = angle_kinds(self.config)[first:end]
         self.has_experts = layers.has_experts
-        self._turns = {kind: layers.turns(kind, self.dtype, self.device) for kind in self._angles}
+        self._rotary = {kind: layers.rotary(kind, self.dtype, self.device) for kind in self._angles}
         self.static: StaticPasses | None = None
         if maker is not None and not self.has_experts:
             self.static = StaticPasses(self, maker)
@@ -150,13 +168,13 @@ class Block:
     ) -> tuple[torch.Tensor, JointPass]:
         """The rows [R, H] that enter the first layer, and what all layers are given."""
         hidden = inputs if inputs.dim() > 1 else self.embedded(inputs)
-        turns = {kind: turns(positions) for kind, turns in self._turns.items()}
-        return hidden, JointPass(parts, positions, turns)
+        rotary = {kind: made(positions) for kind, made in self._rotary.items()}
+        return hidden, JointPass(parts, positions, rotary)
 
     def layer(self, index: int, hidden: torch.Tensor, joint: JointPass) -> torch.Tensor:
         """Rows [R, H] after layer `index` of the block."""
-        turn = joint.turns[self._angles[index]]
-        return self._layers[index](hidden, turn, joint.cache, joint.seen)
+        rotary = joint.rotary[self._angles[index]]
+        return self._layers[index](hidden, rotary, joint.cache, joint.seen)
 
     def leave(self, hidden: torch.Tensor) -> torch.Tensor:
         """Rows [R, H] after the last layer as they leave the block."""

@@ -1,22 +1,33 @@
 """Bounded process: a child that does one kind of work, is stopped if it takes too long, and starts
-again."""
+again; and what that child does, which may take so much memory beside what it starts with.
+
+It reads JSON, one line each: first an object with "parent" and "seconds", to which it answers {}
+when it is ready, then one question a line, each of which it answers with an object.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
+import math
 import os
+import resource
+import selectors
+import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import IO, Any
+
+import psutil
 
 from edgespec.errors import ModelError
-from edgespec.model.progress import STILL_S, speaks
 
 
 class BoundedProcess:
-    """A process that answers JSON with JSON (see model/bounded_child.py).
+    """A process that answers JSON with JSON (see `serve`).
 
     It ends with this one, and with the thread that started it.
     """
@@ -140,3 +151,76 @@ class BoundedProcess:
             assert pipe is not None
             with contextlib.suppress(OSError):  # what was not written when it died
                 pipe.close()
+
+
+STILL_S = 60.0
+"""A process that has neither computed nor read for so many seconds is given up: importing torch
+from an SD card may take minutes."""
+
+
+def speaks(stream: IO[bytes], writer: int, still_s: float) -> bool:
+    """Whether its writer, a process, has said something or ended; waits for that, and no longer
+    than the writer does something within `still_s` seconds."""
+    worked = -1.0
+    with selectors.DefaultSelector() as selector:
+        selector.register(stream, selectors.EVENT_READ)
+        while not selector.select(still_s):
+            before, worked = worked, _work_of(writer)
+            if worked == before:
+                return False
+    return True
+
+
+def _work_of(process: int) -> float:
+    """A figure that grows while it computes, or reads from a disk: that is a switch each time."""
+    try:
+        of = psutil.Process(process)
+        times, switches = of.cpu_times(), of.num_ctx_switches()
+    except (psutil.Error, OSError):
+        return 0.0
+    return float(times.user + times.system + switches.voluntary)
+
+
+MEMORY = 256 << 20
+"""Bytes that it may take for its work."""
+
+MOST_WORDS = 300
+"""Characters of a problem that it tells."""
+
+_PR_SET_PDEATHSIG = 1
+
+
+def serve(prepare: Callable[[Mapping[str, Any]], Callable[[bytes], dict[str, str]]]) -> None:
+    """Answer until there are no more questions; `prepare` makes what answers them, of what came
+    first."""
+    asked = json.loads(sys.stdin.buffer.readline())
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends this
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != asked["parent"]:  # it died before the kernel was asked
+        sys.exit(1)
+    answer = prepare(asked)
+    _bound_memory()
+    _say({})
+    for line in sys.stdin.buffer:
+        _bound_time(asked["seconds"])
+        _say(answer(line))
+
+
+def _bound_memory() -> None:
+    with open("/proc/self/statm", encoding="ascii") as file:
+        pages = int(file.read().split()[0])
+    most = pages * resource.getpagesize() + MEMORY
+    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+
+
+def _bound_time(seconds: float) -> None:
+    """The kernel ends this process after so much more computing, or up to a second more."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    most = math.ceil(used.ru_utime + used.ru_stime + seconds)
+    resource.setrlimit(resource.RLIMIT_CPU, (most, resource.RLIM_INFINITY))
+
+
+def _say(answer: dict[str, str]) -> None:
+    sys.stdout.buffer.write(json.dumps(answer).encode() + b"\n")
+    sys.stdout.buffer.flush()

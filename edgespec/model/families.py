@@ -199,8 +199,7 @@ def _check_kind(folder: Path, kind: object, settings: dict[str, Any]) -> None:
 
 def _check_angles(folder: Path, family: Family, config: ModelConfig) -> None:
     angles = config.rope_parameters
-    heads, hidden = int(config.num_attention_heads), int(config.hidden_size)
-    head_dim = int(getattr(config, "head_dim", None) or hidden // heads)
+    head_dim = config.head_dim
     for one in angles.values() if family.own_angles else [angles]:
         rope = one.get("rope_type", "default")
         share = one.get("partial_rotary_factor", getattr(config, "partial_rotary_factor", None))

@@ -2,21 +2,30 @@
 
 To compile one may take any time and memory; model/grammar_process.py tries it first in a process
 that can be stopped. What compiled takes bounded work for each token.
+
+llguidance encodes what a grammar forces as the tokenizer encodes text, and would find a control
+token (`<|im_end|>`) where a schema or a tool's argument only spells one: so it is given a tokenizer
+in which no text spells one.
 """
 
 from __future__ import annotations
 
+import json
+import re
+import secrets
+import time
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from edgespec.errors import ConfigError
-from edgespec.model.grammar_fault import MOST_CHARS, refusal, words_of
-from edgespec.model.grammar_tokens import control_tokens
 from edgespec.types.grammar_spec import LAYOUT, GrammarSpec
+from edgespec.types.tool_forms import IS_OF_TOOL
 from edgespec.verify.rules import Answer, Mask
 
 LIMITS = LLParserLimits(
@@ -166,3 +175,123 @@ def check(matcher: LLMatcher) -> None:
     """Raise ConfigError if it has failed."""
     if matcher.is_error():
         raise ConfigError(f"the grammar cannot be used: {words_of(matcher.get_error())}")
+
+
+def control_tokens(tokenizer: str, ends: Collection[int]) -> tuple[str, frozenset[int]]:
+    """That tokenizer.json with other names for its control tokens, and their ids, the ends' too.
+
+    Nobody can guess the names. All other text is encoded as ever, and every token keeps its id.
+    """
+    told = json.loads(tokenizer)
+    model, added = told["model"], told["added_tokens"]
+    control = {token["id"] for token in added if token["special"]} | {*ends}
+    names = {token["content"]: token["id"] for token in added if token["id"] in control}
+    for name, index in _numbered(model["vocab"]):
+        if index in control and name not in names:  # an end that is an ordinary token
+            names[name] = index
+            flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+            added.append({"id": index, "content": name, "special": True, **flags})
+    secret = secrets.token_hex(8)
+    news = {name: f"{secret}.{index}" for name, index in names.items()}
+    for token in added:
+        if token["id"] in control:
+            token["content"], token["special"] = news[token["content"]], True
+    _rename(model, news)
+    return json.dumps(told), frozenset(control)
+
+
+def _numbered(vocab: Any) -> Iterable[tuple[str, int]]:
+    """Names and ids: some algorithms list names with a score, in the order of their ids."""
+    if isinstance(vocab, dict):
+        return vocab.items()
+    return ((piece[0], index) for index, piece in enumerate(vocab))
+
+
+def _rename(model: Any, news: dict[str, str]) -> None:
+    """Give those tokens other names where the algorithm lists them; no merges make them."""
+    vocab = model["vocab"]
+    if isinstance(vocab, dict):
+        model["vocab"] = {news.get(name, name): index for name, index in vocab.items()}
+    else:
+        model["vocab"] = [[news.get(name, name), score] for name, score in vocab]
+    if "merges" in model:
+        pairs = [m.split(" ") if isinstance(m, str) else m for m in model["merges"]]
+        model["merges"] = [
+            [a, b] for a, b in pairs if a not in news and b not in news and a + b not in news
+        ]
+    if model.get("unk_token") in news:
+        model["unk_token"] = news[model["unk_token"]]
+
+
+SEARCH_S = 0.5
+"""Seconds of computing that the search for the place of a fault may take."""
+
+MOST_CHARS = 300
+
+_PLACE = re.compile(r"at (\d+)\(\d+\): (?:failed to compile JSON schema: )?")
+_QUOTED = re.compile(r"\n *\d+ \| .*|; following special tokens are .*|<non-verbose/>", re.DOTALL)
+
+
+def refusal(spec: GrammarSpec, problem: str, limits: LLParserLimits) -> str:
+    """What whoever asks is told of a fault that llguidance has these words for."""
+    where, schema, place = [], "", _PLACE.match(problem)
+    if spec.kind == "json_schema":
+        schema = spec.text
+    elif spec.kind == "lark" and place:
+        number = int(place[1])
+        line = "".join(spec.text.split("\n")[number - 1 : number])
+        schema = line.partition(" %json ")[2]
+        tool = line.rpartition(IS_OF_TOOL)
+        where.append(f"tool {tool[2]}" if tool[1] else f"line {number}")
+    with suppress(ValueError, RecursionError):  # there may be no schema
+        pointer = _pointer(json.JSONDecoder().raw_decode(schema)[0], limits)
+        where += [f"at {pointer!a:.150}"] if pointer else []
+    told = words_of(problem[place.end() :] if place else problem)
+    return ": ".join(["the grammar cannot be used", *filter(None, [", ".join(where)]), told])
+
+
+def words_of(problem: str) -> str:
+    """llguidance's words in one line, without the grammar that it quotes."""
+    return " ".join(_QUOTED.sub("", problem).split())[:MOST_CHARS]
+
+
+def _pointer(schema: Any, limits: LLParserLimits) -> str:
+    """The JSON pointer of a schema's fault: of the innermost part without which it is none, or
+    another one; "" if the schema has none."""
+
+    def fault(tried: Any) -> str:
+        source = LLMatcher.grammar_from_json_schema(json.dumps(tried), overrides=LAYOUT)  # type: ignore[arg-type]
+        return str(LLMatcher.validate_grammar(source, limits=limits))
+
+    until, first = time.process_time() + SEARCH_S, fault(schema)
+    if not first:
+        return ""
+
+    def inner(path: list[Any], part: Any) -> list[Any]:
+        for key in _keys(part):
+            if time.process_time() > until:
+                break
+            if fault(_without(schema, [*path, key])) != first:
+                return inner([*path, key], part[key])
+        return path
+
+    return "/".join(["#", *map(str, inner([], schema))])
+
+
+def _keys(part: Any) -> list[Any]:
+    """Where to look in it: what has parts itself first."""
+    if isinstance(part, list):
+        return [n for n, one in enumerate(part) if isinstance(one, dict | list)]
+    if not isinstance(part, dict):
+        return []
+    return sorted(part, key=lambda key: not isinstance(part[key], dict | list))
+
+
+def _without(whole: Any, path: Sequence[Any]) -> Any:
+    """A copy that lacks what is there."""
+    found = whole.copy()
+    if len(path) > 1:
+        found[path[0]] = _without(found[path[0]], path[1:])
+    else:
+        del found[path[0]]
+    return found

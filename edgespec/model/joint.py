@@ -11,8 +11,8 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from edgespec.model.kv_cache import Held
-from edgespec.model.rope import Turn
-from edgespec.model.tree_attention import JointVisibility, Visibility
+from edgespec.model.rope import Rotary
+from edgespec.model.tree_attention import JointVisibility, Seen, Visibility
 from edgespec.types.stop_check import StopCheck
 
 
@@ -76,17 +76,17 @@ class JointPass:
     """What every layer of one forward pass is given: of all parts at first, then of those that are
     still wanted.
 
-    `turns`: by the kind of layer; `seen` and `cache`: of one part, or joint ones.
+    `rotary`: by the kind of layer; `seen` and `cache`: of one part, or joint ones.
     """
 
     def __init__(
         self,
         parts: Sequence[CachedPart],
         positions: torch.Tensor,
-        turns: Mapping[str | None, Turn],
+        rotary: Mapping[str | None, Rotary],
     ) -> None:
         """`positions` int64 [R], absolute, of the rows of all parts."""
-        self.turns = turns
+        self.rotary = rotary
         self._rows = positions.shape[0]
         self._left: torch.Tensor | None = None  # which of all rows are left, if not all are
         one = len(parts) == 1  # most are, and a split costs
@@ -98,7 +98,7 @@ class JointPass:
         self._join()
 
     def _join(self) -> None:
-        self.seen: Visibility | JointVisibility
+        self.seen: Seen
         self.cache: RowCache | JointCache
         if len(self._parts) == 1:
             ((part, self.seen),) = self._parts
@@ -125,9 +125,9 @@ class JointPass:
         rows = [part.rows for part, _ in self._parts]
         stays = torch.tensor(wanted).repeat_interleave(torch.tensor(rows))
         index = stays.nonzero().squeeze(1).to(hidden.device)
-        self.turns = {
-            kind: tuple(one.index_select(0, index) for one in turn)
-            for kind, turn in self.turns.items()
+        self.rotary = {
+            kind: tuple(one.index_select(0, index) for one in each)
+            for kind, each in self.rotary.items()
         }
         self._left = index if self._left is None else self._left.index_select(0, index)
         for (part, _), stay in zip(self._parts, wanted, strict=True):

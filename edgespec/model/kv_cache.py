@@ -1,12 +1,12 @@
 """Two-region KV cache: one request's keys and values, committed rows first, then speculative.
 
 The first committed rows may be stems: rows that several requests begin with, held once. Which rows
-are is for tree.stems to say; here are their keys and values.
+are is for tree.stems to say; here are their keys and values, and the caches that share them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ import torch
 
 from edgespec.errors import LocalProtocolError
 from edgespec.tree.ledger import IntArray
+from edgespec.tree.stems import Fork
 
 STEP = 64
 """Slots are given in multiples of so many."""
@@ -21,6 +22,9 @@ STEP = 64
 Held = torch.Tensor | tuple[torch.Tensor, ...]
 """Keys or values of a layer, [1, kv_heads, T, head_dim]; of a cache with stems in pieces, of which
 each has its share of the T slots, in order."""
+
+AnyHeld = Held | list[Held]
+"""Those of one request, or of each of several."""
 
 
 class Stem:
@@ -285,3 +289,62 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | st
     # Not `empty`: in torch's attention a slot that no row sees still meets the softmax, with weight
     # 0, and 0 · NaN would spoil the rows that do not see it.
     return torch.zeros(shape, dtype=dtype, device=device)
+
+
+class SharedCaches:
+    """A cache for every open request (see tree.stems, which says what is shared)."""
+
+    def __init__(self, new_cache: Callable[[int], TwoRegionCache]) -> None:
+        """`new_cache` makes an empty one with room for so many rows."""
+        self._new_cache = new_cache
+        self._caches: dict[int, TwoRegionCache] = {}
+
+    def __getitem__(self, request: int) -> TwoRegionCache:
+        """Raises LocalProtocolError if the request is not open."""
+        if request not in self._caches:
+            raise LocalProtocolError(f"request {request} is not open on this block")
+        return self._caches[request]
+
+    def open(self, request: int, reserve: int) -> None:
+        """An empty cache with room for `reserve` rows."""
+        self._caches[request] = self._new_cache(reserve)
+
+    def move(self, request: int, base: int) -> None:
+        """A request goes on with the cache of `base`, which has none afterwards."""
+        self._caches[request] = self[base]
+        del self._caches[base]
+
+    def fork(self, request: int, base: int, how: Fork) -> None:
+        """A request begins with the first rows of `base`."""
+        origin = self[base]
+        if how.split:
+            stem = origin.stems[how.stems - 1]
+            two = stem.split(how.split)
+            for cache in self._caches.values():
+                cache.replace(stem, two)
+        if how.frozen:
+            origin.freeze(how.frozen)
+        self._caches[request] = origin.fork(how.stems, how.copied)
+
+    def close(self, request: int) -> None:
+        """Free a request's cache, and the stems that it held last; unknown ones are ignored."""
+        self._caches.pop(request, None)
+
+    @property
+    def rows(self) -> int:
+        """Rows that are held, shared ones once."""
+        own = sum(
+            cache.length - sum(stem.rows for stem in cache.stems) for cache in self._caches.values()
+        )
+        return own + sum(stem.rows for stem in self._stems)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of keys and values that are held."""
+        own = sum(cache.own_bytes for cache in self._caches.values())
+        return own + sum(stem.nbytes for stem in self._stems)
+
+    @property
+    def _stems(self) -> list[Stem]:
+        every = (stem for cache in self._caches.values() for stem in cache.stems)
+        return list({id(stem): stem for stem in every}.values())

@@ -3,33 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Protocol
 
 import torch
 
-from edgespec.model.decoder_layer import OwnLayers
 from edgespec.model.joint import JointCache, RowCache
-from edgespec.model.layer_form import layer_form
+from edgespec.model.layer_form import LayerForm, layer_form
+from edgespec.model.matrices import MatrixReader
 from edgespec.model.model_config import ModelConfig
-from edgespec.model.rope import Turn
-from edgespec.model.row_math import BATCHED, RowMath
-from edgespec.model.source import TensorSource
-from edgespec.model.tree_attention import JointVisibility, Visibility
+from edgespec.model.rope import Angles, Rotary
+from edgespec.model.row_math import BATCHED, HeadNorm, Norm, RowMath
+from edgespec.model.source import TensorSource, load_parameter
+from edgespec.model.tree_attention import AttentionForm, Seen
 
 
 class Layer(Protocol):
     """One decoder layer."""
 
     def __call__(
-        self,
-        hidden: torch.Tensor,
-        turn: Turn,
-        cache: RowCache | JointCache,
-        seen: Visibility | JointVisibility,
+        self, hidden: torch.Tensor, rotary: Rotary, cache: RowCache | JointCache, seen: Seen
     ) -> torch.Tensor:
         """Hidden rows [R, H] behind the layer, in new memory; keys and values go into `cache`.
 
-        `turn`: what `ModelLayers.turns` made of the rows' positions.
+        `rotary`: what `ModelLayers.rotary` made of the rows' positions.
         """
 
 
@@ -56,9 +53,9 @@ class ModelLayers(Protocol):
     ) -> Callable[[torch.Tensor], torch.Tensor]:
         """Read the final norm, of rows [R, H]. Raises ModelError as the source does."""
 
-    def turns(
+    def rotary(
         self, kind: str | None, dtype: torch.dtype, device: torch.device
-    ) -> Callable[[torch.Tensor], Turn]:
+    ) -> Callable[[torch.Tensor], Rotary]:
         """Makes of positions int64 [R] what the layers of a kind are told of them.
 
         `kind`: the layer type that has rotary embeddings of its own; None: all share one.
@@ -75,3 +72,112 @@ def layers_of(config: ModelConfig, first: int, end: int, math: RowMath = BATCHED
     from edgespec.model.library_layers import LibraryLayers
 
     return LibraryLayers(config, first, end, math)
+
+
+class DecoderLayer:
+    """One layer of edgespec's own, for the families that `layer_form` knows: a function of the
+    rows, their angles, the cache and what they see.
+
+    On a GPU the host launches an operation at a time, on a CPU each has a price of its own, so what
+    counts beside the products is how many there are: matrices with one input are one, queries and
+    keys are rotated together where the product left them, and keys and values are stored by one
+    copy. What is neither a product nor the cache's is the row math (see model.row_math).
+    """
+
+    def __init__(
+        self,
+        index: int,
+        form: LayerForm,
+        source: TensorSource,
+        dtype: torch.dtype,
+        device: torch.device,
+        math: RowMath,
+    ) -> None:
+        """Read layer `index`. Raises ModelError for tensors that the source does not have so."""
+        self._index, self._form, self._math = index, form, math
+        prefix = f"model.layers.{index}."
+        shapes = form.shapes()
+        reader = MatrixReader(source, dtype, device)
+
+        def product(*names: str) -> Callable[[torch.Tensor], torch.Tensor]:
+            biased = f"{names[0]}.bias" in shapes
+            of = [shapes[f"{name}.weight"] for name in names]
+            return reader.product([prefix + name for name in names], of, biased)
+
+        def vector(name: str) -> torch.Tensor:
+            key = f"{name}.weight"
+            return load_parameter(source, prefix + key, shapes[key], dtype, device).data
+
+        def norm(name: str) -> Norm | None:
+            return Norm(vector(name), form.eps, form.above_one) if name else None
+
+        self._qkv = product(*form.qkv_names)
+        self._out = product("self_attn.o_proj")
+        self._gate_up = product(*form.gate_up_names)
+        self._down = product("mlp.down_proj")
+        enter, self._attended, middle, self._left = map(norm, form.norm_names)
+        assert enter is not None
+        assert middle is not None
+        self._enter, self._middle = enter, middle
+        self._head_norm: HeadNorm | None = None
+        if form.head_norms:
+            gains = vector("self_attn.q_norm"), vector("self_attn.k_norm")
+            counts = form.heads, form.kv_heads
+            self._head_norm = HeadNorm(*gains, *counts, form.eps, form.above_one)
+        self._attention = AttentionForm(form.scaling, form.softcap, form.window)
+
+    def __call__(
+        self, hidden: torch.Tensor, rotary: Rotary, cache: RowCache | JointCache, seen: Seen
+    ) -> torch.Tensor:
+        """Hidden rows [R, H] to such rows, in new memory; keys and values go into the cache.
+
+        `rotary`: cosines and signed sines of the rows' positions (see Angles).
+        """
+        form, math = self._form, self._math
+        rows, heads = hidden.shape[0], form.heads
+        qkv = self._qkv(math.norm(hidden, self._enter)).view(rows, -1, form.head_dim)
+        math.rotate(qkv, heads, form.kv_heads, rotary if form.turned else None, self._head_norm)
+        kv = qkv.narrow(1, heads, 2 * form.kv_heads)
+        kv = kv.view(rows, 2, form.kv_heads, form.head_dim).permute(1, 2, 0, 3)
+        keys, values = cache.append(kv, self._index)
+        query = qkv.narrow(1, 0, heads)
+        added = self._out(math.attention(query, keys, values, seen, self._attention))
+        hidden, entering = math.add_and_norm(
+            hidden, added, form.share, self._attended, self._middle
+        )
+        added = self._down(math.gated(self._gate_up(entering), form.activation))
+        return math.add(hidden, added, form.share, self._left)
+
+
+class OwnLayers:
+    """Layers of a model whose form `layer_form` knows (see model.layers)."""
+
+    has_experts = False
+
+    def __init__(self, config: ModelConfig, forms: dict[int, LayerForm], math: RowMath) -> None:
+        self._config, self._forms, self._math = config, forms, math
+        self.head_dim = next(iter(forms.values())).head_dim
+
+    def shapes(self, index: int) -> dict[str, torch.Size]:
+        return self._forms[index].shapes()
+
+    def matrices(self, index: int) -> frozenset[str]:
+        return frozenset(name for name, shape in self.shapes(index).items() if len(shape) > 1)
+
+    def layer(
+        self, index: int, source: TensorSource, dtype: torch.dtype, device: torch.device
+    ) -> DecoderLayer:
+        return DecoderLayer(index, self._forms[index], source, dtype, device, self._math)
+
+    def norm(
+        self, source: TensorSource, dtype: torch.dtype, device: torch.device
+    ) -> Callable[[torch.Tensor], torch.Tensor]:
+        form = next(iter(self._forms.values()))
+        shape = torch.Size((form.hidden,))
+        weight = load_parameter(source, "model.norm.weight", shape, dtype, device)
+        return partial(self._math.norm, norm=Norm(weight.data, form.eps, form.above_one))
+
+    def rotary(
+        self, kind: str | None, dtype: torch.dtype, device: torch.device
+    ) -> Callable[[torch.Tensor], Rotary]:
+        return partial(self._math.angles, Angles(self._config, kind, dtype, device))

@@ -1,4 +1,5 @@
-"""Library layers: transformers' own decoder layers, for families that edgespec's layer lacks.
+"""Library layers: transformers' own decoder layers, for families that edgespec's layer lacks, those
+with mixtures of experts among them.
 
 Importing this imports transformers' modelling code, which takes seconds: do so where it is needed.
 """
@@ -15,21 +16,101 @@ from torch import nn
 from transformers import (
     AttentionInterface,
     AutoModelForCausalLM,
+    PretrainedConfig,
     PreTrainedModel,
 )
-from transformers.activations import ACT2CLS
+from transformers.activations import ACT2CLS, ACT2FN
 
 from edgespec.errors import ModelError
-from edgespec.model.experts import Expert, Experts, separate_experts
 from edgespec.model.joint import JointCache, RowCache
-from edgespec.model.kv_cache import Held
+from edgespec.model.kv_cache import AnyHeld
 from edgespec.model.model_config import ModelConfig
 from edgespec.model.quantised.exact import ExactLinear, row_product
 from edgespec.model.quantised.linear import linear_from
-from edgespec.model.rope import Turn
+from edgespec.model.rope import Rotary
 from edgespec.model.row_math import RowMath
 from edgespec.model.source import TensorSource, load_parameter
-from edgespec.model.tree_attention import AttentionForm, JointVisibility, Visibility
+from edgespec.model.tree_attention import AttentionForm, Seen
+
+Gate = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""Makes one row from what the gate's and the up matrix make of it."""
+
+
+class Expert(nn.Module):
+    """One gated feed-forward network."""
+
+    def __init__(self, hidden: int, inner: int, gate: Gate, bias: bool) -> None:
+        """Matrices of `hidden` to `inner` columns and back."""
+        super().__init__()
+        self.gate_proj = nn.Linear(hidden, inner, bias=bias)
+        self.up_proj = nn.Linear(hidden, inner, bias=bias)
+        self.down_proj = nn.Linear(inner, hidden, bias=bias)
+        self.gate = gate
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.down_proj(self.gate(self.gate_proj(rows), self.up_proj(rows)))
+        return out
+
+
+class Experts(nn.ModuleList):
+    """Takes the place of transformers' experts, whose matrices are fused into one tensor each.
+
+    So they can be loaded and quantised one by one.
+    """
+
+    def __init__(self, config: PretrainedConfig) -> None:
+        """The experts of a layer, with biases and a clamped gate in gpt-oss."""
+        clamped = config.model_type == "gpt_oss"
+        inner = config.intermediate_size if clamped else config.moe_intermediate_size
+        gate = _clamped(config) if clamped else _plain(config)
+        super().__init__(
+            Expert(config.hidden_size, inner, gate, bias=clamped) for _ in range(config.num_experts)
+        )
+
+    def forward(
+        self, rows: torch.Tensor, chosen: torch.Tensor, shares: torch.Tensor
+    ) -> torch.Tensor:
+        """The sum of what each row's experts make of it, by their shares.
+
+        `rows` [n, hidden]; `chosen` int64 [n, k]: the experts of each row; `shares` [n, k].
+        Returns [n, hidden]. An expert that no row chose is not touched.
+        """
+        out = torch.zeros_like(rows)
+        # In the order of the experts, so that sums are rounded as transformers rounds them.
+        for number in torch.unique(chosen).tolist():
+            row, rank = torch.where(chosen == number)
+            made = self[number](rows[row]) * shares[row, rank, None]
+            out.index_add_(0, row, made.to(out.dtype))
+        return out
+
+
+def separate_experts(layer: nn.Module, config: PretrainedConfig) -> None:
+    """Replace the fused experts of a decoder layer, if it has any, by `Experts`."""
+    mlp = getattr(layer, "mlp", None)
+    if mlp is not None and hasattr(mlp, "experts"):
+        mlp.experts = Experts(config)
+
+
+def _plain(config: PretrainedConfig) -> Gate:
+    activation = ACT2FN[config.hidden_act]
+
+    def gate(gated: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = activation(gated) * up
+        return out
+
+    return gate
+
+
+def _clamped(config: PretrainedConfig) -> Gate:
+    """gpt-oss' gate: swish of a steeper slope, both of its sides clamped, and 1 added to one."""
+    limit, slope = config.swiglu_limit, config.swiglu_alpha
+
+    def gate(gated: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+        gated = gated.clamp(max=limit)
+        return (up.clamp(-limit, limit) + 1) * (gated * torch.sigmoid(gated * slope))
+
+    return gate
+
 
 _ACTIVATIONS: tuple[type[nn.Module], ...] = tuple(
     one if isinstance(one, type) else one[0] for one in ACT2CLS.values()
@@ -84,16 +165,16 @@ class LibraryLayers:
         norm: nn.Module = self._model.norm
         return norm
 
-    def turns(
+    def rotary(
         self, kind: str | None, dtype: torch.dtype, device: torch.device
-    ) -> Callable[[torch.Tensor], Turn]:
+    ) -> Callable[[torch.Tensor], Rotary]:
         # Made again, as the one on the meta device has no frequencies; they stay float32.
         # None where no layer turns its keys.
         rotary = self._model.rotary_emb
         made = None if rotary is None else type(rotary)(self._model.config).to(device)
         like = torch.empty(0, dtype=dtype, device=device)
 
-        def turn(positions: torch.Tensor) -> Turn:
+        def make(positions: torch.Tensor) -> Rotary:
             if made is None:
                 return (positions,)
             kinds = () if kind is None else (kind,)
@@ -103,7 +184,7 @@ class LibraryLayers:
 
             return positions, *self._math.by_row(angles, positions).unbind(-1)
 
-        return turn
+        return make
 
 
 class RowByRow(nn.Module):
@@ -131,15 +212,11 @@ class LibraryLayer:
         self.module, self._math = module, math
 
     def __call__(
-        self,
-        hidden: torch.Tensor,
-        turn: Turn,
-        cache: RowCache | JointCache,
-        seen: Visibility | JointVisibility,
+        self, hidden: torch.Tensor, rotary: Rotary, cache: RowCache | JointCache, seen: Seen
     ) -> torch.Tensor:
-        """See model.layers. `turn`: the positions int64 [R], and, unless the model turns no keys,
+        """See model.layers. `rotary`: the positions int64 [R], and, unless the model turns no keys,
         cosines and sines [R, D]."""
-        positions, *angles = turn
+        positions, *angles = rotary
         out: torch.Tensor = self.module(
             hidden[None],
             attention_mask=partial(self._math.attention, seen=seen),
@@ -153,8 +230,8 @@ class LibraryLayer:
 def library_attention(
     module: nn.Module,
     query: torch.Tensor,
-    key: Held | list[Held],
-    value: Held | list[Held],
+    key: AnyHeld,
+    value: AnyHeld,
     attention_mask: Callable[..., torch.Tensor],
     scaling: float,
     dropout: float = 0.0,

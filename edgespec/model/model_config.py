@@ -164,6 +164,12 @@ class ModelConfig:
         except KeyError:
             raise AttributeError(f"config.json has no {name}") from None
 
+    @property
+    def head_dim(self) -> int:
+        """Numbers of one attention head's keys."""
+        own = self._values["head_dim"] if self._is_own else getattr(self.library, "head_dim", None)
+        return int(own or self.hidden_size // self.num_attention_heads)
+
     def changed(self, **fields: Any) -> ModelConfig:
         """The same with other values."""
         return ModelConfig({**self.settings, **fields})

@@ -10,7 +10,7 @@ import torch
 
 from edgespec.model.model_config import ModelConfig
 
-Turn = tuple[torch.Tensor, ...]
+Rotary = tuple[torch.Tensor, ...]
 """What layers of one kind are told of the rows' positions: tensors [R, ...]."""
 
 
@@ -42,8 +42,8 @@ class Angles:
         return cosines.to(self.dtype), sines.to(self.dtype)
 
 
-def turn_heads(heads: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> None:
-    """Turn `heads` [..., head_dim], the first D numbers of each, where they are.
+def apply_rotary(heads: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> None:
+    """Rotary `heads` [..., head_dim], the first D numbers of each, where they are.
 
     `cosines`, `sines` [..., D]: as Angles makes them, with dimensions of 1 where heads share them.
     """

@@ -1,7 +1,7 @@
 """Row math: what layers do with rows beside products and beside what caches hold.
 
 Exact text needs that a row's result does not depend, to the bit, on which rows are beside it, where
-its keys lie, nor how a prompt was cut. CompiledRows and SingleRows hold to that. BatchedRows is
+its keys lie, nor how a prompt was cut. CompiledRows and SingleRows hold to that. RowMath itself is
 torch's own arithmetic over all rows together, as an accelerator needs it and as a CUDA graph can
 hold it: there the bits of a row follow from the shape of the pass too.
 """
@@ -10,18 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import torch
 from torch.nn.functional import gelu, silu
 
-from edgespec.kernels.gpu.usable import DTYPES, usable
-from edgespec.kernels.rows import RowKernels, Runs, compiled_rows, joined
-from edgespec.model.kv_cache import Held
-from edgespec.model.rope import Angles, Turn, turn_heads
+from edgespec.kernels.rows import RowKernels, Runs, joined
+from edgespec.model.kv_cache import AnyHeld
+from edgespec.model.rope import Angles, Rotary, apply_rotary
 from edgespec.model.tree_attention import (
     AttentionForm,
-    JointVisibility,
+    Seen,
     Visibility,
     pieces,
     seen_attention,
@@ -85,103 +84,69 @@ class HeadNorm:
         torch.mul(torch.rms_norm(rows, self._shape, None, self.eps), self._gains, out=heads)
 
 
-class RowMath(Protocol):
-    """What a layer asks for. Rows are [R, n] in the layers' dtype, results in new memory.
+class RowMath:
+    """What a layer asks for, by torch's operations over all rows: their bits depend on the shape of
+    the pass. Rows are [R, n] in the layers' dtype, results in new memory.
 
     `kernels`: what does it, as profiles name it (planning.profile.KERNELS).
     """
 
-    kernels: str
-
-    def norm(self, rows: torch.Tensor, norm: Norm) -> torch.Tensor:
-        """RMSNorm of rows."""
-
-    def add(
-        self, rows: torch.Tensor, more: torch.Tensor, share: float, norm: Norm | None
-    ) -> torch.Tensor:
-        """Rows plus `share` times `more`, or times its RMSNorm."""
-
-    def add_and_norm(
-        self, rows: torch.Tensor, more: torch.Tensor, share: float, norm: Norm | None, then: Norm
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The same, and RMSNorm of it by `then`."""
-
-    def angles(self, angles: Angles, positions: torch.Tensor) -> Turn:
-        """What `turn` takes for rows at `positions` int64 [R]."""
-
-    def turn(
-        self, qkv: torch.Tensor, heads: int, kv_heads: int, turn: Turn | None, norm: HeadNorm | None
-    ) -> None:
-        """Norm and turn the queries' and keys' heads of `qkv` [R, heads + 2 * kv_heads, head_dim],
-        where they are."""
-
-    def gated(self, gate_up: torch.Tensor, activation: str) -> torch.Tensor:
-        """Of rows [R, 2 * n] the activation of the first half times the second: [R, n]."""
-
-    def attention(
-        self,
-        query: torch.Tensor,
-        key: Held | list[Held],
-        value: Held | list[Held],
-        seen: Visibility | JointVisibility,
-        form: AttentionForm,
-    ) -> torch.Tensor:
-        """See tree_attention."""
-
-    def by_row(self, work: Callable[..., Made], *rows: torch.Tensor) -> Made:
-        """What `work`, by torch, makes of rows [R, ...]: one or several tensors [R, ...]."""
-
-
-class BatchedRows:
-    """A RowMath of torch's operations over all rows: their bits depend on the shape of the pass."""
-
     kernels = "torch"
 
     def norm(self, rows: torch.Tensor, norm: Norm) -> torch.Tensor:
+        """RMSNorm of rows."""
         return norm(rows)
 
     def add(
         self, rows: torch.Tensor, more: torch.Tensor, share: float, norm: Norm | None
     ) -> torch.Tensor:
+        """Rows plus `share` times `more`, or times its RMSNorm."""
         return torch.add(rows, more if norm is None else norm(more), alpha=share)
 
     def add_and_norm(
         self, rows: torch.Tensor, more: torch.Tensor, share: float, norm: Norm | None, then: Norm
     ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The same, and RMSNorm of it by `then`."""
         rows = self.add(rows, more, share, norm)
         return rows, self.norm(rows, then)
 
-    def angles(self, angles: Angles, positions: torch.Tensor) -> Turn:
+    def angles(self, angles: Angles, positions: torch.Tensor) -> Rotary:
+        """What `rotate` takes for rows at `positions` int64 [R]."""
         return angles(positions)
 
-    def turn(
-        self, qkv: torch.Tensor, heads: int, kv_heads: int, turn: Turn | None, norm: HeadNorm | None
+    def rotate(
+        self,
+        qkv: torch.Tensor,
+        heads: int,
+        kv_heads: int,
+        rotary: Rotary | None,
+        norm: HeadNorm | None,
     ) -> None:
-        turned = qkv.narrow(1, 0, heads + kv_heads)
+        """Norm and rotate the queries' and keys' heads of `qkv` [R, heads + 2 * kv_heads,
+        head_dim], where they are."""
+        rotated = qkv.narrow(1, 0, heads + kv_heads)
         if norm is not None:
-            norm(turned)
-        if turn is not None:
-            turn_heads(turned, *turn)
+            norm(rotated)
+        if rotary is not None:
+            apply_rotary(rotated, *rotary)
 
     def gated(self, gate_up: torch.Tensor, activation: str) -> torch.Tensor:
+        """Of rows [R, 2 * n] the activation of the first half times the second: [R, n]."""
         gate, up = gate_up.chunk(2, 1)
         return _ACTIVATIONS[activation](gate).mul_(up)
 
     def attention(
-        self,
-        query: torch.Tensor,
-        key: Held | list[Held],
-        value: Held | list[Held],
-        seen: Visibility | JointVisibility,
-        form: AttentionForm,
+        self, query: torch.Tensor, key: AnyHeld, value: AnyHeld, seen: Seen, form: AttentionForm
     ) -> torch.Tensor:
+        """See tree_attention."""
         return tree_attention(query, key, value, seen, form)
 
     def by_row(self, work: Callable[..., Made], *rows: torch.Tensor) -> Made:
+        """What `work`, by torch, makes of rows [R, ...]: one or several tensors [R, ...]."""
         return work(*rows)
 
 
-class SingleRows(BatchedRows):
+class SingleRows(RowMath):
     """A RowMath of torch's operations on one row after the other, over what it sees alone: slow,
     for a CPU without a compiler."""
 
@@ -199,28 +164,28 @@ class SingleRows(BatchedRows):
         whole = super().add
         return self.by_row(lambda one, other: whole(one, other, share, norm), rows, more)
 
-    def angles(self, angles: Angles, positions: torch.Tensor) -> Turn:
+    def angles(self, angles: Angles, positions: torch.Tensor) -> Rotary:
         cosines, sines = zip(*(angles(one) for one in positions.split(1)), strict=True)
         return torch.cat(cosines), torch.cat(sines)
 
-    def turn(
-        self, qkv: torch.Tensor, heads: int, kv_heads: int, turn: Turn | None, norm: HeadNorm | None
+    def rotate(
+        self,
+        qkv: torch.Tensor,
+        heads: int,
+        kv_heads: int,
+        rotary: Rotary | None,
+        norm: HeadNorm | None,
     ) -> None:
         for number, row in enumerate(qkv.split(1)):
-            own = None if turn is None else tuple(one[number : number + 1] for one in turn)
-            super().turn(row, heads, kv_heads, own, norm)
+            own = None if rotary is None else tuple(one[number : number + 1] for one in rotary)
+            super().rotate(row, heads, kv_heads, own, norm)
 
     def gated(self, gate_up: torch.Tensor, activation: str) -> torch.Tensor:
         whole = super().gated
         return self.by_row(lambda one: whole(one, activation), gate_up)
 
     def attention(
-        self,
-        query: torch.Tensor,
-        key: Held | list[Held],
-        value: Held | list[Held],
-        seen: Visibility | JointVisibility,
-        form: AttentionForm,
+        self, query: torch.Tensor, key: AnyHeld, value: AnyHeld, seen: Seen, form: AttentionForm
     ) -> torch.Tensor:
         return seen_attention(query, key, value, seen, form)
 
@@ -255,34 +220,34 @@ class CompiledRows(SingleRows):
         gain = None if norm is None else norm.gain
         return self._kernels.add_and_norm(rows, more, share, gain, then.gain, then.eps)
 
-    def angles(self, angles: Angles, positions: torch.Tensor) -> Turn:
+    def angles(self, angles: Angles, positions: torch.Tensor) -> Rotary:
         if angles.dtype != torch.float64:
             return self._kernels.angles(positions, angles.frequencies, angles.factor)
         cosines, sines = super().angles(angles, positions)
         half = len(angles.frequencies)
         return cosines[:, 0, :half].contiguous(), sines[:, 0, half:].contiguous()
 
-    def turn(
-        self, qkv: torch.Tensor, heads: int, kv_heads: int, turn: Turn | None, norm: HeadNorm | None
+    def rotate(
+        self,
+        qkv: torch.Tensor,
+        heads: int,
+        kv_heads: int,
+        rotary: Rotary | None,
+        norm: HeadNorm | None,
     ) -> None:
         gains = None if norm is None else norm.gains
         if norm is not None and gains is None:
             norm(qkv.narrow(1, 0, heads + kv_heads))
-        angles = None if turn is None else (turn[0], turn[1])
+        angles = None if rotary is None else (rotary[0], rotary[1])
         if angles is not None or gains is not None:
             eps = 0.0 if norm is None else norm.eps
-            self._kernels.turn(qkv, heads, kv_heads, angles, gains, eps)
+            self._kernels.rotate(qkv, heads, kv_heads, angles, gains, eps)
 
     def gated(self, gate_up: torch.Tensor, activation: str) -> torch.Tensor:
         return self._kernels.gated(gate_up, activation)
 
     def attention(
-        self,
-        query: torch.Tensor,
-        key: Held | list[Held],
-        value: Held | list[Held],
-        seen: Visibility | JointVisibility,
-        form: AttentionForm,
+        self, query: torch.Tensor, key: AnyHeld, value: AnyHeld, seen: Seen, form: AttentionForm
     ) -> torch.Tensor:
         keys = key if isinstance(key, list) else [key]
         values = value if isinstance(value, list) else [value]
@@ -314,21 +279,5 @@ class CompiledRows(SingleRows):
         return seen.runs[window]
 
 
-BATCHED = BatchedRows()
+BATCHED = RowMath()
 """Torch's operations alone."""
-
-
-def row_math(device: torch.device, dtype: torch.dtype, captured: bool) -> RowMath:
-    """What keeps rows of a dtype apart on a device, as far as something does there. `captured`:
-    passes become CUDA graphs."""
-    if device.type != "cpu":
-        if dtype not in DTYPES or not usable(device):
-            return BATCHED
-        # Only here, as it needs triton.
-        from edgespec.model.triton_rows import TritonRows
-
-        return TritonRows()
-    if captured:  # as tests do it: what a graph can hold, on a CPU
-        return BATCHED
-    kernels = compiled_rows()
-    return SingleRows() if kernels is None else CompiledRows(kernels)

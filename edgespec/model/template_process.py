@@ -1,14 +1,23 @@
-"""Template process: renders conversations in a process that can be stopped, and starts it again."""
+"""Template process: renders conversations in a process that can be stopped, and starts it again.
+
+A template is a program that came with the model: it may loop, or take memory without bound, and a
+thread that does so cannot be stopped. This process can. The rendering is transformers' own, so that
+the text is what its apply_chat_template writes. As a program this module is that process: it is
+first told "template" and "tokens", then conversations, each with "messages" and "tools", and
+answers each with {"text"} or {"problem"}.
+"""
 
 from __future__ import annotations
 
+import json
+import sys
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 from edgespec.errors import ConfigError
-from edgespec.model.bounded_process import BoundedProcess
+from edgespec.model.bounded_process import MEMORY, MOST_WORDS, BoundedProcess, serve
 
 if TYPE_CHECKING:
     from edgespec.model.tokenizer import Tokenizer
@@ -18,12 +27,12 @@ RENDER_S = 10.0
 
 
 class TemplateProcess(BoundedProcess):
-    """One model's chat template in a process of its own (model/template_child.py)."""
+    """One model's chat template in a process of its own."""
 
     def __init__(self, template: str, tokens: Mapping[str, str], seconds: float = RENDER_S) -> None:
         """`tokens`: the control tokens that the template knows by name. `seconds`: its limit."""
         first: dict[str, object] = {"template": template, "tokens": dict(tokens)}
-        module = "edgespec.model.template_child"
+        module = "edgespec.model.template_process"
         super().__init__(module, "the model's chat template", lambda: first, seconds)
 
     def render(
@@ -54,3 +63,46 @@ def render_apart(tokenizer: Tokenizer) -> None:
     process = TemplateProcess(tokenizer.chat_template, tokenizer.special_tokens)
     tokenizer.render = process.render
     weakref.finalize(tokenizer, process.close)
+
+
+MOST_CHARS = 8 << 20
+"""Characters that it may write."""
+
+
+def prepare(asked: Mapping[str, Any]) -> Callable[[bytes], dict[str, str]]:
+    """What answers conversations by that template."""
+    render = _renderer(asked["template"], asked["tokens"])
+    return lambda line: _answer(render, line)
+
+
+def _renderer(template: str, tokens: dict[str, str]) -> Callable[[Mapping[str, Any]], str]:
+    sys.modules["torch"] = None  # type: ignore[assignment]  # transformers then does without it
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    def render(asked: Mapping[str, Any]) -> str:
+        texts, _ = render_jinja_template(
+            conversations=[asked["messages"]],
+            tools=asked["tools"],
+            chat_template=template,
+            add_generation_prompt=True,
+            **tokens,
+        )
+        return str(texts[0])
+
+    return render
+
+
+def _answer(render: Callable[[Mapping[str, Any]], str], line: bytes) -> dict[str, str]:
+    try:
+        text = render(json.loads(line))
+    except MemoryError:
+        return {"problem": f"it needs more than {MEMORY >> 20} MiB of memory for it"}
+    except Exception as problem:  # templates raise what they like for what they do not take
+        return {"problem": str(problem)[:MOST_WORDS]}
+    if len(text) > MOST_CHARS:
+        return {"problem": f"it writes more than {MOST_CHARS} characters for it"}
+    return {"text": text}
+
+
+if __name__ == "__main__":
+    serve(prepare)

@@ -1,4 +1,5 @@
-"""Conversions between wire tensors (bytes with dtype and shape) and torch tensors."""
+"""Conversions between wire tensors (bytes with dtype and shape) and torch tensors, and where the
+latter are."""
 
 from __future__ import annotations
 
@@ -73,3 +74,8 @@ def one_view(parts: Sequence[torch.Tensor]) -> torch.Tensor | None:
             return None
     shape = (sum(len(part) for part in parts), *parts[0].shape[1:])
     return parts[0].as_strided(shape, parts[0].stride())
+
+
+def best_device() -> torch.device:
+    """CUDA where there is one, else the CPU."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -10,7 +10,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from edgespec.kernels.gpu.places import Places
 from edgespec.kernels.rows import Runs
-from edgespec.model.kv_cache import Held
+from edgespec.model.kv_cache import AnyHeld, Held
 from edgespec.tree.ledger import BoolArray
 
 
@@ -80,6 +80,10 @@ class JointVisibility:
         self.runs: dict[int | None, Runs] = {}  # see Visibility
 
 
+Seen = Visibility | JointVisibility
+"""What the rows of one request see, or of several."""
+
+
 class AttentionForm(NamedTuple):
     """How a layer attends. `scaling`: what scores are multiplied by; `softcap` c turns each score
     x into c · tanh(x / c); `window`: see Visibility; `sinks` [heads]: scores of a slot more, which
@@ -97,11 +101,7 @@ def pieces(held: Held) -> tuple[torch.Tensor, ...]:
 
 
 def tree_attention(
-    query: torch.Tensor,
-    key: Held | list[Held],
-    value: Held | list[Held],
-    seen: Visibility | JointVisibility,
-    form: AttentionForm,
+    query: torch.Tensor, key: AnyHeld, value: AnyHeld, seen: Seen, form: AttentionForm
 ) -> torch.Tensor:
     """Attention of R new rows over T cached rows, in the tensors' own dtype.
 
@@ -114,11 +114,7 @@ def tree_attention(
 
 
 def seen_attention(
-    query: torch.Tensor,
-    key: Held | list[Held],
-    value: Held | list[Held],
-    seen: Visibility | JointVisibility,
-    form: AttentionForm,
+    query: torch.Tensor, key: AnyHeld, value: AnyHeld, seen: Seen, form: AttentionForm
 ) -> torch.Tensor:
     """The same row by row, over the slots that the row sees alone: slow, and nothing else that is
     in the pass or the cache has a part in the bits of a row."""
@@ -128,9 +124,9 @@ def seen_attention(
 def request_by_request(
     attend: Callable[[torch.Tensor, Held, Held, Visibility, AttentionForm], torch.Tensor],
     query: torch.Tensor,
-    key: Held | list[Held],
-    value: Held | list[Held],
-    seen: Visibility | JointVisibility,
+    key: AnyHeld,
+    value: AnyHeld,
+    seen: Seen,
     form: AttentionForm,
 ) -> torch.Tensor:
     """What `attend`, for the rows of one request, gives for those of one or several (see
@@ -144,11 +140,7 @@ def request_by_request(
 
 
 def _seen_attention(
-    query: torch.Tensor,
-    key: Held,
-    value: Held,
-    seen: Visibility,
-    form: AttentionForm,
+    query: torch.Tensor, key: Held, value: Held, seen: Visibility, form: AttentionForm
 ) -> torch.Tensor:
     keys, values = (torch.cat(pieces(held), 2)[0] for held in (key, value))
     wide = torch.promote_types(query.dtype, torch.float32)
@@ -172,11 +164,7 @@ def _seen_attention(
 
 
 def _attention(
-    query: torch.Tensor,
-    key: Held,
-    value: Held,
-    seen: Visibility,
-    form: AttentionForm,
+    query: torch.Tensor, key: Held, value: Held, seen: Visibility, form: AttentionForm
 ) -> torch.Tensor:
     """Attention of the rows of one request."""
     rows, heads, head_dim = query.shape
@@ -201,11 +189,7 @@ def _attention(
 
 
 def _attention_in_pieces(
-    query: torch.Tensor,
-    key: Held,
-    value: Held,
-    bias: torch.Tensor,
-    scaling: float,
+    query: torch.Tensor, key: Held, value: Held, bias: torch.Tensor, scaling: float
 ) -> torch.Tensor:
     """Attention over keys and values that lie in several places, none of which is copied."""
     scores = _scores(query, key).mul_(scaling).add_(bias)
@@ -231,12 +215,7 @@ def _weighed(weights: torch.Tensor, value: Held) -> torch.Tensor:
 
 
 def _capped_attention(
-    query: torch.Tensor,
-    key: Held,
-    value: Held,
-    bias: torch.Tensor,
-    scaling: float,
-    softcap: float,
+    query: torch.Tensor, key: Held, value: Held, bias: torch.Tensor, scaling: float, softcap: float
 ) -> torch.Tensor:
     """Attention with capped scores, step by step as transformers' own eager form takes them."""
     scores = _scores(query, key).mul_(scaling)

@@ -7,19 +7,19 @@ import torch
 from edgespec.kernels.gpu import rows as kernels
 from edgespec.kernels.gpu.attention import attention
 from edgespec.kernels.gpu.places import places_of
-from edgespec.model.kv_cache import Held
-from edgespec.model.rope import Turn
-from edgespec.model.row_math import BatchedRows, HeadNorm, Norm
+from edgespec.model.kv_cache import AnyHeld, Held
+from edgespec.model.rope import Rotary
+from edgespec.model.row_math import HeadNorm, Norm, RowMath
 from edgespec.model.tree_attention import (
     AttentionForm,
-    JointVisibility,
+    Seen,
     Visibility,
     pieces,
     request_by_request,
 )
 
 
-class TritonRows(BatchedRows):
+class TritonRows(RowMath):
     """A RowMath of Triton's kernels, for all dtypes but float64. Angles are torch's own: there each
     number stands for itself."""
 
@@ -42,35 +42,31 @@ class TritonRows(BatchedRows):
             rows, more, share, None if norm is None else norm.gain, then.gain, then.eps
         )
 
-    def turn(
-        self, qkv: torch.Tensor, heads: int, kv_heads: int, turn: Turn | None, norm: HeadNorm | None
+    def rotate(
+        self,
+        qkv: torch.Tensor,
+        heads: int,
+        kv_heads: int,
+        rotary: Rotary | None,
+        norm: HeadNorm | None,
     ) -> None:
-        if turn is None and norm is None:
+        if rotary is None and norm is None:
             return
         gains, eps = (None, 0.0) if norm is None else (norm.gains, norm.eps)
-        angles = None if turn is None else (turn[0], turn[1])
-        kernels.turn(qkv, heads, kv_heads, angles, gains, eps)
+        angles = None if rotary is None else (rotary[0], rotary[1])
+        kernels.rotate(qkv, heads, kv_heads, angles, gains, eps)
 
     def gated(self, gate_up: torch.Tensor, activation: str) -> torch.Tensor:
         return kernels.gated(gate_up, activation)
 
     def attention(
-        self,
-        query: torch.Tensor,
-        key: Held | list[Held],
-        value: Held | list[Held],
-        seen: Visibility | JointVisibility,
-        form: AttentionForm,
+        self, query: torch.Tensor, key: AnyHeld, value: AnyHeld, seen: Seen, form: AttentionForm
     ) -> torch.Tensor:
         return request_by_request(_attention, query, key, value, seen, form)
 
 
 def _attention(
-    query: torch.Tensor,
-    key: Held,
-    value: Held,
-    seen: Visibility,
-    form: AttentionForm,
+    query: torch.Tensor, key: Held, value: Held, seen: Visibility, form: AttentionForm
 ) -> torch.Tensor:
     """Attention of the rows of one request."""
     if seen.places is None:

@@ -12,7 +12,7 @@ from edgespec.planning.cost_model import CostModel, HeadCosts, packed_bytes
 from edgespec.planning.operations import DRAFT_HEAD_OPERATIONS, USUAL_OPERATIONS
 from edgespec.planning.partition import blocks_of
 from edgespec.planning.profile import DATA_SHEET, ROWS, Profile, RowPrice
-from edgespec.types.draft_pass import DraftPass, DraftWork, HeadForm, SpentSeconds, TokenChoice
+from edgespec.types.draft_pass import DraftPass, HeadForm, TokenChoice
 from edgespec.types.static_shapes import groups, row_bucket, slot_bucket
 
 _HEADER_BYTES = 22  # of a segment, without what its requests and their rows take
@@ -137,17 +137,6 @@ class NodeCosts:
     def noise_seconds(self, positions: int) -> float:
         """Making the noise of so many positions, which choosing and ranking share."""
         return positions * self.profile.noise.value * self.model.vocab / 1e6
-
-    def draft_work_seconds(self, work: Sequence[DraftWork], seen: int = 0) -> float:
-        """What a draft source did, without noise; its passes attend to `seen` cached rows each."""
-        return sum(
-            sum(self.pass_parts(one, seen, max(len(one.requests), 1)), 0.0)
-            if isinstance(one, DraftPass)
-            else one.seconds
-            if isinstance(one, SpentSeconds)
-            else self.rank_seconds(len(one.positions), one.way, one.source, one.product, one.form)
-            for one in work
-        )
 
     def pass_parts(self, one: DraftPass, seen: int, requests: int = 1) -> list[float]:
         """A pass as the draft source told it, by its parts (see draft_parts).

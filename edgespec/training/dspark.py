@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple, TypedDict
+from typing import TypedDict
 
 import torch
 from torch import nn
-from torch.nn.functional import binary_cross_entropy_with_logits
 
 from edgespec.drafting.dspark.format import write_head
 from edgespec.drafting.dspark.head import BlockPlaces, DSparkHead, rows_of
@@ -16,12 +15,10 @@ from edgespec.drafting.dspark.shape import DSparkShape
 from edgespec.drafting.eagle.shape import Rope
 from edgespec.model.model_config import ModelConfig
 from edgespec.training.blocks import Blocks, beside, drawn
-from edgespec.training.kept_rows import KeptRows
-from edgespec.training.loop import Trainer, TrainingSettings
-from edgespec.training.muon import Muon
+from edgespec.training.eagle import theta_of
+from edgespec.training.loop import Trainer, TrainingSettings, muon
 from edgespec.training.regression import LessonOf, fit_direct
-from edgespec.training.start import theta_of
-from edgespec.training.teacher import Lesson, Teacher
+from edgespec.training.teacher import KeptRows, Lesson, Teacher
 from edgespec.training.texts import TextRows
 
 CROSS_ENTROPY, VARIATION = 0.1, 0.9
@@ -105,15 +102,13 @@ def shape_for(
     """A head with layers as wide as the base's, MLPs of `intermediate` (0: the base's), and direct
     maps of rank `direct`. With 0 there are none, and the head is causal and learns to be shown up
     to three quarters of a block: each slot is a lesson then, also one that is shown."""
-    heads = int(config.num_attention_heads)
-    dim = getattr(config, "head_dim", None) or config.hidden_size // heads
     return DSparkShape(
         layers=layers,
         hidden=int(config.hidden_size),
         base_hidden=int(config.hidden_size),
-        heads=heads,
+        heads=int(config.num_attention_heads),
         kv_heads=int(config.num_key_value_heads),
-        head_dim=int(dim),
+        head_dim=config.head_dim,
         intermediate=intermediate or int(config.intermediate_size),
         eps=float(config.rms_norm_eps),
         rope=Rope(theta=theta_of(config)),
@@ -129,7 +124,6 @@ class BlockSettings(TypedDict):
     aux_hidden: tuple[int, ...]
     markov_rank: int
     markov_rows: int
-    confidence: bool
     causal: bool
     revealed: int
     direct: int
@@ -145,7 +139,6 @@ def block_settings(
         aux_hidden=taps_of(int(base.num_hidden_layers)),
         markov_rank=rank,
         markov_rows=vocab if rank else 0,
-        confidence=bool(rank),
         causal=not direct,
         revealed=0 if direct else block - max(1, block // 4),  # direct maps are for masks
         direct=direct,
@@ -267,30 +260,17 @@ def slot_losses(
         logits = here @ matrix.T.to(here.dtype) if own is None else own(here)
         if shape.markov_rank:
             logits = logits + head.markov(before)
-        loss, slope, apart = divergence(likely, logits.detach().float())
-        logits_of, gradients = [logits], [(slope * weight[:, None]).to(logits.dtype)]
-        if shape.confidence is not None:
-            sure = head.confidence(here.detach(), before).float()
-            surprise = binary_cross_entropy_with_logits(sure, 1 - apart, weight, reduction="sum")
-            logits_of, gradients = [*logits_of, surprise], [*gradients, torch.ones_like(surprise)]
-        torch.autograd.backward(logits_of, gradients)
+        loss, slope = divergence(likely, logits.detach().float())
+        logits.backward((slope * weight[:, None]).to(logits.dtype))
         total += float((loss * weight).sum())
         begins = is_first[part]
         hits += int((logits[begins].argmax(-1) == likely[begins].argmax(-1)).sum())
     return total, hits / max(1, int(is_first.sum()))
 
 
-class Divergence(NamedTuple):
-    """Of rows [R, V]: the loss [R], its slope by the logits [R, V], and total variation [R]."""
-
-    loss: torch.Tensor
-    slope: torch.Tensor
-    apart: torch.Tensor
-
-
-def divergence(likely: torch.Tensor, logits: torch.Tensor) -> Divergence:
+def divergence(likely: torch.Tensor, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """CROSS_ENTROPY of cross-entropy and VARIATION of total variation, from probabilities `likely`
-    to those of `logits`, float32 [R, V]."""
+    to those of `logits`, float32 [R, V]: the loss [R], and its slope by the logits [R, V]."""
     said = torch.softmax(logits, -1)
     wrong = said - likely
     apart = wrong.abs().sum(-1) / 2
@@ -299,19 +279,19 @@ def divergence(likely: torch.Tensor, logits: torch.Tensor) -> Divergence:
     side = wrong.sign() / 2
     lean = (said * side).sum(-1, keepdim=True)
     slope = CROSS_ENTROPY * wrong + VARIATION * said * (side - lean)
-    return Divergence(CROSS_ENTROPY * surprise + VARIATION * apart, slope, apart)
+    return CROSS_ENTROPY * surprise + VARIATION * apart, slope
 
 
 def optimizers(student: DSparkStudent, settings: TrainingSettings) -> list[torch.optim.Optimizer]:
     """Muon for the matrices of layers and `fc`, AdamW for all else."""
     named = list(student.tensors())
     every = dict(zip(named, student.parameters(), strict=True))
-    words = ("mark", "conf", "embed", "lm_head")
+    words = ("mark", "embed", "lm_head")
     inner = [w for name, w in every.items() if w.dim() == 2 and not name.startswith(words)]
     outer = [w for name, w in every.items() if w.dim() != 2 or name.startswith(words)]
     adam = torch.optim.AdamW(outer, settings.rate, betas=(0.9, 0.95), weight_decay=0.0)
     adam.param_groups[0]["share"] = _OUTER_SHARE
-    return [Muon(inner, settings.rate, settings.low), adam]
+    return [muon(inner, settings.rate), adam]
 
 
 @torch.no_grad()
@@ -339,8 +319,6 @@ def begin(student: DSparkStudent, teacher: Teacher, rows: TextRows, lesson_of: L
     head.fc.weight.copy_(each.repeat(1, taps) / sizes)
     if shape.markov_rank:
         head.markov_head.markov_w2.weight.zero_()
-    if shape.confidence is not None:
-        head.confidence_head.proj.weight.zero_()
     if head.mask_embedding is not None:
         common = teacher.embedded(torch.arange(256, device=teacher.device)).float()
         head.mask_embedding.copy_(common.mean(0))

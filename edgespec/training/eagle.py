@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 from torch import nn
-from torch.nn.functional import smooth_l1_loss
+from torch.nn.functional import pad, scaled_dot_product_attention, smooth_l1_loss
 
-from edgespec.drafting.eagle.format import write_head
-from edgespec.drafting.eagle.head import EagleHead
-from edgespec.drafting.eagle.shape import HeadShape, Kind
-from edgespec.training.loop import DECAY, Trainer, TrainingSettings
-from edgespec.training.muon import Muon
-from edgespec.training.start import begin
+from edgespec.drafting.eagle.format import usual_taps, write_head
+from edgespec.drafting.eagle.head import EagleHead, rope_at
+from edgespec.drafting.eagle.shape import HeadShape, Kind, Rope
+from edgespec.model.model_config import ModelConfig
+from edgespec.training.loop import DECAY, Trainer, TrainingSettings, muon
 from edgespec.training.teacher import Teacher
 from edgespec.training.texts import TextRows, counted_tokens
-from edgespec.training.unrolled import unrolled
 
 FEATURE_SHARE = 0.1
 """Of the loss on features against that on tokens, for EAGLE-1 and EAGLE-2."""
@@ -80,7 +79,7 @@ def optimizers(student: Student, rate: float) -> list[torch.optim.Optimizer]:
     named = list(student.named_parameters())
     inner = [w for name, w in named if w.dim() == 2 and not name.startswith("lm_head")]
     outer = [w for name, w in named if w.dim() != 2 or name.startswith("lm_head")]
-    return [Muon(inner, rate), torch.optim.AdamW(outer, rate, betas=(0.9, 0.95), weight_decay=0.0)]
+    return [muon(inner, rate), torch.optim.AdamW(outer, rate, betas=(0.9, 0.95), weight_decay=0.0)]
 
 
 def learn(student: Student, teacher: Teacher, rows: TextRows, unroll: int) -> tuple[float, float]:
@@ -138,3 +137,123 @@ def chosen_vocabulary(rows: TextRows, size: int, vocab: int) -> torch.Tensor | N
         return None
     frequent = torch.bincount(counted_tokens(rows), minlength=vocab)
     return frequent.argsort(descending=True, stable=True)[:size].sort().values
+
+
+def shape_for(kind: Kind, config: ModelConfig, vocab: int) -> HeadShape:
+    """A head of the width of one of the base's layers. `vocab`: tokens that it scores."""
+    third = kind == "eagle3"
+    return HeadShape(
+        kind=kind,
+        hidden=int(config.hidden_size),
+        base_hidden=int(config.hidden_size),
+        heads=int(config.num_attention_heads),
+        kv_heads=int(config.num_key_value_heads),
+        head_dim=config.head_dim,
+        intermediate=int(config.intermediate_size),
+        vocab=vocab,
+        eps=float(config.rms_norm_eps),
+        ropes=(Rope(theta=theta_of(config)),),
+        own_head=third,
+        aux_hidden=usual_taps(int(config.num_hidden_layers)) if third else (),
+    )
+
+
+def theta_of(config: ModelConfig) -> float:
+    """The base of the model's rotary embedding."""
+    settings = getattr(config, "rope_parameters", None) or {}
+    theta = settings.get("rope_theta") if isinstance(settings, dict) else None
+    return float(theta or 10000.0)
+
+
+@torch.no_grad()
+def begin(head: EagleHead, teacher: Teacher, rows: TextRows, batch: int) -> None:
+    """Let the head begin as the best linear map from what it reads to the next features.
+
+    The map is fitted by ridge regression over `rows`; attention and MLP add nothing yet. Without
+    it the first tenth of a run only learns what a matrix inversion says.
+    """
+    shape = head.shape
+    wide = shape.fused_width
+    squares = torch.zeros((wide, wide), dtype=torch.float64, device=teacher.device)
+    products = torch.zeros((wide, shape.hidden), dtype=torch.float64, device=teacher.device)
+    gain = teacher.weights["model.norm.weight"].double()
+    third = shape.kind == "eagle3"
+    for first in range(0, len(rows), batch):
+        tokens = rows.tokens[first : first + batch].to(teacher.device, torch.int64)
+        lesson = teacher.read(tokens, shape.aux_hidden)
+        if lesson.aux_hidden is None:
+            given = torch.cat([teacher.embedded(tokens[:, 1:]), lesson.hidden[:, :-1]], -1)
+        else:
+            given = lesson.aux_hidden[:, :-1]
+        known, wanted = given.flatten(0, 1).double(), lesson.hidden[:, 1:].flatten(0, 1).double()
+        squares += known.T @ known
+        products += known.T @ (wanted / gain if third else wanted)
+    ridge = _RIDGE * squares.diagonal().mean()
+    squares += ridge * torch.eye(wide, dtype=torch.float64, device=teacher.device)
+    head.fc.weight.copy_(torch.linalg.solve(squares, products).T)
+    head.layer.self_attn.o_proj.weight.zero_()
+    head.layer.mlp.down_proj.weight.zero_()
+    if third:
+        head.norm.weight.copy_(gain)
+
+
+_RIDGE = 1e-3  # of the mean square of what is read
+
+
+class _Paths:
+    """Attention (see head.Attend) of one step after the other over rows [B, heads, R, head_dim]."""
+
+    def __init__(self) -> None:
+        self._keys: list[torch.Tensor] = []
+        self._values: list[torch.Tensor] = []
+
+    def __call__(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        group = query.shape[1] // key.shape[1]
+        self._keys.append(key.repeat_interleave(group, 1))
+        self._values.append(value.repeat_interleave(group, 1))
+        step, rows = len(self._keys) - 1, query.shape[2]
+        if step == 0:
+            return scaled_dot_product_attention(
+                query, self._keys[0], self._values[0], is_causal=True
+            )
+        query = query * query.shape[-1] ** -0.5
+        far = torch.ones((rows, rows), dtype=torch.bool, device=query.device).tril(-step)
+        scores = (query @ self._keys[0].transpose(2, 3)).masked_fill(~far, float("-inf"))
+        near = [
+            (query * _later(key, step - made)).sum(-1, keepdim=True)
+            for made, key in enumerate(self._keys[1:], start=1)
+        ]
+        weights = torch.softmax(torch.cat([scores, *near], -1).float(), -1).to(query.dtype)
+        seen = weights[..., :rows] @ self._values[0]
+        for made, value_rows in enumerate(self._values[1:], start=1):
+            column = weights[..., rows + made - 1 : rows + made]
+            seen = seen + column * _later(value_rows, step - made)
+        return seen
+
+
+def unrolled(
+    head: EagleHead, given: torch.Tensor, embedded: torch.Tensor, steps: int
+) -> Iterator[torch.Tensor]:
+    """The features [B, R, hidden] that come out of each of `steps` steps.
+
+    `given` (see EagleHead.features) and `embedded` [B, R, hidden] are of the pairs at positions
+    0 to R - 1. Row p of step i is what a guess i levels below the root p + 1 - i gives; rows below
+    i mean nothing.
+    """
+    rows = given.shape[1]
+    positions = torch.arange(rows, device=given.device)
+    angles = rope_at(positions, head.shape.ropes[0], head.shape.head_dim, embedded.dtype)
+    attend = _Paths()
+    features = head.features(given)
+    for step in range(steps):
+        if step:
+            features = _later(features, 1)
+        features = head(features, embedded, angles, attend)
+        yield features
+
+
+def _later(rows: torch.Tensor, by: int) -> torch.Tensor:
+    """Rows moved `by` positions on; what has no row before it becomes 0."""
+    if by == 0:
+        return rows
+    return pad(rows, (0, 0, by, 0))[..., : rows.shape[-2], :]

@@ -10,12 +10,11 @@ import torch
 from edgespec.drafting.dspark.head import rows_of
 from edgespec.training.blocks import blocks_at
 from edgespec.training.dspark import DSparkStudent
-from edgespec.training.eagle import Student
+from edgespec.training.eagle import Student, unrolled
+from edgespec.training.loop import Remaining
 from edgespec.training.ppd import PPDVectors
-from edgespec.training.remaining import Remaining
 from edgespec.training.teacher import Teacher
 from edgespec.training.texts import TextRows
-from edgespec.training.unrolled import unrolled
 
 RANKS = (1, 4, 8)
 _BATCH = 16

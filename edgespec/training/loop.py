@@ -6,7 +6,7 @@ import json
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,9 +14,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from edgespec.errors import ModelError
+from edgespec.errors import ConfigError, ModelError
 from edgespec.files import part_of, settle
-from edgespec.training.remaining import duration
 from edgespec.training.teacher import Teacher
 from edgespec.training.texts import TextRows
 
@@ -310,3 +309,44 @@ def write_state(state: dict[str, Any], file: Path) -> None:
     """Write a checkpoint, whole or not at all."""
     torch.save(state, part_of(file))
     settle(part_of(file), file)
+
+
+def muon(matrices: Iterable[torch.Tensor], rate: float) -> torch.optim.Optimizer:
+    """Keller Jordan's optimiser of matrices, scaled to steps of AdamW's size (arXiv 2502.16982,
+    §2.2). Raises ConfigError if torch has none."""
+    if not hasattr(torch.optim, "Muon"):
+        raise ConfigError(f"training needs torch 2.9 or newer, this is {torch.__version__}")
+    return torch.optim.Muon(matrices, rate, weight_decay=0.0, adjust_lr_fn="match_rms_adamw")
+
+
+class Remaining:
+    """Counts work, and says how far it is and how long the rest takes at the same speed."""
+
+    def __init__(self, total: int, done: int = 0) -> None:
+        """`total` pieces, `done` of which cost nothing: they were there."""
+        self._total, self._done, self._given = total, done, done
+        self._began = time.monotonic()
+
+    def done(self, pieces: int) -> None:
+        self._done += pieces
+
+    @property
+    def made(self) -> int:
+        """Pieces that cost something."""
+        return self._done - self._given
+
+    def __str__(self) -> str:
+        made = self.made
+        said = f"{self._done} of {self._total}"
+        if not made:
+            return said
+        seconds = (time.monotonic() - self._began) / made * (self._total - self._done)
+        return f"{said}, {duration(seconds)} left"
+
+
+def duration(seconds: float) -> str:
+    """The time in words: 40 s, 12 min, 3 h 20 min."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60} min"

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.nn.functional import kl_div
 
-from edgespec.drafting.ppd.format import PPDTokens, write_ppd_tokens
+from edgespec.drafting.ppd import PPDTokens, write_ppd_tokens
 from edgespec.training.loop import DECAY, Trainer, TrainingSettings
 from edgespec.training.teacher import Teacher
 from edgespec.training.texts import TextRows

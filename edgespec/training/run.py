@@ -22,7 +22,7 @@ from edgespec.model.model_config import ModelConfig
 from edgespec.training.corpus import Corpus, TrainingPlan, loaded, prepared
 from edgespec.training.dspark import Begin, DSparkStudent, DSparkTrainer, begin, taps_of
 from edgespec.training.dspark import shape_for as shape_for_dspark
-from edgespec.training.eagle import EagleTrainer, Student, chosen_vocabulary
+from edgespec.training.eagle import EagleTrainer, Student, chosen_vocabulary, shape_for
 from edgespec.training.evaluate import (
     RANKS,
     Agreement,
@@ -30,14 +30,11 @@ from edgespec.training.evaluate import (
     eagle_agreement,
     ppd_agreement,
 )
-from edgespec.training.kept_rows import KeptRows
 from edgespec.training.loop import Trainer
-from edgespec.training.narrowing import begin_narrower
 from edgespec.training.ppd import PPDTrainer, PPDVectors
 from edgespec.training.regression import LessonOf
-from edgespec.training.small_start import begin_as_model, small_shape
-from edgespec.training.start import shape_for
-from edgespec.training.teacher import Teacher
+from edgespec.training.small_start import begin_as_model, begin_narrower, small_shape
+from edgespec.training.teacher import KeptRows, Teacher
 from edgespec.training.texts import TextRows, counted_tokens
 
 _LEVELS_MEASURED = 5
@@ -174,8 +171,8 @@ def _written(folder: Path, config: ModelConfig) -> DSparkStudent:
     """A head that `edgespec train` wrote."""
     whole = int(config.vocab_size)
     files = read_one_pass(folder, int(config.hidden_size), whole, int(config.num_hidden_layers))
-    shape = files.shapes[0]
-    if shape.windows or len(files.shapes) > 1:
+    shape = files.shape
+    if shape.windows:
         raise ConfigError(
             f"{folder} is no head that edgespec train wrote; begin with one of those, with a small "
             "model, or without --start"

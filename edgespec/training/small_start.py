@@ -1,16 +1,21 @@
-"""How a one-pass head begins as a small model: with its layers, which read what the base gave."""
+"""How a one-pass head begins as a small model, with its layers, which read what the base gave;
+or as a wider head, with the neurons of its MLPs that say most."""
 
 from __future__ import annotations
 
+import math
+from functools import partial
 from pathlib import Path
 
 import torch
+from torch import nn
 
 from edgespec.drafting.dspark.shape import DSparkShape
 from edgespec.drafting.eagle.head import normed
-from edgespec.drafting.head_settings import rope
+from edgespec.drafting.eagle.shape import rope
 from edgespec.errors import ConfigError
 from edgespec.model.model_config import ModelConfig
+from edgespec.training.blocks import Blocks, drawn
 from edgespec.training.dspark import DSparkStudent, block_settings
 from edgespec.training.regression import LessonOf, Regression
 from edgespec.training.teacher import Teacher
@@ -22,6 +27,7 @@ KINDS = ("llama", "qwen2", "qwen3")
 _RIDGE = 1e-3  # of the mean square of what is read
 _ROWS = 4  # read at a time
 _COMMON = 256  # tokens whose mean a mask begins as
+_SEEN_ROWS, _AT_ONCE, _BLOCKS = 32, 8, 16  # of text in all, at a time, and blocks in each
 
 
 def small_shape(
@@ -45,16 +51,14 @@ def small_shape(
             f"--start {where}: it has {small.vocab_size} tokens, the base {base.vocab_size}; give "
             "a model with the base's tokenizer"
         )
-    heads = int(small.num_attention_heads)
-    dim = getattr(small, "head_dim", None) or small.hidden_size // heads
     biased = small.model_type == "qwen2" or bool(getattr(small, "attention_bias", False))
     return DSparkShape(
         layers=int(small.num_hidden_layers),
         hidden=int(small.hidden_size),
         base_hidden=int(base.hidden_size),
-        heads=heads,
+        heads=int(small.num_attention_heads),
         kv_heads=int(small.num_key_value_heads),
-        head_dim=int(dim),
+        head_dim=small.head_dim,
         intermediate=int(small.intermediate_size),
         eps=float(small.rms_norm_eps),
         rope=rope(dict(small.settings), where),
@@ -91,9 +95,6 @@ def begin_as_model(
     if head.shape.markov_rank:
         torch.nn.init.normal_(head.markov_head.markov_w1.weight, std=head.shape.markov_rank**-0.5)
         head.markov_head.markov_w2.weight.zero_()
-    if head.shape.confidence is not None:
-        head.confidence_head.proj.weight.zero_()
-        head.confidence_head.proj.bias.zero_()
     _fit_context(student, small, teacher, rows, lesson_of)
 
 
@@ -136,3 +137,48 @@ def _fit_context(
     size = (size / count / shape.hidden) ** 0.5
     head.fc.weight.copy_((best / sizes[:, None]).T / size)
     head.hidden_norm.weight.fill_(size)
+
+
+@torch.no_grad()
+def begin_narrower(
+    wide: DSparkStudent,
+    student: DSparkStudent,
+    teacher: Teacher,
+    rows: TextRows,
+    lesson_of: LessonOf,
+) -> None:
+    """Let a head begin as `wide`, of the same shape but for wider MLPs.
+
+    Of each MLP those neurons stay that say most: by the root mean square of what a neuron holds in
+    slots of `rows`, times the size of its column in the down projection.
+    """
+    width, layers = student.head.shape.intermediate, wide.to(teacher.device).head.layers
+    squares = [torch.zeros(()) for _ in layers]
+
+    def note(number: int, module: nn.Module, given: tuple[torch.Tensor, ...]) -> None:
+        held = given[0].detach().flatten(0, -2)
+        squares[number] = squares[number].to(held.device) + held.square().sum(0)
+
+    downs = [layer.mlp.down_proj for layer in layers]  # type: ignore[union-attr]
+    hooks = [
+        down.register_forward_pre_hook(partial(note, number))  # type: ignore[union-attr]
+        for number, down in enumerate(downs)
+    ]
+    for part in torch.arange(min(len(rows), _SEEN_ROWS)).split(_AT_ONCE):
+        text = rows.take(part).trimmed()
+        tokens = text.tokens.to(teacher.device, torch.int64)
+        dice = torch.Generator().manual_seed(int(part[0]))
+        blocks = drawn(text, wide.head.shape, _BLOCKS, math.inf, dice)
+        given = lesson_of(text, tokens).aux_hidden
+        assert given is not None
+        wide.outputs(teacher, tokens, given, Blocks(*(one.to(teacher.device) for one in blocks)))
+    for hook in hooks:
+        hook.remove()
+    weights = wide.state_dict()
+    for number, (down, seen) in enumerate(zip(downs, squares, strict=True)):
+        sizes = seen.sqrt() * down.weight.norm(dim=0)  # type: ignore[union-attr, operator]
+        kept = sizes.topk(width).indices.sort().values
+        for name, axis in (("gate_proj", 0), ("up_proj", 0), ("down_proj", 1)):
+            path = f"head.layers.{number}.mlp.{name}.weight"
+            weights[path] = weights[path].index_select(axis, kept)
+    student.load_state_dict(weights)

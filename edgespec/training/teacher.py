@@ -1,11 +1,13 @@
-"""The frozen base of a training run: its features, its tokens' vectors, and its own texts."""
+"""The frozen base of a training run: its features, its tokens' vectors, its own texts, a batch
+of them side by side; and what it computed for these, in a file, so that none is read twice."""
 
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn.functional import embedding
@@ -14,14 +16,13 @@ from transformers import (
     AutoModelForCausalLM,
     PreTrainedModel,
 )
+from transformers.cache_utils import DynamicCache, DynamicLayer
 
 from edgespec.errors import ModelError
 from edgespec.model.families import FAMILIES, embedding_scale, has_windows, logits_from
-from edgespec.model.loader import Checkpoint
+from edgespec.model.loader import TEXT_PART, Checkpoint
 from edgespec.model.source import TensorSource
 from edgespec.model.sources import open_source
-from edgespec.model.stored_names import TEXT_PART
-from edgespec.training.growing import Grown, grown
 
 _TEXTS, _MOST_TEXTS = 64, 2048
 _SHARE = 0.25
@@ -119,8 +120,8 @@ class Teacher:
         if self.device.type != "cuda":
             return _TEXTS
         config, free = self.config, torch.cuda.mem_get_info(self.device)[0]
-        dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        numbers = 2 * length * config.num_hidden_layers * config.num_key_value_heads * dim
+        numbers = 2 * length * config.num_hidden_layers * config.num_key_value_heads
+        numbers *= config.head_dim
         return max(1, min(_MOST_TEXTS, int(_SHARE * free / numbers / self._model.dtype.itemsize)))
 
     @torch.no_grad()
@@ -162,3 +163,179 @@ def _whole(source: TensorSource, dtype: torch.dtype) -> PreTrainedModel:
     kind = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     model = kind.from_pretrained(None, config=config, state_dict=values, dtype=dtype)
     return model
+
+
+_MOST_BYTES = 12_000_000_000  # as the file's size is said; holes in it take nothing
+
+
+class KeptRows:
+    """Lessons of answers, by the answers' numbers, in float16. Of a file that is full, the answers
+    with higher numbers are not kept."""
+
+    def __init__(self, folder: Path, length: int, taps: tuple[int, ...], hidden: int) -> None:
+        """Rows of at most `length` tokens; `taps`: the auxiliary layers. The file's name says both:
+        rows of other ones do not fit."""
+        self.taps, self._hidden = taps, hidden
+        self._shape = (length, (len(taps) + 1) * hidden)
+        self._bytes = 2 * self._shape[0] * self._shape[1]
+        self._most = _MOST_BYTES // self._bytes
+        name = "-".join(map(str, (*taps, length)))
+        self._file = folder / f"rows-{name}.f16"
+        self._file.touch()
+
+    def keep(self, number: int, rows: torch.Tensor) -> None:
+        """Keep what the base computed, [T, (1 + taps) · H]: hidden rows, and those of the taps."""
+        if not 0 <= number < self._most:
+            return
+        stored = torch.zeros(self._shape[1] * len(rows), dtype=torch.float16)
+        stored.copy_(rows.flatten().clamp(-LARGEST, LARGEST))
+        data = stored.numpy().tobytes()
+        # The first row last, once the others are on the disk: it tells that they are there.
+        first = self._shape[1] * 2
+        with self._file.open("r+b", buffering=0) as file:
+            for begin, part in ((first, data[first:]), (0, data[:first])):
+                file.seek(number * self._bytes + begin)
+                file.write(part)
+                os.fsync(file.fileno())
+
+    def lesson(self, numbers: Sequence[int], length: int, dtype: torch.dtype) -> Lesson | None:
+        """The first `length` rows of these answers; None if one is not there."""
+        found = torch.zeros((len(numbers), length, self._shape[1]), dtype=torch.float16)
+        with self._file.open("rb", buffering=0) as file:
+            for number, rows in zip(numbers, found, strict=True):
+                if number < 0:
+                    return None
+                file.seek(number * self._bytes)
+                file.readinto(memoryview(rows.numpy()).cast("B"))
+                if not rows[0].any():
+                    return None
+        wide = found.to(dtype)
+        return Lesson(wide[..., : self._hidden], wide[..., self._hidden :] if self.taps else None)
+
+
+_LEAST_LIVE = 0.8  # of a batch: with fewer, those that have ended leave it
+
+Choose = Callable[[torch.Tensor, list[int]], torch.Tensor]
+"""Final rows [R, H] of the texts with these numbers → their next tokens, int64 [R]."""
+
+
+class Grown(NamedTuple):
+    """A prompt's tokens with the base's behind them; and of all but the last what leaves the final
+    norm and what enters the auxiliary layers, float16 [T - 1, (1 + taps) · H], if asked for."""
+
+    tokens: tuple[int, ...]
+    rows: torch.Tensor | None
+
+
+@torch.no_grad()
+def grown(
+    model: PreTrainedModel,
+    prompts: Sequence[Sequence[int]],
+    length: int,
+    end: int,
+    choose: Choose,
+    tell: Callable[[int], None],
+    taps: tuple[int, ...] | None = None,
+) -> list[Grown]:
+    """The prompts as they go on, up to the token `end` or `length` tokens.
+
+    `tell` hears how long the longest is now; `taps`: the auxiliary layers of the rows that are
+    kept, None for no rows.
+    """
+    texts = [list(prompt) for prompt in prompts]
+    rows: list[list[torch.Tensor]] = [[] for _ in prompts]
+    cache = DynamicCache(config=model.config)
+    cache.layers = [_RoomyLayer() for _ in cache.layers]
+    wide = max(map(len, prompts))
+    padded = [[end] * (wide - len(prompt)) + [*prompt] for prompt in prompts]
+    newest = torch.tensor(padded, device=model.device)
+    lengths = torch.tensor([len(prompt) for prompt in prompts])
+    seen = (torch.arange(wide) >= wide - lengths[:, None]).long().to(model.device)
+    live = list(range(len(prompts)))
+    while True:
+        places = (seen.cumsum(1) - 1).clamp(min=0)[:, -newest.shape[1] :]
+        out = model.model(
+            newest,
+            attention_mask=seen,
+            position_ids=places,
+            past_key_values=cache,
+            use_cache=True,
+            output_hidden_states=taps is not None,
+        )
+        if taps is not None:
+            _note(rows, texts, live, out, taps)
+        tell(max(map(len, texts)) + 1)
+        newest = choose(out.last_hidden_state[:, -1], live)[:, None]
+        for text, token in zip(live, newest[:, 0].tolist(), strict=True):
+            if not _has_ended(texts[text], len(prompts[text]), end, length):
+                texts[text].append(token)
+        goes_on = [not _has_ended(texts[t], len(prompts[t]), end, length) for t in live]
+        if not any(goes_on):
+            break
+        seen = torch.cat([seen, torch.ones_like(seen[:, :1])], 1)
+        if sum(goes_on) < _LEAST_LIVE * len(live):
+            kept = torch.tensor(goes_on, device=model.device)
+            cache.batch_select_indices(kept)
+            newest, seen = newest[kept], seen[kept]
+            live = [text for text, goes in zip(live, goes_on, strict=True) if goes]
+    return [
+        Grown(tuple(text), torch.cat(parts)[: len(text) - 1] if parts else None)
+        for text, parts in zip(texts, rows, strict=True)
+    ]
+
+
+def _has_ended(text: list[int], start: int, end: int, length: int) -> bool:
+    return len(text) >= length or (len(text) > start and text[-1] == end)
+
+
+def _note(
+    rows: list[list[torch.Tensor]],
+    texts: list[list[int]],
+    live: list[int],
+    out: Any,
+    taps: tuple[int, ...],
+) -> None:
+    """Add the rows of the newest tokens, without those before a prompt's first."""
+    every = torch.cat([out.last_hidden_state, *(out.hidden_states[tap] for tap in taps)], -1)
+    for text, new in zip(live, every.clamp(-LARGEST, LARGEST).half(), strict=True):
+        rows[text].append(new[-len(texts[text]) :].clone())
+
+
+LARGEST = 65504.0
+"""Of float16; residual streams may be larger in a few places."""
+
+
+class _RoomyLayer(DynamicLayer):  # type: ignore[misc]
+    """Keys and values in tensors with room for more: transformers' own are copied for every
+    token."""
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        super().lazy_initialization(key_states, value_states)
+        self._length = 0
+        self._room = [key_states[:, :, :0], value_states[:, :, :0]]
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        length = self._length + key_states.shape[2]
+        if length > self._room[0].shape[2]:
+            self._room = [
+                torch.cat([old[:, :, : self._length], _room_for(new)], 2)
+                for old, new in zip(self._room, (key_states, value_states), strict=True)
+            ]
+        for room, new in zip(self._room, (key_states, value_states), strict=True):
+            room[:, :, self._length : length] = new
+        self._length = length
+        self.keys, self.values = (room[:, :, :length] for room in self._room)
+        return self.keys, self.values
+
+    def batch_select_indices(self, indices: torch.Tensor) -> None:
+        self._room = [room[indices] for room in self._room]
+        self.keys, self.values = (room[:, :, : self._length] for room in self._room)
+
+
+def _room_for(new: torch.Tensor) -> torch.Tensor:
+    """For these rows and some more."""
+    return new.new_empty((*new.shape[:2], new.shape[2] + 64, new.shape[3]))

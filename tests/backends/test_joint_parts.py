@@ -34,8 +34,8 @@ from edgespec.model.aux_hidden import unpacked
 from edgespec.model.block import Block
 from edgespec.model.layers import Layer
 from edgespec.model.loader import Checkpoint
-from edgespec.model.quantised.source import QuantisingSource
 from edgespec.model.source import TensorSource
+from edgespec.model.sources import QuantisingSource
 from edgespec.model.tensors import from_torch, to_torch
 from edgespec.types.tensor import Layers
 from edgespec.wire.segment import Header, Part, Segment

@@ -16,7 +16,7 @@ from edgespec.config import QUANTISATIONS
 from edgespec.machines.effects import BlockPart
 from edgespec.model.kv_cache import STEP
 from edgespec.model.loader import Checkpoint
-from edgespec.model.quantised.source import QuantisingSource
+from edgespec.model.sources import QuantisingSource
 from edgespec.tree.ledger import RowLedger, Rows
 from edgespec.tree.stems import Stems
 

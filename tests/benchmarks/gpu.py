@@ -39,14 +39,14 @@ from edgespec.daemon.random_layers import RandomLayers
 from edgespec.daemon.timing import timed
 from edgespec.errors import CapacityError, ModelError
 from edgespec.kernels.gpu.usable import complaint, usable
-from edgespec.model.block import Block
+from edgespec.model.block import Block, row_math
 from edgespec.model.cuda_graphs import GraphMaker, graphs_on
 from edgespec.model.matrices import plain_product
 from edgespec.model.quantised.int4 import Int4Linear
 from edgespec.model.quantised.linear import held_bytes, linear_from
-from edgespec.model.quantised.made_up import made_up
 from edgespec.model.quantised.nf4 import library
-from edgespec.model.row_math import BATCHED, Norm, RowMath, row_math
+from edgespec.model.quantised.selftest import made_up
+from edgespec.model.row_math import BATCHED, Norm, RowMath
 from edgespec.model.tensors import compute_dtype
 from edgespec.model.tree_attention import AttentionForm, Visibility
 from edgespec.planning.profile import ROWS

@@ -35,9 +35,9 @@ from edgespec.model import matrices
 from edgespec.model.block import Block
 from edgespec.model.joint import CachedPart
 from edgespec.model.loader import Checkpoint
-from edgespec.model.quantised.source import QuantisingSource
 from edgespec.model.row_math import BATCHED, RowMath
 from edgespec.model.source import TensorSource
+from edgespec.model.sources import QuantisingSource
 from edgespec.model.tree_attention import tree_mask
 
 RUNS = 1500

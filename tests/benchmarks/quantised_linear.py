@@ -27,9 +27,8 @@ from torch import nn
 from edgespec.config import FILE, QUANTISATIONS
 from edgespec.model.matrices import plain_product
 from edgespec.model.quantised.linear import linear_from, pack
-from edgespec.model.quantised.made_up import made_up
 from edgespec.model.quantised.nf4 import library
-from edgespec.model.quantised.selftest import usable
+from edgespec.model.quantised.selftest import made_up, usable
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 from support.packed_forms import FORMS

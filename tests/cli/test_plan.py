@@ -160,7 +160,6 @@ def test_a_draft_without_room_is_left_out_unless_it_was_asked_for(here: Here) ->
         thorough("eagle3:{}", "a model-eagle3"),
         thorough("hybrid:ngram+eagle3:{}", "a model-eagle3"),
         thorough("dspark:{}", "a model-dspark"),
-        thorough("pard:{}", "draft"),
         ("independent:{}", "draft"),
     ],
 )
@@ -175,8 +174,7 @@ def test_every_source_that_takes_room_is_planned(
     made = json.loads(done.out)
     assert made["draft"] == charged
     assert f"--draft {draft}" in made["commands"][0]
-    bundled_too = charged and not draft.startswith("pard")
-    assert (made["speculative_tokens_per_second"] is None) == (not bundled_too)
+    assert (made["speculative_tokens_per_second"] is None) == (not charged)
     # Wherever the head is with this draft.
     where = ("--head", made["head"], "--json")
     plain = json.loads(here("--model", folder, "--devices", f"4*{NANO}", *where).out)

@@ -22,9 +22,9 @@ from edgespec.errors import ConfigError, ModelError, PeerLost
 from edgespec.model.block import Block
 from edgespec.model.ends import OutputHead
 from edgespec.model.loader import Checkpoint
-from edgespec.model.quantised.source import QuantisingSource
 from edgespec.model.sharding import Sharding
 from edgespec.model.source import TensorSource
+from edgespec.model.sources import QuantisingSource
 from edgespec.net.block_server import BlockServer
 from edgespec.wire.messages import Assign
 

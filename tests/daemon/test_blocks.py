@@ -21,8 +21,8 @@ from edgespec.errors import BlockDamaged, ConfigError
 from edgespec.model.block import Block
 from edgespec.model.block_folder import BlockFolder, verify
 from edgespec.model.loader import Checkpoint, fingerprint
-from edgespec.model.quantised.source import QuantisingSource
 from edgespec.model.sharding import Sharding
+from edgespec.model.sources import QuantisingSource
 
 INT8 = Quantisation("int8")
 

@@ -14,7 +14,7 @@ import torch
 from support.recorded_graphs import RecordedGraphs, torch_products
 
 from edgespec.daemon.layer_times import Shape, llama
-from edgespec.model.row_math import BatchedRows, Norm
+from edgespec.model.row_math import Norm, RowMath
 
 SCRIPT = Path(__file__).parents[1] / "benchmarks" / "gpu.py"
 
@@ -98,7 +98,7 @@ def test_a_row_that_depends_on_its_batch_is_found(script: dict[str, Any]) -> Non
 
     assert found() == []
 
-    class Dependent(BatchedRows):
+    class Dependent(RowMath):
         def norm(self, rows: torch.Tensor, norm: Norm) -> torch.Tensor:
             return norm(rows) * len(rows)
 

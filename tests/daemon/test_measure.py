@@ -42,10 +42,9 @@ from edgespec.daemon.profile_figures import (
 from edgespec.daemon.random_layers import RandomLayers
 from edgespec.daemon.timing import LEAST_RUNS, Sample, round_trips, shown, timed
 from edgespec.errors import CapacityError, ConfigError, ModelError
-from edgespec.model.block import Block
+from edgespec.model.block import Block, row_math
 from edgespec.model.loader import open_config
 from edgespec.model.model_config import ModelConfig
-from edgespec.model.row_math import row_math
 from edgespec.planning.profile import ROWS, Profile
 
 CPU = torch.device("cpu")

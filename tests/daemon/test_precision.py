@@ -167,7 +167,6 @@ def test_the_head_of_block_files_is_as_they_have_it(tmp_path: Path) -> None:
         ("independent", "int4", "int4-g32"),  # hidden size 512
         ("independent", "none", "none"),
         ("easyspec", "int4", "none"),
-        ("pard", "int4", "int4-g32"),
         ("eagle", "int4", "int4-g32"),
         ("eagle3", "file", "int4-g32"),
         ("dspark", "int4", "int4-g32"),

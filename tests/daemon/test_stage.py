@@ -18,8 +18,8 @@ from edgespec.daemon.memory import Available
 from edgespec.daemon.stage import LEFT_FREE, _prepare, _require_memory, _Watch
 from edgespec.errors import CapacityError
 from edgespec.model.loader import Checkpoint
-from edgespec.model.quantised.source import QuantisingSource
 from edgespec.model.source import TensorSource
+from edgespec.model.sources import QuantisingSource
 from edgespec.net.keys import Identity, KeyPair
 from edgespec.wire.messages import Assign
 

@@ -40,11 +40,11 @@ from edgespec.model.gguf.files import GgufFiles
 from edgespec.model.hub import TOKENIZER_FILES
 from edgespec.model.loader import Checkpoint, fingerprint
 from edgespec.model.manifest import MANIFEST
-from edgespec.model.quantised.source import QuantisingSource
 from edgespec.model.sharding import Sharding
+from edgespec.model.sources import QuantisingSource
 from edgespec.net.keys import KeyPair, Token
 from edgespec.sim.campaign import read_trace
-from edgespec.training.answers import OwnAnswers
+from edgespec.training.corpus import OwnAnswers
 
 SETTINGS = ClusterSettings(model="m", stages=2)
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 from support.cases import case
 from support.checkpoints import write_checkpoint
-from support.draft_sources import Chained, dspark, eagle, easyspec, pard
+from support.draft_sources import Chained, dspark, eagle, easyspec
 from support.fake_draft import FakeDraft
 from support.passes import rows_of
 
@@ -38,7 +38,7 @@ QUIET = ("ngram", "ppd")
 PATHS = [(3, 4, 5), (), (3,), (3, 4), (3, 4), (7, 0), ()]
 
 
-ONE_PASS = ("dspark", "pard")
+ONE_PASS = ("dspark",)
 """Sources that guess all levels of a tree in one pass."""
 LEVEL_BY_LEVEL = ("eagle", "eagle3")
 """Sources that read their own output: each level of missing guesses is a pass of its own."""
@@ -71,7 +71,6 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "dspark-shown",
         "ppd",
         "easyspec",
-        "pard",
         "fake",
         "oracle",
     ]
@@ -99,7 +98,6 @@ def draft(request: pytest.FixtureRequest, folder: Path, base: Path, tmp_path: Pa
         "dspark-shown": lambda: dspark("own-shown", VOCABULARY // 2, base, tmp_path),
         "ppd": lambda: Chained(base),
         "easyspec": lambda: easyspec(base),
-        "pard": lambda: pard(folder, tmp_path),
         "fake": lambda: FakeDraft(2, VOCABULARY, 0.7),
         "oracle": oracle,
     }

@@ -25,7 +25,7 @@ from edgespec.drafting.steps import alone
 from edgespec.errors import ModelError
 from edgespec.model.ends import OutputHead
 from edgespec.model.loader import Checkpoint
-from edgespec.model.quantised.source import QuantisingSource
+from edgespec.model.sources import QuantisingSource
 from edgespec.types.features import NO_FEATURES
 from edgespec.verify.sampling import Sampling
 

@@ -1,4 +1,4 @@
-"""The hybrid: merged by what was right, who guessed what, and members that do not pay."""
+"""The hybrid: merged by what was right, who guessed what, and which of its models is asked."""
 
 from __future__ import annotations
 
@@ -9,20 +9,18 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
-from edgespec.drafting import rivals
 from edgespec.drafting.base import Guesser, TokenPath
-from edgespec.drafting.hybrid import LEAST, PAUSE, HybridGuesser
-from edgespec.drafting.rivals import AGAIN, MOST, Rivals
-from edgespec.drafting.steps import Steps, at_once
+from edgespec.drafting.hybrid import AGAIN, LEAST, MOST, HybridGuesser, ModelChoice
+from edgespec.drafting.steps import at_once
 from edgespec.tree.drafted import Children
-from edgespec.types.draft_pass import DraftPass, DraftWork
+from edgespec.types.draft_pass import DraftPass
 from edgespec.types.features import NO_FEATURES, NO_NEEDS, DraftNeeds, Features
 from edgespec.types.tensor import Tensor
 from edgespec.verify.sampling import Sampling
 
 
 class Scripted(Guesser):
-    """A guesser that says what a function says, and charges rows."""
+    """A guesser that says what a function says, by a model if it charges rows."""
 
     def __init__(
         self,
@@ -37,6 +35,11 @@ class Scripted(Guesser):
         self.asked = 0
         self.given: list[Features] = []
         self.forked = (0, 0, 0)
+
+    @property
+    def is_free(self) -> bool:
+        """See above."""
+        return not self._rows
 
     def open(self, request: int, sampling: Sampling) -> None:
         """Begin."""
@@ -71,11 +74,6 @@ class Scripted(Guesser):
         """End."""
 
 
-def charged(work: Sequence[DraftWork]) -> float:
-    """A second a row."""
-    return float(sum(one.rows for one in work if isinstance(one, DraftPass)))
-
-
 def always(*guesses: tuple[int, float]) -> Callable[[tuple[int, ...]], list[tuple[int, float]]]:
     """The same guesses everywhere."""
     return lambda context: list(guesses)
@@ -83,7 +81,7 @@ def always(*guesses: tuple[int, float]) -> Callable[[tuple[int, ...]], list[tupl
 
 def hybrid(*members: Scripted) -> HybridGuesser:
     """Of these, with request 1 open and read."""
-    made = HybridGuesser(members, charged)
+    made = HybridGuesser(members)
     made.open(1, Sampling())
     made.read(1, (0,), NO_FEATURES)
     return made
@@ -140,161 +138,24 @@ def test_who_agrees_with_whom_is_learnt() -> None:
     two = Scripted("two", always((4, math.log(0.6)), (5, math.log(0.3))))
     made = hybrid(one, two)
     assert made.guess(1, [()], 4).tokens.tolist() == [4, 3, 5]
-    follow(made, lambda step: (5, 5, 3)[step % 3], LEAST - 3)
+    follow(made, lambda step: (5, 5, 3)[step % 3], 126)
     children = made.guess(1, [()], 4)
     assert children.tokens.tolist() == [5, 3, 4], "both; the first alone; the second alone"
     assert np.exp(children.scores) == pytest.approx([2 / 3, 1 / 3, 0.0], abs=0.12)
 
 
-def test_a_dear_member_that_adds_nothing_is_given_up_and_tried_again() -> None:
-    cheap = Scripted("cheap", always((3, -0.1)))
-    dear = Scripted("dear", always((3, -0.1)), rows=10)
-    made = hybrid(cheap, dear)
-    follow(made, lambda step: 3, LEAST)
-    assert dear.asked == LEAST
-    follow(made, lambda step: 3, PAUSE - 1)
-    assert dear.asked == LEAST, "nobody asks it"
-    follow(made, lambda step: 3, LEAST + 1)
-    assert dear.asked > LEAST, "it is tried again"
-    asked = dear.asked
-    follow(made, lambda step: 3, 2 * PAUSE - 1)
-    assert dear.asked <= asked + LEAST, "and given up for longer"
-    assert cheap.asked > dear.asked
-
-
-def test_it_comes_back_at_once_when_the_others_fail() -> None:
-    cheap = Scripted("cheap", always((3, -0.1)))
-    dear = Scripted("dear", always((3, -1.0), (4, -0.5)), rows=10)
-    made = hybrid(cheap, dear)
-    follow(made, lambda step: 3, LEAST + 10)
-    asked = dear.asked
-    assert asked == LEAST
-    hits = follow(made, lambda step: 4, 40)
-    assert dear.asked > asked
-    assert all(hits[20:])
-
-
-def test_a_member_that_costs_nothing_but_adds_nothing_is_given_up_too() -> None:
-    free = Scripted("free", always((3, -0.1), (5, -0.2)))
-    model = Scripted("model", always((3, -0.1), (6, -0.3)), rows=10)
-    made = hybrid(free, model)
-    follow(made, lambda step: 3 * (1 + step % 2), LEAST + PAUSE - 1)
-    assert free.asked == LEAST, "its wrong guesses take rows"
-    hits = follow(made, lambda step: 5 if step > LEAST else 3, 3 * LEAST)
-    assert all(hits[-LEAST:]), "and it is tried again"
-
-
-def test_a_new_request_is_another_text() -> None:
-    """Each time a member that is given up is tried for fewer tokens, an eighth in the end."""
-    idle = Scripted("idle", always((5, -0.2)))
-    model = Scripted("model", always((3, -0.1)), rows=10)
-    made = hybrid(idle, model)
-    tried = []
-    for _ in range(6):
-        asked = idle.asked
-        follow(made, lambda step: 3, LEAST + 32)
-        tried.append(idle.asked - asked)
-        made.close(1)
-        made.open(1, Sampling())
-        made.read(1, (0, 3), row(0))
-    assert tried == [LEAST, LEAST // 2, LEAST // 4, *[LEAST // 8] * 3]
-
-
-def test_the_few_tokens_of_a_new_trial_judge_nobody_else() -> None:
-    """What two name for a while pauses the one that failed, not the one that they need."""
-    idle = Scripted("idle", always((3, -0.2)))
-    model = Scripted("model", always((3, -0.3), (6, -0.1)), rows=10)
-    made = hybrid(idle, model)
-    for _ in range(4):
-        follow(made, lambda step: 6, LEAST)
-        made.close(1)
-        made.open(1, Sampling())
-        made.read(1, (0, 3), row(0))
-    asked = model.asked
-    follow(made, lambda step: 3, LEAST // 8 + 8)
-    assert model.asked == asked + LEAST // 8 + 8
-
-
 def test_what_several_name_has_the_mean_of_their_log_odds() -> None:
-    """A model's count twice; who runs one is seen when it has."""
+    """A model's count twice."""
     shares = Scripted("shares", always((3, math.log(0.9)), (4, math.log(0.5))))
     model = Scripted("model", always((3, math.log(0.2)), (5, math.log(0.7))), rows=10)
     made = hybrid(shares, model)
-    for _ in range(2):
-        children = made.guess(1, [()], 4)
+    children = made.guess(1, [()], 4)
     assert children.tokens.tolist() == [5, 4, 3]
     odds = (9 * 0.25**2) ** (1 / 3)
     assert np.exp(children.scores) == pytest.approx([0.7, 0.5, odds / (1 + odds)])
     two = Scripted("two", always((3, math.log(0.2))))
     children = hybrid(shares, two).guess(1, [()], 4)
     assert np.exp(children.scores[0]) == pytest.approx(1.5 / 2.5)
-
-
-def test_a_dear_member_that_pays_and_a_cheap_one_that_hardly_does_stay() -> None:
-    cheap = Scripted("cheap", always((3, -2.0)))
-    dear = Scripted("dear", always((4, -0.1)), rows=10)
-    made = hybrid(cheap, dear)
-    follow(made, lambda step: 3 if step % 10 == 0 else 4, 6 * LEAST)
-    assert cheap.asked == dear.asked == 6 * LEAST
-
-
-def test_what_is_let_in_between_layers_is_not_charged_to_a_member(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    class Layered(Scripted):
-        """A model of two layers of 1 s."""
-
-        def guessing(self, request: int, paths: Sequence[TokenPath], width: int) -> Steps[Children]:
-            """See Scripted."""
-            nonlocal now
-            for _ in range(2):
-                self.between_layers()
-                now += 1.0
-            return (yield from super().guessing(request, paths, width))
-
-    def let_in() -> None:
-        nonlocal now
-        now += 100.0
-
-    now = 0.0
-    monkeypatch.setattr("edgespec.drafting.hybrid.time.perf_counter", lambda: now)
-    both = HybridGuesser([Layered("a", always((1, -1.0))), Scripted("b", always((2, -1.0)))])
-    both.let_in(let_in)
-    both.open(1, Sampling())
-    both.read(1, (1, 2), NO_FEATURES)
-    both.guess(1, [()], 2)
-    assert now == 202.0
-    assert [member.seconds for member in both._members] == [2.0, 0.0]
-
-
-def test_what_a_member_that_is_given_up_should_have_read_it_reads_when_it_is_tried_again() -> None:
-    needy = Scripted("needy", always((3, -0.1)), rows=10, needs=DraftNeeds(final_hidden=True))
-    made = hybrid(Scripted("cheap", always((3, -0.1))), needy)
-    assert made.needs == DraftNeeds(final_hidden=True)
-    follow(made, lambda step: 3, LEAST + PAUSE - 1, rows=True)
-    assert len(needy.given) == len(needy.context) == LEAST, "it costs nothing meanwhile"
-    follow(made, lambda step: 3, 1, rows=True)
-    assert len(needy.context) == LEAST + PAUSE + 1
-    finals = [features.final for features in needy.given if features.final]
-    rows = [value for final in finals for value in np.frombuffer(final.data)]
-    assert rows == list(range(LEAST + PAUSE)), "every row once, in order"
-
-
-def test_the_next_turn_begins_with_what_every_member_read() -> None:
-    """One that is given up reads what it missed then, as it would be missing for ever."""
-    needy = Scripted("needy", always((3, -0.1)), rows=10, needs=DraftNeeds(final_hidden=True))
-    cheap = Scripted("cheap", always((3, -0.1)))
-    made = hybrid(cheap, needy)
-    follow(made, lambda step: 3, LEAST + 7, rows=True)
-    assert len(needy.given) < LEAST + 7
-    made.open(2, Sampling())
-    made.fork(2, 1, 20, True)
-    assert cheap.forked == needy.forked == (2, 1, 20)
-    finals = [features.final for features in needy.given if features.final]
-    assert sum(final.shape[0] for final in finals) == LEAST + 7
-    made.close(1)
-    assert made.read(2, (0,) * 22, row(20))
-    made.fork(2, 99, 20, True)
 
 
 def test_who_has_nothing_to_say_of_a_path_disagrees_with_nobody() -> None:
@@ -308,15 +169,15 @@ def test_who_has_nothing_to_say_of_a_path_disagrees_with_nobody() -> None:
     assert np.exp(children.scores) == pytest.approx([1.0, 0.0, 1.0], abs=0.15)
 
 
-def test_of_two_that_cost_the_same_the_better_one_is_asked() -> None:
+def test_of_two_models_the_better_one_is_asked() -> None:
     """Both until it is clear which guesses better, then that one alone until both are tried again;
-    a cheap one beside them always."""
+    what runs none beside them always."""
     rng = random.Random(2)
     good, bad = (
         Scripted(name, always((token, -0.2), (other, -1.8)), rows=rows)
         for name, token, other, rows in (("good", 3, 4, 30), ("bad", 4, 3, 20))
     )
-    cheap = Scripted("cheap", always((5, -1.0)), rows=1)
+    cheap = Scripted("cheap", always((5, -1.0)))
     made = hybrid(bad, cheap, good)
 
     def asked(tokens: int, share: float) -> tuple[int, int]:
@@ -330,11 +191,11 @@ def test_of_two_that_cost_the_same_the_better_one_is_asked() -> None:
         made.read(1, (0,), NO_FEATURES)
         return bad.asked - before[0], good.asked - before[1]
 
-    assert asked(AGAIN, 0.9) == (rivals.LEAST, AGAIN), "it is soon clear; both again much later"
-    assert asked(rivals.LEAST, 0.9) == (0, rivals.LEAST), "they change where a request begins"
+    assert asked(AGAIN, 0.9) == (LEAST, AGAIN), "it is soon clear; both again much later"
+    assert asked(LEAST, 0.9) == (0, LEAST), "they change where a request begins"
     together, alone = asked(AGAIN, 0.0)
     assert (together, alone < MOST) == (AGAIN, True), "the other one is better now"
-    assert cheap.asked == 2 * AGAIN + rivals.LEAST
+    assert cheap.asked == 2 * AGAIN + LEAST
 
 
 def test_what_a_member_says_that_is_asked_alone_stays_as_it_is() -> None:
@@ -344,66 +205,114 @@ def test_what_a_member_says_that_is_asked_alone_stays_as_it_is() -> None:
         for name, token, other in (("good", 3, 4), ("bad", 4, 3))
     )
     made = hybrid(bad, good)
-    follow(made, lambda step: 3, 3 * rivals.LEAST)
+    follow(made, lambda step: 3, 3 * LEAST)
     assert made.guess(1, [()], 2).tokens.tolist() == [3, 4]
     assert made.guess(1, [()], 2).scores.tolist() == [-0.2, -1.8]
 
 
-def test_who_runs_no_model_is_no_rival() -> None:
-    """However quick the model is: n-grams name other tokens than it does."""
+def test_what_runs_no_model_and_one_model_are_both_asked_always() -> None:
+    """N-grams name other tokens than a model does."""
     looked_up = Scripted("looked_up", always((3, -0.2)))
     model = Scripted("model", always((4, -0.2)), rows=1)
-    made = HybridGuesser((looked_up, model), lambda work: 1e-4)
-    made.open(1, Sampling())
-    made.read(1, (0,), NO_FEATURES)
-    follow(made, lambda step: 3 + step % 2, 2 * MOST)
+    made = hybrid(looked_up, model)
+    follow(made, lambda step: 4, 2 * MOST)
     assert looked_up.asked == model.asked == 2 * MOST
+    work = [one.source for one in made.take_work() if isinstance(one, DraftPass)]
+    assert work == ["model"] * 2 * MOST
 
 
 @pytest.mark.parametrize("better", [0, 1, 2])
-def test_rivals_are_compared_on_the_same_tokens(better: int) -> None:
-    """How hard a text is changes far more than which of three members guesses it best."""
-    rng, found = random.Random(7), Rivals()
+def test_models_are_compared_on_the_same_tokens(better: int) -> None:
+    """How hard a text is changes far more than which of three models guesses it best."""
+    rng, found = random.Random(7), ModelChoice(range(3))
+    comparing = MOST
     for step in range(MOST):
-        assert all(map(found.asks, range(3))) == (step == 0 or found._asked < 0)
+        if not all(map(found.asks, range(3))):
+            comparing = min(comparing, step)
         hard = step // 20 % 2 * 0.6
         worth = {number: (rng.random() > hard) * 0.5 for number in range(3)}
         worth[better] += 0.2
-        found.learn(worth, [1.0] * 3)
-    assert [number for number in range(3) if found.asks(number)] == [better]
+        found.learn(worth)
+    assert comparing >= LEAST
+    assert [number for number in range(4) if found.asks(number)] == [better, 3]
 
 
 def test_of_equals_one_is_asked_after_all() -> None:
-    found = Rivals()
+    found = ModelChoice((0, 1))
     for _ in range(MOST):
         assert found.asks(0)
         assert found.asks(1)
-        found.learn({0: 0.5, 1: 0.5}, [1.0, 1.0])
+        found.learn({0: 0.5, 1: 0.5})
     assert found.asks(0) != found.asks(1)
 
 
-def test_who_costs_much_less_is_no_rival() -> None:
-    for seconds, asked in (
-        ([10.0, 0.9, 0.0], [True, True, True]),
-        ([10.0, 1.0, 0.0, 10.0], [True, False, True, False]),
-    ):
-        found = Rivals()
-        for _ in range(rivals.LEAST):
-            found.learn({0: 1.0, 1: 0.0, 3: 0.2}, seconds)
-        assert [found.asks(number) for number in range(len(seconds))] == asked
+def test_a_model_that_cannot_guess_is_compared_with_none() -> None:
+    """Its context is too short, say: all are still asked, as the other may fail later."""
+    found = ModelChoice((0, 1))
+    for _ in range(2 * MOST):
+        found.learn({1: 0.5})
+    assert found.asks(0)
+    assert found.asks(1)
+
+
+def test_a_model_reads_what_it_missed_once_it_is_asked_again() -> None:
+    """The one that was not chosen, and every row once."""
+    needs = DraftNeeds(final_hidden=True)
+    needy = Scripted("needy", always((4, -0.1)), rows=10, needs=needs)
+    made = hybrid(Scripted("better", always((3, -0.1)), rows=10), needy)
+    assert made.needs == needs
+    follow(made, lambda step: 3, AGAIN + LEAST, rows=True)
+    assert len(needy.given) == len(needy.context) == LEAST, "it costs nothing meanwhile"
+    made.open(2, Sampling())
+    needy.context = ()
+    made.read(1, (0,) * (AGAIN + LEAST + 2), row(AGAIN + LEAST))
+    finals = [features.final for features in needy.given if features.final]
+    rows = [value for final in finals for value in np.frombuffer(final.data)]
+    assert rows == list(range(AGAIN + LEAST + 1)), "every row once, in order"
+
+
+def test_the_next_turn_begins_with_what_every_member_read() -> None:
+    """One that is not asked reads what it missed then, as it would be missing for ever."""
+    needy = Scripted("needy", always((4, -0.1)), 10, needs=DraftNeeds(final_hidden=True))
+    better = Scripted("better", always((3, -0.1)), rows=10)
+    made = hybrid(better, needy)
+    follow(made, lambda step: 3, LEAST + 7, rows=True)
+    assert len(needy.given) < LEAST + 7
+    made.open(2, Sampling())
+    made.fork(2, 1, 20, True)
+    assert better.forked == needy.forked == (2, 1, 20)
+    finals = [features.final for features in needy.given if features.final]
+    assert sum(final.shape[0] for final in finals) == LEAST + 7
+    made.close(1)
+    assert made.read(2, (0,) * 22, row(20))
+    made.fork(2, 99, 20, True)
 
 
 def test_a_request_can_be_guessed_for_without_its_models() -> None:
     """The model reads what it missed once it is asked again, and what is learnt of it stays."""
     grams, model = Scripted("ngram", always((1, -0.1))), Scripted("neural", always((2, -0.1)), 4)
-    hybrid = HybridGuesser([grams, model], charged)
+    hybrid = HybridGuesser([grams, model])
     hybrid.open(1, Sampling())
     hybrid.spare(1, free=True)
-    for count in range(1, 3 * LEAST):
+    for count in range(1, 3 * MOST):
         assert hybrid.read(1, [9] * count, NO_FEATURES)
         assert hybrid.guess(1, [()], 4).tokens.tolist() == [1]
     assert (model.asked, model.context) == (0, ())
     hybrid.spare(1, free=False)
-    hybrid.read(1, [9] * (3 * LEAST), NO_FEATURES)
+    hybrid.read(1, [9] * (3 * MOST), NO_FEATURES)
     assert sorted(hybrid.guess(1, [()], 4).tokens.tolist()) == [1, 2]
-    assert len(model.context) == 3 * LEAST
+    assert len(model.context) == 3 * MOST
+
+
+def test_guesses_that_rank_nothing_better_are_left_out_until_they_do() -> None:
+    """They would take the places of the model's own."""
+    grams = Scripted("grams", always((5, -0.2), (7, -0.4)))
+    model = Scripted("model", always((3, -0.3), (6, -1.5)), rows=10)
+    made = hybrid(grams, model)
+    assert made.guess(1, [()], 4).tokens.tolist() == [5, 3, 7, 6]
+    follow(made, lambda step: 3, 128)
+    children = made.guess(1, [()], 4)
+    assert (children.tokens.tolist(), children.scores.tolist()) == ([3, 6], [-0.3, -1.5])
+    assert grams.asked == model.asked, "they cost nothing"
+    hits = follow(made, lambda step: 5, 40)
+    assert all(hits[8:])

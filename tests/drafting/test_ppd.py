@@ -21,8 +21,7 @@ from edgespec.decoding.admission import CoordinatorSettings
 from edgespec.decoding.coordinator import CoordinatorMachine
 from edgespec.decoding.stage import StageMachine
 from edgespec.drafting.grower import TreeGrower
-from edgespec.drafting.ppd.format import PPDTokens, read_ppd_tokens, write_ppd_tokens
-from edgespec.drafting.ppd.guesser import PPDGuesser
+from edgespec.drafting.ppd import PPDGuesser, PPDTokens, read_ppd_tokens, write_ppd_tokens
 from edgespec.drafting.steps import Steps
 from edgespec.errors import ModelError
 from edgespec.model.block import Block

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from edgespec.drafting.feedback import Feedback
 from edgespec.drafting.guess_scores import DEFAULT_DRAFT_TEMPERATURE
 from edgespec.drafting.ranking import (
     DRAFT_TEMPERATURES,
     WEIGHTS,
+    Feedback,
     LearntSharpness,
     Ranking,
     Sharpness,

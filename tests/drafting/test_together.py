@@ -12,14 +12,13 @@ import pytest
 import torch
 from support.cases import case
 from support.checkpoints import write_checkpoint
-from support.draft_sources import Chained, dspark, eagle, easyspec, pard
+from support.draft_sources import Chained, dspark, eagle, easyspec
 from support.passes import rows_of
 
 from edgespec.drafting.grower import TreeGrower
 from edgespec.drafting.hybrid import HybridGuesser
 from edgespec.drafting.independent import IndependentGuesser
 from edgespec.drafting.ngram import NgramGuesser
-from edgespec.drafting.pard import SLOTS
 from edgespec.drafting.steps import Steps, alone, at_once, call, together
 from edgespec.errors import LocalProtocolError
 from edgespec.model.loader import Checkpoint
@@ -29,10 +28,10 @@ from edgespec.types.draft_pass import DraftPass, RankedRows
 from edgespec.verify.sampling import BadLogits, Sampling
 
 SAMPLINGS = (Sampling(), Sampling(0.8, seed=5), Sampling(1.0, top_p=0.9, seed=6), Sampling())
-SOURCES = ("independent", "ngram", "hybrid", "eagle", "eagle3", "dspark", "ppd", "easyspec", "pard")
+SOURCES = ("independent", "ngram", "hybrid", "eagle", "eagle3", "dspark", "ppd", "easyspec")
 
 
-BLOCKS = {"dspark": 8, "pard": SLOTS}
+BLOCKS = {"dspark": 8}
 
 
 @pytest.fixture(scope="module")
@@ -54,15 +53,12 @@ def make(
     makers: dict[str, Callable[[], TreeGrower]] = {
         "independent": lambda: TreeGrower(independent(folder)),
         "ngram": lambda: TreeGrower(NgramGuesser()),
-        "hybrid": lambda: TreeGrower(
-            HybridGuesser([NgramGuesser(), independent(folder)], lambda work: float(len(work)))
-        ),
+        "hybrid": lambda: TreeGrower(HybridGuesser([NgramGuesser(), independent(folder)])),
         "eagle": lambda: eagle("eagle-llama3", VOCABULARY, base, tmp_path, "float64"),
         "eagle3": lambda: eagle("eagle3-official", VOCABULARY // 2, base, tmp_path, "float64"),
         "dspark": lambda: dspark("own", VOCABULARY // 2, base, tmp_path, "float64"),
         "ppd": lambda: Chained(base, "float64"),
         "easyspec": lambda: easyspec(base, "float64"),
-        "pard": lambda: pard(folder, tmp_path, "float64"),
     }
     return makers[request.param]
 

@@ -19,7 +19,7 @@ from edgespec.config import QUANTISATIONS, Quantisation
 from edgespec.kernels import compiled, products
 from edgespec.model.matrices import plain_product
 from edgespec.model.quantised.linear import dequantised, linear_from
-from edgespec.model.quantised.made_up import made_up
+from edgespec.model.quantised.selftest import made_up
 
 FORMS = {**QUANTISATIONS, **FILE_FORMS, "ordered": replace(FILE_FORMS["AWQ"], ordered=True)}
 DTYPES = {

@@ -114,7 +114,7 @@ def test_heads_are_normed_and_turned_by_their_positions(kernels: RowKernels) -> 
             c, s = cosines.double()[:, None], sines.double()[:, None]
             exact[:, :6, :8] = one * c - other * s
             exact[:, :6, 8:16] = other * c + one * s
-            kernels.turn(qkv, 4, 2, (cosines, sines), gains, 1e-6)
+            kernels.rotate(qkv, 4, 2, (cosines, sines), gains, 1e-6)
             near(qkv, exact)
 
 

@@ -32,10 +32,10 @@ from edgespec.model.block_folder import BlockFolder, verify
 from edgespec.model.ends import OutputHead
 from edgespec.model.inventory import block_inventory, stored_bytes
 from edgespec.model.loader import Checkpoint
-from edgespec.model.quantised.source import QuantisingSource
 from edgespec.model.safetensors_writer import PADDING, SafetensorsWriter, Slot
 from edgespec.model.sharding import Sharding
 from edgespec.model.source import TensorSource
+from edgespec.model.sources import QuantisingSource
 from edgespec.model.tree_attention import tree_mask
 
 WIDE = {"hidden_size": 256, "intermediate_size": 512}  # every group of columns fits
@@ -358,7 +358,7 @@ import torch
 from edgespec.config import Quantisation
 from edgespec.model.block_file import write_block
 from edgespec.model.loader import Checkpoint
-from edgespec.model.quantised.source import QuantisingSource
+from edgespec.model.sources import QuantisingSource
 
 torch.set_num_threads(1)
 source = QuantisingSource(Checkpoint(sys.argv[1]), Quantisation("int8"))

@@ -23,8 +23,8 @@ from edgespec.model.block_folder import BlockFolder, put_manifest, require_room
 from edgespec.model.hub import TOKENIZER_FILES
 from edgespec.model.loader import Checkpoint
 from edgespec.model.manifest import MANIFEST, Manifest, manifest_of, read_manifest
-from edgespec.model.quantised.source import QuantisingSource
 from edgespec.model.sharding import Sharding
+from edgespec.model.sources import QuantisingSource
 
 INT8 = Quantisation("int8")
 

@@ -18,7 +18,7 @@ from edgespec.model.block_file import BlockFile, write_head
 from edgespec.model.ends import InputEmbedding, OutputHead
 from edgespec.model.loader import Checkpoint
 from edgespec.model.quantised.linear import dequantised, pack
-from edgespec.model.quantised.source import QuantisingSource
+from edgespec.model.sources import QuantisingSource
 
 SHAPE = {"hidden_size": 64, "vocab_size": 211}
 FEW = [name for name in QUANTISATIONS if name not in ("none", "int4-g128")]

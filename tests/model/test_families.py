@@ -39,9 +39,9 @@ from edgespec.model import block as block_module
 from edgespec.model import families, library_layers, matrices
 from edgespec.model.block import Block
 from edgespec.model.ends import OutputHead
-from edgespec.model.experts import Experts
 from edgespec.model.inventory import held_bytes
 from edgespec.model.kv_cache import TwoRegionCache
+from edgespec.model.library_layers import Experts
 from edgespec.model.loader import Checkpoint
 from edgespec.model.row_math import BATCHED
 from edgespec.model.tree_attention import Visibility
@@ -372,7 +372,7 @@ def test_masks_and_angles_are_made_once_a_pass(
         pytest.skip("there is no C compiler")
     pipeline = zoo.pipeline("gemma3_text", 1)
     made: list[Any] = []
-    turns = pipeline.stages[0].block._turns
+    turns = pipeline.stages[0].block._rotary
     assert set(turns) == {FULL, SLIDING}
     for kind in turns:
         monkeypatch.setitem(turns, kind, counted(made, kind, turns[kind]))

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 from support.tiers import examples
 
 from edgespec.errors import LocalProtocolError
-from edgespec.model.kv_cache import STEP, Stem, TwoRegionCache
-from edgespec.model.shared_caches import SharedCaches
+from edgespec.model.kv_cache import STEP, SharedCaches, Stem, TwoRegionCache
 from edgespec.tree.stems import LEAST_ROWS, Stems
 
 FIRST, LAYERS, HEADS, DIM = 3, 2, 2, 4

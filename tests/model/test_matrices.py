@@ -16,7 +16,7 @@ from edgespec.model import matrices
 from edgespec.model.block_file import BlockFile, write_block
 from edgespec.model.matrices import MatrixReader
 from edgespec.model.quantised.linear import dequantised, joined, linear_from
-from edgespec.model.quantised.made_up import made_up
+from edgespec.model.quantised.selftest import made_up
 from edgespec.model.sources import open_source
 from edgespec.model.tensors import one_view
 

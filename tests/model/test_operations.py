@@ -22,8 +22,8 @@ from edgespec.model.families import FAMILIES
 from edgespec.model.joint import CachedPart
 from edgespec.model.library_layers import LibraryLayer
 from edgespec.model.loader import Checkpoint
-from edgespec.model.quantised.source import quantising
 from edgespec.model.row_math import BATCHED
+from edgespec.model.sources import quantising
 from edgespec.model.tree_attention import tree_mask
 from edgespec.planning.operations import (
     EXPERT_OPERATIONS,

@@ -11,7 +11,6 @@ from support.packed_forms import FORMS, Sample, sample
 
 from edgespec.config import FILE, QUANTISATIONS, Quantisation
 from edgespec.errors import ModelError
-from edgespec.model.quantised.int8_groups import NibblesLinear
 from edgespec.model.quantised.kernels import relative_error
 from edgespec.model.quantised.linear import (
     dequantised,
@@ -87,19 +86,6 @@ def test_the_memory_of_a_layer_is_known_before() -> None:
             held = sum(part.nbytes for part in layer.buffers())
             with case(one.form.name, dtype):
                 assert held <= held_bytes(one.form, one.shape, dtype) < 1.25 * held
-
-
-def test_slices_of_nibbles_are_the_weight_on_any_machine() -> None:
-    for name, form in FORMS.items():
-        if form.kind != "int8":
-            continue
-        one = sample(form, 150, 512)
-        layer = NibblesLinear(one.packed, None, one.shape, one.form, torch.float32, "cpu")
-        x = torch.randn(3, 512, generator=torch.Generator().manual_seed(1))
-        with case(name):
-            assert relative_error(layer.whole_weight(), one.weight) < 4e-3  # bfloat16 scales
-            whole = layer.whole_weight().double()
-            assert relative_error(layer.by_slices(x), x.double() @ whole.T) < 1e-5
 
 
 def test_parts_that_do_not_fit_are_refused() -> None:

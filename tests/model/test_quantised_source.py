@@ -13,7 +13,7 @@ from edgespec.errors import ModelError
 from edgespec.model.loader import Checkpoint
 from edgespec.model.quantised import linear, nf4, selftest
 from edgespec.model.quantised.linear import pack
-from edgespec.model.quantised.source import QuantisingSource
+from edgespec.model.sources import QuantisingSource
 
 BUSY = "while [ $((n=n+1)) -lt 400000 ]; do :; done"
 WEIGHT = "model.layers.0.self_attn.q_proj.weight"

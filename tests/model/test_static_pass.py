@@ -19,8 +19,7 @@ from edgespec.config import Quantisation
 from edgespec.model.block import Block
 from edgespec.model.joint import CachedPart
 from edgespec.model.kv_cache import TwoRegionCache
-from edgespec.model.quantised.source import QuantisingSource
-from edgespec.model.sources import open_source
+from edgespec.model.sources import QuantisingSource, open_source
 from edgespec.model.static_pass import MOST_SHAPES
 from edgespec.model.tree_attention import tree_mask
 from edgespec.types.static_shapes import ROW_BUCKETS, groups, room_for, row_bucket, slot_bucket

@@ -130,7 +130,7 @@ def test_a_start_may_take_any_time_in_which_it_does_something(
         "import time\nwhile time.process_time() < 1.5: pass",
         "import time; time.sleep(99)",
     ):
-        at_start(monkeypatch, tmp_path, "edgespec.model.template_child", code)
+        at_start(monkeypatch, tmp_path, "edgespec.model.template_process", code)
         with rendering("fine") as made:
             if "sleep" not in code:
                 assert made.render(TALK) == "fine"

@@ -146,7 +146,6 @@ def test_a_one_pass_head_is_charged_by_what_it_is_made_of() -> None:
         (alone, layers + join * NANO.four_bit.at(16)),
     ):
         assert sum(node.pass_parts(one, 500)) == pytest.approx(wanted)
-        assert node.draft_work_seconds((one,), 500) == pytest.approx(wanted)
     # Each row that is ranked goes through the Markov head.
     rank = node.rank_seconds(3, "greedy", "dspark", 0, form)
     plain = node.rank_seconds(3, "greedy", "dspark", 0, form._replace(markov_rank=0))

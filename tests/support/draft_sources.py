@@ -11,7 +11,6 @@ import torch
 from support import dspark_heads
 from support.dspark_heads import write_dspark
 from support.eagle_heads import FORMS, write_eagle
-from support.masked_models import MASK, with_masks
 
 from edgespec.drafting.base import Guesser
 from edgespec.drafting.dspark.guesser import load_dspark
@@ -20,9 +19,7 @@ from edgespec.drafting.eagle.shape import Kind
 from edgespec.drafting.easyspec.guesser import EasySpecGuesser
 from edgespec.drafting.easyspec.model import GroupedModel
 from edgespec.drafting.grower import TreeGrower
-from edgespec.drafting.pard import PardGuesser
-from edgespec.drafting.ppd.format import PPDTokens
-from edgespec.drafting.ppd.guesser import PPDGuesser
+from edgespec.drafting.ppd import PPDGuesser, PPDTokens
 from edgespec.drafting.steps import Steps
 from edgespec.model.aux_hidden import packed
 from edgespec.model.ends import OutputHead
@@ -94,12 +91,6 @@ def easyspec(base: Path, dtype: str = "float32") -> TreeGrower:
     source = Checkpoint(base)
     model, head = GroupedModel(source, 4, dtype), OutputHead(source, dtype)
     return TreeGrower(EasySpecGuesser(model, head, 64, VOCABULARY))
-
-
-def pard(base: Path, folder: Path, dtype: str = "float32") -> TreeGrower:
-    """The base as a model with masks: what says so is in its config.json alone."""
-    source = Checkpoint(with_masks(base, folder / "masks", MASK))
-    return TreeGrower(PardGuesser(source, dtype, vocab_size=VOCABULARY))
 
 
 def eagle(form: str, scored: int, base: Path, folder: Path, dtype: str = "float32") -> TreeGrower:

@@ -16,7 +16,7 @@ from edgespec.model.loader import Checkpoint
 HIDDEN, VOCAB, HEADS, DIM, WIDE, LAYERS = 32, 96, 4, 8, 40, 8
 TAPS = (1, 4, 7)
 """The base's layers whose incoming rows are read."""
-Dialect = Literal["deepspec", "nested", "speculators"]
+Dialect = Literal["deepspec", "nested"]
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Form:
     block: int = 6
     kv_heads: int = HEADS
     rank: int = 5
-    confidence: bool | None = True
+    confidence: bool = True
     ends: bool = True
     direct: int = 0
     vocab: int = VOCAB
@@ -39,7 +39,6 @@ class Form:
     offset: int = 1
     causal: bool = False
     windows: tuple[int | None, ...] = (None, None)
-    windows_causal: bool = False
     theta: float = 1e4
     prefix: str = ""
     taps: tuple[int, ...] = TAPS
@@ -50,24 +49,8 @@ class Form:
 
 FORMS = {
     "deepspec": Form(),
-    "deepspec-dflash": Form(rank=0, confidence=None, kv_heads=2, settings={"model_type": "qwen3"}),
-    "deepspec-plain-confidence": Form(confidence=False, theta=1e6),
-    "speculators": Form(
-        "speculators",
-        draft_vocab=40,
-        kv_heads=2,
-        settings={"speculators_model_type": "dspark", "sample_from_anchor": True},
-    ),
-    "speculators-window": Form(
-        "speculators",
-        rank=0,
-        confidence=None,
-        draft_vocab=40,
-        offset=0,
-        windows=(3, None),
-        windows_causal=True,
-        settings={"speculators_model_type": "dflash", "sample_from_anchor": False},
-    ),
+    "deepspec-dflash": Form(rank=0, confidence=False, kv_heads=2, settings={"model_type": "qwen3"}),
+    "deepspec-theta": Form(theta=1e6),
     "specforge": Form(
         "nested",
         ends=False,
@@ -77,15 +60,15 @@ FORMS = {
     "specforge-vocabulary": Form(
         "nested", ends=False, draft_vocab=40, offset=0, nested={"projector_type": "dspark"}
     ),
-    "z-lab": Form("nested", ends=False, rank=0, confidence=None, offset=0, kv_heads=1),
+    "z-lab": Form("nested", ends=False, rank=0, confidence=False, offset=0, kv_heads=1),
     "z-lab-window": Form(
-        "nested", ends=False, rank=0, confidence=None, offset=0, windows=(None, 4)
+        "nested", ends=False, rank=0, confidence=False, offset=0, windows=(None, 4)
     ),
     "jetspec": Form(
         "nested",
         ends=False,
         rank=0,
-        confidence=None,
+        confidence=False,
         offset=0,
         causal=True,
         nested={"causal_head": True},
@@ -146,9 +129,6 @@ def _settings(form: Form) -> dict[str, Any]:
         "target_layer_ids": [layer - 1 for layer in form.taps],
         "mask_token_id": None if form.mask_embedding else form.vocab - 1,
     }
-    if form.dialect == "speculators":
-        ids = {"aux_hidden_state_layer_ids": list(form.taps), "mask_token_id": form.vocab - 1}
-        return {**plain, **ids, "transformer_layer_config": layer}
     if form.dialect == "nested":
         return {**layer, **plain, "dflash_config": {**leaving, **form.nested}}
     return {**layer, **leaving, **plain, "num_target_layers": form.base}
@@ -182,8 +162,8 @@ def _shapes(form: Form) -> dict[str, tuple[int, ...]]:
         rows = form.draft_vocab if form.narrow_markov else form.vocab
         shapes["markov_head.markov_w1.weight"] = (rows, form.rank)
         shapes["markov_head.markov_w2.weight"] = (form.draft_vocab, form.rank)
-    if form.confidence is not None:
-        shapes["confidence_head.proj.weight"] = (1, HIDDEN + form.rank * form.confidence)
+    if form.confidence:  # published, and not needed
+        shapes["confidence_head.proj.weight"] = (1, HIDDEN + form.rank)
         shapes["confidence_head.proj.bias"] = (1,)
     if form.direct:
         behind = form.block - 1
@@ -265,14 +245,13 @@ class Reference:
             keys = [self.heads(layer, "k", row, at) for at, row in enumerate(every)]
             values = [self.heads(layer, "v", row, at) for at, row in enumerate(every)]
             window = form.windows[layer]
-            causal = form.causal or (window is not None and form.windows_causal)
             out = []
             for slot, row in enumerate(x):
                 place = anchor + slot
                 seen = [
                     at
                     for at in range(len(every))
-                    if (not causal or at <= place) and (window is None or place - at < window)
+                    if (not form.causal or at <= place) and (window is None or place - at < window)
                 ]
                 query, mixed = self.heads(layer, "q", normed[slot], place), []
                 for head in range(HEADS):
@@ -301,15 +280,6 @@ class Reference:
         if before is not None:
             logits = logits + self.t["markov_head.markov_w2.weight"] @ before
         return logits.log_softmax(0)
-
-    def confidence(self, out: list[torch.Tensor], context: list[int], path: list[int]) -> float:
-        """The chance that the base takes what the head guesses there."""
-        row = out[len(path) + 1 - self.form.offset]
-        before = self.markov_row([*context, *path][-1])
-        if self.form.confidence:
-            row = torch.cat([row, torch.zeros(self.form.rank) if before is None else before])
-        odds = self.t["confidence_head.proj.weight"] @ row + self.t["confidence_head.proj.bias"]
-        return float(torch.sigmoid(odds)[0])
 
     def markov_row(self, token: int) -> torch.Tensor | None:
         """The Markov head's row of the token before a guess; None if it has none."""

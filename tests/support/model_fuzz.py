@@ -29,7 +29,7 @@ from edgespec.drafting.base import Guesser
 from edgespec.drafting.dspark.guesser import load_dspark
 from edgespec.drafting.eagle.guesser import load_eagle
 from edgespec.drafting.lens import read_lenses, write_lenses
-from edgespec.drafting.ppd.format import PPDTokens, read_ppd_tokens, write_ppd_tokens
+from edgespec.drafting.ppd import PPDTokens, read_ppd_tokens, write_ppd_tokens
 from edgespec.errors import MOST_CHARS, CapacityError, ConfigError, EdgespecError
 from edgespec.model.block import Block
 from edgespec.model.ends import OutputHead

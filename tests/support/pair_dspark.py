@@ -1,8 +1,5 @@
-"""Weights for the bundled base that are made at once, of sources that none are bundled for.
-
-A one-pass head that knows which token follows which, and the bundled draft with mask tokens, which
-it was not trained with: its first guess is as good.
-"""
+"""Weights for the bundled base that are made at once, of sources that none are bundled for: a
+one-pass head that knows which token follows which."""
 
 from __future__ import annotations
 
@@ -11,7 +8,6 @@ from functools import lru_cache
 from pathlib import Path
 
 import torch
-from support.masked_models import with_masks
 from transformers import AutoModelForCausalLM
 
 from edgespec.daemon.bundled_models import bundled
@@ -27,16 +23,7 @@ _KEPT: list[tempfile.TemporaryDirectory[str]] = []
 def weights_of(part: str) -> str:
     """The folder of bundled weights, or of such ones."""
     folder = bundled(part)
-    made = {"dspark": followers, "pard": masked}
-    return made[part]() if part in made and not Path(folder).exists() else folder
-
-
-@lru_cache
-def masked() -> str:
-    """The folder of the bundled draft with masks."""
-    folder = tempfile.TemporaryDirectory(prefix="edgespec-pard-")
-    _KEPT.append(folder)
-    return str(with_masks(bundled("draft"), Path(folder.name)))
+    return followers() if part == "dspark" and not Path(folder).exists() else folder
 
 
 @lru_cache

@@ -60,7 +60,7 @@ def test_a_head_that_is_not_shown_guesses_has_other_parts(run: Path, tmp_path: P
     (run / "training.json").write_text(json.dumps({**figures, "rank": 5}))
     card = TOOL["bundle"]([run], tmp_path / "bundled", "a GPU")
     assert "hours of a GPU." in card
-    assert "a Markov head of rank 5, and a confidence head." in card
+    assert "and a Markov head of rank 5." in card
     assert "masks" not in card
     assert sum(line.startswith("| 1 | 8 |") for line in card.splitlines()) == 1
 

@@ -13,10 +13,8 @@ from support.checkpoints import write_checkpoint, write_tokenizer
 
 from edgespec.errors import ConfigError
 from edgespec.model.tokenizer import Tokenizer
-from edgespec.training.answers import OwnAnswers
-from edgespec.training.corpus import TrainingPlan, prepared
-from edgespec.training.loop import LossCourse, RowOrder, TrainingSettings
-from edgespec.training.remaining import duration
+from edgespec.training.corpus import OwnAnswers, TrainingPlan, prepared
+from edgespec.training.loop import LossCourse, RowOrder, TrainingSettings, duration
 from edgespec.training.teacher import Teacher
 from edgespec.training.texts import TextRows, counted_tokens
 

@@ -27,11 +27,10 @@ from edgespec.training.dspark import (
     divergence,
 )
 from edgespec.training.evaluate import dspark_agreement
-from edgespec.training.kept_rows import KeptRows
 from edgespec.training.loop import TrainingSettings
 from edgespec.training.run import DSparkPlan, train_dspark
 from edgespec.training.small_start import begin_as_model, small_shape
-from edgespec.training.teacher import Lesson, Teacher
+from edgespec.training.teacher import KeptRows, Lesson, Teacher
 from edgespec.training.texts import TextRows
 
 CPU = torch.device("cpu")
@@ -50,7 +49,6 @@ SHAPE = DSparkShape(
     rope=Rope(theta=1e4),
     markov_rank=3,
     markov_rows=30,
-    confidence=True,
     revealed=3,
 )
 
@@ -161,9 +159,8 @@ def test_the_slope_is_that_of_the_loss() -> None:
     loss = CROSS_ENTROPY * surprise + VARIATION * apart
     loss.sum().backward()
     assert logits.grad is not None
-    assert (found.loss - loss.detach()).abs().max() < 1e-12
-    assert (found.apart - apart.detach()).abs().max() < 1e-12
-    assert (found.slope - logits.grad).abs().max() < 1e-12
+    assert (found[0] - loss.detach()).abs().max() < 1e-12
+    assert (found[1] - logits.grad).abs().max() < 1e-12
 
 
 def test_the_loss_falls_and_a_stopped_run_gives_the_same_head(
@@ -186,8 +183,8 @@ def test_the_loss_falls_and_a_stopped_run_gives_the_same_head(
     with pytest.raises(KeyboardInterrupt):
         train_dspark(stopped, stop, torch.float32)
     half = read_head(tmp_path / "b", 32, 420, 6)
-    assert half.shapes[0].shows
-    assert half.shapes[0].revealed == 3, "a head is there as soon as the run stops"
+    assert half.shape.shows
+    assert half.shape.revealed == 3, "a head is there as soon as the run stops"
     again = train_dspark(stopped, quiet, torch.float32)
     assert again == whole
     one, two = (read_head(tmp_path / name, 32, 420, 6) for name in "ab")
@@ -209,7 +206,7 @@ def test_a_run_begins_as_a_small_model(base: Path, text: Path, tmp_path: Path) -
     figures = train_dspark(first, quiet, torch.float32)
     assert figures["started"]
     found = read_head(tmp_path / "a", 32, 420, 6)
-    (shape,) = found.shapes
+    shape = found.shape
     assert (shape.layers, shape.hidden, shape.base_hidden, shape.block) == (2, 16, 32, 6)
     assert shape.shows
     assert shape.aux_hidden == (1, 3, 5)
@@ -236,7 +233,7 @@ def test_a_run_begins_as_a_small_model(base: Path, text: Path, tmp_path: Path) -
     (tmp_path / "b").mkdir()
     train_dspark(second, quiet, torch.float32)
     again = read_head(tmp_path / "b", 32, 420, 6)
-    assert again.shapes == found.shapes
+    assert again.shape == found.shape
     assert again.embedding is not None
     assert (again.embedding - found.embedding).abs().max() < 1e-2
 
@@ -248,7 +245,7 @@ def test_a_run_begins_with_the_neurons_of_a_head_that_say_most(
     made of one. So it is of a small model."""
     train_dspark(plan(base, text, tmp_path / "a", 1, 1e-9), quiet, torch.float32)
     files = read_head(tmp_path / "a", 32, 420, 6)
-    (shape,) = files.shapes
+    shape = files.shape
     silent = torch.arange(shape.intermediate) % 3 == 1
     for name, weight in files.weights.items():
         if ".mlp." in name:
@@ -262,7 +259,7 @@ def test_a_run_begins_with_the_neurons_of_a_head_that_say_most(
     narrow = replace(narrow, intermediate=width)
     train_dspark(narrow, quiet, torch.float32)
     found = read_head(tmp_path / "c", 32, 420, 6)
-    assert found.shapes == (replace(shape, intermediate=width),)
+    assert found.shape == replace(shape, intermediate=width)
     for part, axis in (("gate_proj", 0), ("up_proj", 0), ("down_proj", 1)):
         path = f"layers.0.mlp.{part}.weight"
         its = files.weights[path].index_select(axis, (~silent).nonzero()[:, 0])
@@ -281,7 +278,7 @@ def test_a_run_begins_as_a_small_model_with_narrower_layers(
     write_checkpoint(small, num_hidden_layers=2, vocab_size=420, hidden_size=16, head_dim=8)
     made = replace(plan(base, text, tmp_path / "a", 1, 1e-9), start=small, intermediate=10)
     train_dspark(made, quiet, torch.float32)
-    (shape,) = read_head(tmp_path / "a", 32, 420, 6).shapes
+    shape = read_head(tmp_path / "a", 32, 420, 6).shape
     assert (shape.intermediate, shape.hidden) == (10, 16)
 
 
@@ -341,7 +338,7 @@ def test_a_new_run_begins_with_a_head_that_was_written(
         has = [figures[name] for name in ("layers", "block", "rank", "vocab", "started")]
         assert has == [1, 4, 8, 60, started], "of the head, whatever the plan says"
     one, two = (read_head(tmp_path / name, 32, 420, 6) for name in "ab")
-    assert one.shapes == two.shapes
+    assert one.shape == two.shape
     for name, tensor in one.weights.items():
         assert (tensor - two.weights[name]).abs().max() < 1e-2, name
 
@@ -353,7 +350,7 @@ def test_steps_that_lead_away_are_taken_back(base: Path, text: Path, tmp_path: P
     rose = [line for line in said if line.startswith("the loss rose at step ")]
     assert rose, said
     assert figures["rate_lowered_to"] == 0.5 ** len(rose)
-    assert read_head(tmp_path, 32, 420, 6).shapes[0].block == 4
+    assert read_head(tmp_path, 32, 420, 6).shape.block == 4
 
 
 def test_a_run_that_always_diverges_ends_with_advice(
@@ -448,7 +445,7 @@ def test_a_head_with_direct_maps_tells_tokens_before_the_first_step(tmp_path: Pa
     """Of _Oracle's text the row before the anchor tells the first two tokens: a linear map finds
     them, as it does not find those that nothing tells."""
     shape = replace(SHAPE, hidden=32, base_hidden=32, head_dim=8, block=4, revealed=0, direct=32)
-    shape = replace(shape, markov_rank=0, markov_rows=0, confidence=None)
+    shape = replace(shape, markov_rank=0, markov_rows=0)
     torch.manual_seed(0)
     student = DSparkStudent(shape, torch.arange(30))
     settings = TrainingSettings(1, 8, 4, 1e-3, low=False)
@@ -493,7 +490,7 @@ def test_a_head_learns_what_the_row_before_the_anchor_tells_and_no_more(tmp_path
     """The row before the anchor tells the first two tokens behind it; later ones are chance, as
     they would not be if a block saw rows at its anchor or tokens behind it."""
     shape = replace(SHAPE, hidden=32, base_hidden=32, head_dim=8, intermediate=64, block=4)
-    shape = replace(shape, markov_rank=0, markov_rows=0, confidence=None, revealed=0)
+    shape = replace(shape, markov_rank=0, markov_rows=0, revealed=0)
     torch.manual_seed(0)
     student = DSparkStudent(shape, torch.arange(30))
     settings = TrainingSettings(360, 8, 4, 1e-2, low=False)

@@ -22,14 +22,11 @@ from edgespec.model.aux_hidden import packed as taps_of
 from edgespec.model.ends import OutputHead
 from edgespec.model.loader import Checkpoint
 from edgespec.model.tensors import from_torch
-from edgespec.training.eagle import FEATURE_SHARE, Student, counted, learn
+from edgespec.training.eagle import FEATURE_SHARE, Student, counted, learn, shape_for, unrolled
 from edgespec.training.loop import DECAY, TrainingSettings
-from edgespec.training.muon import orthogonal
 from edgespec.training.run import EaglePlan, train_eagle
-from edgespec.training.start import shape_for
 from edgespec.training.teacher import Teacher
 from edgespec.training.texts import TextRows, documents, packed
-from edgespec.training.unrolled import unrolled
 from edgespec.types.features import Features, Layers
 from edgespec.verify.sampling import Sampling
 
@@ -199,10 +196,3 @@ def test_the_teachers_rows_are_those_that_enter_the_layers(base: Path) -> None:
     assert torch.equal(lesson.aux_hidden[..., :32], teacher.embedded(torch.tensor([[1, 2, 3]])))
     assert lesson.hidden.shape == (1, 3, 32)
     assert shape_for("eagle3", teacher.config, 420).aux_hidden == (2, 2, 2)
-
-
-def test_orthogonal_steps() -> None:
-    matrix = orthogonal(torch.randn((6, 10), generator=torch.Generator().manual_seed(0)))
-    values = torch.linalg.svdvals(matrix)
-    assert ((values > 0.6) & (values < 1.3)).all()
-    assert orthogonal(torch.eye(3)[:, :2]).shape == (3, 2)

@@ -10,7 +10,7 @@ import torch
 from support.checkpoints import write_checkpoint, write_family, write_tokenizer
 from support.packed_folders import gptq, write_packed
 
-from edgespec.drafting.ppd.format import read_ppd_tokens
+from edgespec.drafting.ppd import read_ppd_tokens
 from edgespec.errors import ModelError
 from edgespec.model.ends import InputEmbedding, OutputHead
 from edgespec.model.loader import Checkpoint

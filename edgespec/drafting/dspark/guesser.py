@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,61 +11,33 @@ import numpy as np
 import torch
 
 from edgespec.config import Quantisation
-from edgespec.drafting.base import Guesser, TokenPath
+from edgespec.drafting.base import TokenPath
 from edgespec.drafting.dspark.format import DSparkFiles, read_head
 from edgespec.drafting.dspark.head import DSparkHead, rows_of
-from edgespec.drafting.dspark.rows import BlockPasses, BlockRows
-from edgespec.drafting.dspark.shape import DSparkShape
-from edgespec.drafting.dspark.tree_rows import TreeRows
-from edgespec.drafting.eagle.guesser import PLAIN, TESTED_ROWS
-from edgespec.drafting.held_head import filled, output_product, tapped
-from edgespec.drafting.launches import Launches
-from edgespec.drafting.ranking import Ranking, score_slots
+from edgespec.drafting.dspark.rows import BlockPasses, BlockRows, HeadRows, SlotLogits, TreeRows
+from edgespec.drafting.eagle.guesser import PLAIN
+from edgespec.drafting.held_head import HeadGuesser, filled, output_product, tapped
 from edgespec.drafting.steps import Steps, call
 from edgespec.model.block import EMBEDDING, LM_HEAD
-from edgespec.model.ends import InputEmbedding, OutputHead
+from edgespec.model.ends import OutputHead
 from edgespec.model.families import logits_from
 from edgespec.model.quantised.linear import dequantised
 from edgespec.model.source import TensorSource
-from edgespec.model.tensors import compute_dtype
 from edgespec.tree.drafted import Children
 from edgespec.types.features import DraftNeeds, Features
 from edgespec.types.tensor import Layers
 from edgespec.verify.sampling import Sampling
 
-log = logging.getLogger(__name__)
-
 NAME = "dspark"
-
-_TESTED_BLOCKS, _TESTED_DEPTHS = 16, 4
-
-
-@dataclass(slots=True)
-class _Said:
-    """What slots say of the positions behind a path: what they gave, [depths, hidden], and once it
-    is needed the logits [depths, vocab] before the Markov head."""
-
-    out: torch.Tensor
-    logits: torch.Tensor | None = None
 
 
 @dataclass(slots=True)
 class _BlockRequest:
-    """One request: its committed tokens and rows, and what is `said` behind them: by a block behind
-    the empty path, or behind each path that was shown. `broken`: some rows will never come."""
+    """One request: its committed tokens and rows. `broken`: some rows will never come."""
 
-    rows: BlockRows | TreeRows
+    rows: HeadRows
     context: tuple[int, ...] = ()
-    said: dict[TokenPath, _Said] = field(default_factory=dict)
     broken: bool = False
-
-    def about(self, path: TokenPath) -> tuple[_Said, int] | None:
-        """What was said of what follows a path, and at which depth; None if nothing."""
-        if isinstance(self.rows, TreeRows):
-            found = self.said.get(tuple(path))
-            return (found, 0) if found else None
-        block = self.said.get(())
-        return (block, len(path)) if block and len(path) < len(block.out) else None
 
 
 class _Asked(NamedTuple):
@@ -77,7 +48,7 @@ class _Asked(NamedTuple):
     width: int
 
 
-class DSparkGuesser(Guesser):
+class DSparkGuesser(HeadGuesser):
     """A Guesser: a DSpark, DFlash or JetSpec head beside the base's ends.
 
     What it says of a position is the same whatever guesses lie before it, but for what the Markov
@@ -99,50 +70,36 @@ class DSparkGuesser(Guesser):
         of its own; `quantisation` is of the matrices of its layers and of its own output matrix,
         `head_quantisation` of the base's rows that it scores with. Raises ModelError for what
         cannot be lent or held so."""
-        shape = files.shapes[0]
-        super().__init__(NAME, DraftNeeds(aux_layers=Layers(tuple(sorted(shape.aux_hidden)))))
+        shape = self._shape = files.shape
+        needs = DraftNeeds(aux_layers=Layers(tuple(sorted(shape.aux_hidden))))
+        super().__init__(NAME, needs, base, source, files.embedding, files.tokens, dtype, device)
         self.form = shape.form(source.config)
-        self._shapes = files.shapes
-        self._dtype, self._device = compute_dtype(dtype), torch.device(device)
         with torch.device("meta"):
             empty = DSparkHead(shape)
         spared = empty.spared(quantisation.group)
         self._head = filled(
             empty, files.weights, quantisation, self._dtype, self._device, NAME, spared
         )
-        self._shows = len(files.shapes) == 1 and shape.shows
-        self._base, self._config = base, source.config
-        self._lent: InputEmbedding | None = None
-        self._embedding: torch.Tensor | None = None
-        if files.embedding is None:
-            self._lent = InputEmbedding(source, dtype, device, share=base)
-        else:
-            self._embedding = files.embedding.to(self._device, self._dtype, copy=True)
-        self._own_matrix = files.matrix is not None
-        matrix = files.matrix
-        if matrix is None and files.tokens is not None:
-            matrix = _rows_of_base(source, files.tokens)
-        self._matrix = None
-        if matrix is not None:
+        self._rows = TreeRows if shape.shows else BlockRows
+        if files.matrix is not None:
             # One of its own is a draft's, as its layers are: no text depends on it.
-            form = quantisation if self._own_matrix else head_quantisation
-            self._matrix = output_product(matrix, form, self._dtype, self._device)
+            self._matrix = output_product(files.matrix, quantisation, self._dtype, self._device)
+        elif files.tokens is not None:
+            rows = _rows_of_base(source, files.tokens)
+            lent = output_product(rows, head_quantisation, self._dtype, self._device)
+            self._matrix = lambda out: logits_from(source.config, lent(out))
         self._scored = None if files.tokens is None else files.tokens.to(self._device)
-        self._tokens = None if files.tokens is None else files.tokens.numpy()
-        self._launches = Launches(device)
         self._passes = BlockPasses(
             self._head, self._embed, self._dtype, self._device, self.ran, self.between_layers
         )
-        self._ranking = Ranking(self.ranked, self.allowed)
         self._requests: dict[int, _BlockRequest] = {}
 
     @property
     def one_pass(self) -> bool:
-        return not self._shows
+        return self._rows is BlockRows
 
     def open(self, request: int, sampling: Sampling) -> None:
-        rows = (TreeRows if self._shows else BlockRows)(request, self._passes)
-        self._requests[request] = _BlockRequest(rows)
+        self._requests[request] = _BlockRequest(self._rows(request, self._passes))
         self._ranking.open(request, sampling)
 
     def fork(self, request: int, base: int, rows: int, ends: bool) -> None:
@@ -150,7 +107,7 @@ class DSparkGuesser(Guesser):
         if old is None:
             return
         state.broken = old.broken or old.rows.committed < rows
-        state.rows.begin_with(old.rows, rows, ends)  # type: ignore[arg-type]
+        state.rows.begin_with(old.rows, rows, ends)
 
     def reading(self, request: int, context: Sequence[int], features: Features) -> Steps[bool]:
         """Take features and committed tokens; False as long as the features of any but the newest
@@ -160,19 +117,16 @@ class DSparkGuesser(Guesser):
         news = context[len(state.context) :]
         self._ranking.read(request, news)
         if news:
-            state.context, state.said = tuple(context), {}
-        given = tapped(features, self._shapes[0].aux_hidden)
+            state.context = tuple(context)
+            state.rows.said.clear()
+        given = tapped(features, self._shape.aux_hidden)
         if state.broken:
             return False
         if given is not None:
             rows = yield from call(self._taken, given.to(self._device, self._dtype))
-            state.said = {}
+            state.rows.said.clear()
             yield from state.rows.add(rows)
-        if isinstance(state.rows, TreeRows):
-            return state.rows.follow(state.context)
-        if len(self._shapes) > 1 and state.rows.committed >= TESTED_ROWS:
-            yield from self._try(state)
-        return state.rows.committed == len(context) - 1
+        return state.rows.follow(state.context)
 
     def guessing(self, request: int, paths: Sequence[TokenPath], width: int) -> Steps[Children]:
         """There are none for paths that end where the block does."""
@@ -180,34 +134,17 @@ class DSparkGuesser(Guesser):
         known = [index for index, path in enumerate(paths) if max(path, default=0) < vocab]
         if not known or state.context[-1] >= vocab:
             return Children.none()
-        yield from self._run(state, [tuple(paths[index]) for index in known])
-        usable = [index for index in known if state.about(paths[index])]
+        yield from state.rows.ask([tuple(paths[index]) for index in known])
+        usable = [index for index in known if state.rows.about(tuple(paths[index]))]
         if not usable:
             return Children.none()
         asked = _Asked(request, [paths[index] for index in usable], width)
         found = yield from call(self._rank, asked, late=True)
         return replace(found, parents=np.array(usable)[found.parents])
 
-    def _run(self, state: _BlockRequest, paths: Sequence[tuple[int, ...]]) -> Steps[None]:
-        """One pass of what is missing to say what follows these paths."""
-        if isinstance(state.rows, TreeRows):
-            missing = [path for path in paths if path not in state.said]
-            if missing:
-                out = yield from state.rows.behind(missing)
-                found = zip(missing, out, strict=True)
-                state.said |= {path: _Said(row[None]) for path, row in found}
-        elif not state.said:
-            shape, anchor = self._shapes[0], (len(state.context) - 1, state.context[-1:])
-            out = yield from state.rows.behind(shape, [anchor])
-            state.said[()] = _Said(out[shape.slot_of(0) :])
-
     def close(self, request: int) -> None:
         self._requests.pop(request, None)
         self._ranking.close(request)
-
-    def between_layers(self) -> bool:
-        self._launches.keep_near()
-        return super().between_layers()
 
     @torch.inference_mode()
     def _taken(self, given: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
@@ -221,8 +158,7 @@ class DSparkGuesser(Guesser):
         at once, and those of several requests together."""
         self.between_layers()
         states = [self._requests[one.request] for one in asked]
-        said = [one for state in states for one in state.said.values()]
-        product = score_slots(said, self._logits)
+        product = self._score([one for state in states for one in state.rows.said.values()])
         found = []
         for one, state in zip(asked, states, strict=True):
             lengths = np.array([len(path) for path in one.paths], np.int64)
@@ -237,82 +173,31 @@ class DSparkGuesser(Guesser):
             product = 0
         return found
 
+    def _score(self, every: Sequence[SlotLogits]) -> int:
+        """Have the logits of all slots there, by one product for those that lack them: its rows, 0
+        if there was none."""
+        fresh = [one for one in every if one.logits is None]
+        if fresh:
+            found = self._logits(torch.cat([one.out for one in fresh]))
+            for one, own in zip(fresh, found.split([len(one.out) for one in fresh]), strict=True):
+                one.logits = own
+        return sum(len(one.out) for one in fresh)
+
     def _conditional(self, state: _BlockRequest, paths: Sequence[TokenPath]) -> torch.Tensor:
         """Logits [P, vocab] of what follows each path."""
         parts = []
         for path in paths:
-            about = state.about(path)
+            about = state.rows.about(tuple(path))
             assert about is not None
             said, depth = about
             assert said.logits is not None
             parts.append(said.logits[depth])
         rows = torch.stack(parts)
-        if not self._shapes[0].markov_rank:
+        if not self._shape.markov_rank:
             return rows
         before = [path[-1] if path else state.context[-1] for path in paths]
-        return rows + self._markov(torch.tensor(before, device=self._device)).to(rows.dtype)
-
-    def _markov(self, before: torch.Tensor) -> torch.Tensor:
-        """What the Markov head adds, [.., vocab], behind tokens int64 [..]."""
-        return self._head.markov(rows_of(before, self._shapes[0], self._scored))
-
-    def _embed(self, tokens: torch.Tensor) -> torch.Tensor:
-        if self._embedding is not None:
-            return self._embedding[tokens]
-        assert self._lent is not None
-        return self._lent.rows(tokens)
-
-    def _logits(self, out: torch.Tensor) -> torch.Tensor:
-        """Logits [R, vocab] of slots [R, hidden], in float32 at least, before the Markov head."""
-        if self._matrix is None:
-            return self._base.logits(out)
-        logits = self._matrix(out)
-        if not self._own_matrix:
-            logits = logits_from(self._config, logits)
-        return logits if self._dtype == torch.float64 else logits.float()
-
-    def _try(self, state: _BlockRequest) -> Steps[None]:
-        """Keep what the head is by which most next tokens are foreseen."""
-        known = state.rows.committed
-        places = np.linspace(known // 2, known - self._shapes[0].block - 1, _TESTED_BLOCKS)
-        anchors = np.unique(places.astype(int)).tolist()
-        blocks = [(at, state.context[at : at + 1]) for at in anchors]
-        right: list[float] = []
-        assert isinstance(state.rows, BlockRows)  # what shows guesses is in no doubt
-        for shape in self._shapes:
-            out = yield from state.rows.behind(shape, blocks)
-            right.append(self._foreseen(shape, out, state.context, anchors))
-        best = self._shapes[int(np.argmax(right))]
-        said = ", ".join(
-            f"{_said(shape)}: {share:.0%}" for shape, share in zip(self._shapes, right, strict=True)
-        )
-        log.info("%s head: right next tokens with %s; using %s", NAME, said, _said(best))
-        self._shapes = (best,)
-        for one in self._requests.values():
-            one.said = {}
-
-    @torch.inference_mode()
-    def _foreseen(
-        self, shape: DSparkShape, out: torch.Tensor, text: Sequence[int], anchors: Sequence[int]
-    ) -> float:
-        """The share of right first guesses of blocks behind these places, behind the text's own
-        tokens."""
-        depths = min(_TESTED_DEPTHS, shape.block - 1)
-        first = shape.slot_of(0)
-        slots = out.unflatten(0, (len(anchors), shape.block))[:, first : first + depths]
-        logits = self._logits(slots.flatten(0, 1))
-        behind = torch.tensor([text[at : at + depths + 1] for at in anchors], device=self._device)
-        if shape.markov_rank:
-            logits = logits + self._markov(behind[:, :-1].flatten()).to(logits.dtype)
-        best = logits.argmax(1)
-        best = best if self._scored is None else self._scored[best]
-        return float((best == behind[:, 1:].flatten()).double().mean())
-
-
-def _said(shape: DSparkShape) -> str:
-    """What of a shape may be in doubt."""
-    sees = "slots before it" if shape.causal else "the whole block"
-    return f"slot 0 guessing token {shape.offset} behind the anchor and a slot seeing {sees}"
+        known = rows_of(torch.tensor(before, device=self._device), self._shape, self._scored)
+        return rows + self._head.markov(known).to(rows.dtype)
 
 
 def _rows_of_base(source: TensorSource, tokens: torch.Tensor) -> torch.Tensor:

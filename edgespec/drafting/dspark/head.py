@@ -69,8 +69,6 @@ class DSparkHead(nn.Module):
             self.direct_maps = _Direct(shape)
         if shape.markov_rank:
             self.markov_head = _Markov(shape)
-        if shape.confidence is not None:
-            self.confidence_head = _Confidence(shape)
         own_mask = shape.mask_token is None
         self.mask_embedding = nn.Parameter(torch.zeros(shape.hidden)) if own_mask else None
 
@@ -140,22 +138,9 @@ class DSparkHead(nn.Module):
 
         `rows` int64 [..]: of the tokens before (see rows_of); one of -1 adds nothing.
         """
-        out: torch.Tensor = self.markov_head.markov_w2(self.before(rows))
+        before = self.markov_head.markov_w1(rows.clamp(min=0)) * (rows >= 0)[..., None]
+        out: torch.Tensor = self.markov_head.markov_w2(before)
         return out
-
-    def before(self, rows: torch.Tensor) -> torch.Tensor:
-        """The Markov head's rows [.., rank] of the tokens before guesses; zeros for -1."""
-        found: torch.Tensor = self.markov_head.markov_w1(rows.clamp(min=0))
-        return found * (rows >= 0)[..., None]
-
-    def confidence(self, out: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        """Log-odds [..] that the base takes the guesses as they are (1 - total variation).
-
-        `out` [.., hidden]: what slots gave; `rows` int64 [..]: of the tokens before (see rows_of).
-        """
-        read = torch.cat([out, self.before(rows)], -1) if self.shape.confidence else out
-        found: torch.Tensor = self.confidence_head.proj(read)
-        return found[..., 0]
 
     def _heads(self, projected: torch.Tensor, norm: NormGains | None) -> torch.Tensor:
         """Rows [B, R, heads · head_dim] as [B, heads, R, head_dim], normed by head."""
@@ -217,12 +202,6 @@ class _Markov(nn.Module):
         self.markov_w2 = nn.Linear(shape.markov_rank, shape.vocab, bias=False)
 
 
-class _Confidence(nn.Module):
-    def __init__(self, shape: DSparkShape) -> None:
-        super().__init__()
-        self.proj = nn.Linear(shape.hidden + (shape.markov_rank if shape.confidence else 0), 1)
-
-
 def rows_of(tokens: torch.Tensor, shape: DSparkShape, scored: torch.Tensor | None) -> torch.Tensor:
     """The Markov head's row of each token int64 [..], -1 for a token that it does not know.
 
@@ -260,8 +239,7 @@ def packed_masks(shape: DSparkShape, places: BlockPlaces) -> list[torch.Tensor]:
     earlier = same & (slots[:, None, :] <= slots[:, :, None])
     made: dict[int | None, torch.Tensor] = {}
     for window in {shape.window(layer) for layer in range(shape.layers)}:
-        causal = shape.causal or (window is not None and shape.windows_causal)
-        within = earlier if causal else same.expand_as(earlier)
+        within = earlier if shape.causal else same.expand_as(earlier)
         sees = torch.cat([before.expand(len(within), -1, -1), within], 2)
         if window is not None:
             every = torch.cat([context.expand(len(slots), -1), slots], 1)

@@ -27,11 +27,8 @@ class DSparkShape:
     mask embedding of its own.
     `markov_rank`: 0 without a Markov head. `markov_rows`: tokens before a guess that it knows,
     all of the base's, or those that the head scores.
-    `confidence`: None without a confidence head; else whether it reads the Markov head's row of the
-    token before, too.
     `causal`: a slot sees those before it and itself, not the whole block. `windows`: for each
-    layer, how many positions a slot sees, itself included; None for all. `windows_causal`: a slot
-    of a layer with a window sees no slot after it, even if `causal` is False.
+    layer, how many positions a slot sees, itself included; None for all.
     `revealed`: so many tokens after the anchor were shown to it at most in training; 0: they are
     masks always.
     `direct`: 0, or the rank of the maps from the last row before the anchor and the anchor's token
@@ -58,10 +55,8 @@ class DSparkShape:
     mask_token: int | None = None
     markov_rank: int = 0
     markov_rows: int = 0
-    confidence: bool | None = None
     causal: bool = False
     windows: tuple[int | None, ...] = ()
-    windows_causal: bool = False
     revealed: int = 0
     direct: int = 0
     own_embedding: bool = False
@@ -93,7 +88,7 @@ class DSparkShape:
     def form(self, base: ModelConfig) -> HeadForm:
         """What it is made of, beside the base that it was trained for."""
         hidden, heads = int(base.hidden_size), int(base.num_attention_heads)
-        dim = int(getattr(base, "head_dim", None) or hidden // heads)
+        dim = base.head_dim
         kv_heads = int(getattr(base, "num_key_value_heads", None) or heads)
         own_rows = (self.heads + self.kv_heads) * self.head_dim * self.hidden
         return HeadForm(

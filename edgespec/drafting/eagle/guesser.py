@@ -11,20 +11,18 @@ import numpy as np
 import torch
 
 from edgespec.config import Quantisation
-from edgespec.drafting.base import Guesser, TokenPath
+from edgespec.drafting.base import TokenPath
 from edgespec.drafting.eagle.format import HeadFiles, read_head
 from edgespec.drafting.eagle.head import EagleHead
 from edgespec.drafting.eagle.rows import HeadPasses, PairRows
 from edgespec.drafting.eagle.shape import Kind
-from edgespec.drafting.held_head import filled, output_product, tapped
-from edgespec.drafting.launches import Launches
-from edgespec.drafting.ranking import Ranking, Unranked
+from edgespec.drafting.held_head import HeadGuesser, filled, output_product, tapped
+from edgespec.drafting.ranking import Unranked
 from edgespec.drafting.steps import Steps, call
 from edgespec.errors import ModelError
-from edgespec.model.ends import InputEmbedding, OutputHead
-from edgespec.model.matrices import Product
+from edgespec.model.ends import OutputHead
 from edgespec.model.source import TensorSource
-from edgespec.model.tensors import compute_dtype, to_torch
+from edgespec.model.tensors import to_torch
 from edgespec.tree.drafted import Children
 from edgespec.types.features import DraftNeeds, Features
 from edgespec.types.tensor import Layers
@@ -55,44 +53,39 @@ class _PairedRequest:
     context: tuple[int, ...] = ()
 
 
-class EagleGuesser(Guesser):
+class EagleGuesser(HeadGuesser):
     """A Guesser: an EAGLE-1, EAGLE-2 or EAGLE-3 head beside the base's ends."""
 
     def __init__(
         self,
         files: HeadFiles,
         base: OutputHead,
-        embedding: InputEmbedding | None,
+        source: TensorSource,
         dtype: str = "float32",
         device: torch.device | str = "cpu",
         quantisation: Quantisation = PLAIN,
         head_quantisation: Quantisation = PLAIN,
     ) -> None:
-        """`base` and `embedding` are lent where the head has no matrix or embedding of its own;
-        `quantisation` is of the matrices of its layer, `head_quantisation` of its own matrix."""
+        """`base` and its tensors `source` are lent where the head has no matrix or embedding of
+        its own; `quantisation` is of the matrices of its layer, `head_quantisation` of its own
+        matrix. Raises ModelError for what cannot be lent or held so."""
         shape = self._shape = files.shape
         aux_layers = Layers(tuple(sorted(shape.aux_hidden)))
-        super().__init__(shape.kind, DraftNeeds(not aux_layers, aux_layers))
-        self._dtype, self._device = compute_dtype(dtype), torch.device(device)
+        needs, tokens = DraftNeeds(not aux_layers, aux_layers), files.tokens
+        super().__init__(shape.kind, needs, base, source, files.embedding, tokens, dtype, device)
         with torch.device("meta"):
             empty = EagleHead(shape)
         self._head = filled(
             empty, files.weights, quantisation, self._dtype, self._device, shape.kind
         )
-        self._base, self._lent = base, embedding
-        self._embedding = None if files.embedding is None else self._own(files.embedding)
-        self._matrix: Product | None = None
         if files.matrix is not None:
             self._matrix = output_product(
                 files.matrix, head_quantisation, self._dtype, self._device
             )
-        self._tokens = None if files.tokens is None else files.tokens.numpy()
         self._ropes = shape.ropes
-        self._launches = Launches(device)
         self._passes = HeadPasses(
             self._head, self._embed, self._dtype, self._device, self.ran, self.between_layers
         )
-        self._ranking = Ranking(self.ranked, self.allowed)
         self._requests: dict[int, _PairedRequest] = {}
 
     def open(self, request: int, sampling: Sampling) -> None:
@@ -163,13 +156,6 @@ class EagleGuesser(Guesser):
         self._requests.pop(request, None)
         self._ranking.close(request)
 
-    def between_layers(self) -> bool:
-        self._launches.keep_near()
-        return super().between_layers()
-
-    def _own(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.to(self._device, self._dtype, copy=True)
-
     @torch.inference_mode()
     def _taken(self, given: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         """What the base gave for each request's rows, as the head takes it."""
@@ -185,19 +171,8 @@ class EagleGuesser(Guesser):
             rows = None if features.final is None else to_torch(features.final)
         return None if rows is None else rows.to(self._device, self._dtype)
 
-    def _embed(self, tokens: torch.Tensor) -> torch.Tensor:
-        if self._embedding is not None:
-            return self._embedding[tokens]
-        assert self._lent is not None
-        return self._lent.rows(tokens)
-
-    def _logits(self, out: torch.Tensor) -> torch.Tensor:
-        """Logits [R, vocab of the head], in float32 at least."""
-        rows = self._head.outgoing(out)
-        if self._matrix is None:
-            return self._base.logits(rows)
-        logits = self._matrix(rows)
-        return logits if self._dtype == torch.float64 else logits.float()
+    def _logits(self, rows: torch.Tensor) -> torch.Tensor:
+        return super()._logits(self._head.outgoing(rows))
 
     def _try(self, request: int, state: _PairedRequest, features: torch.Tensor) -> Steps[None]:
         """Keep the settings by which most next tokens are foreseen."""
@@ -239,7 +214,4 @@ def load_eagle(
     files = read_head(path, base.hidden_size, base.vocab_size, base.layers)
     if files.shape.kind != kind:
         raise ModelError(f"{path} is an {files.shape.kind} head; say {files.shape.kind}:{path}")
-    embedding = None
-    if not files.shape.own_embedding:
-        embedding = InputEmbedding(source, dtype, device, share=base)
-    return EagleGuesser(files, base, embedding, dtype, device, quantisation, head_quantisation)
+    return EagleGuesser(files, base, source, dtype, device, quantisation, head_quantisation)

@@ -11,12 +11,12 @@ import torch
 from edgespec.drafting.base import PASS_ROWS, TokenPath
 from edgespec.drafting.eagle.head import EagleHead, RopeAngles, attention, rope_at
 from edgespec.drafting.eagle.shape import Rope
+from edgespec.drafting.held_head import Embed
 from edgespec.drafting.steps import Steps, call
 from edgespec.model.kv_cache import TwoRegionCache
 
 _FAITHFUL = 3
 """So many imitations in a row are as good as the truth: heads are trained over several."""
-Embed = Callable[[torch.Tensor], torch.Tensor]
 
 
 class NextPairs(NamedTuple):
@@ -45,8 +45,7 @@ class HeadPasses:
         ran: Callable[..., None],
         between_layers: Callable[[], object],
     ) -> None:
-        """`embed` gives the vectors [R, hidden] of tokens int64 [R]; `ran` is told the rows of
-        every pass, and whose they were."""
+        """`ran` is told the rows of every pass, and whose they were."""
         self.head, self.dtype, self.device = head, dtype, device
         self._embed = embed
         self._ran = ran

@@ -12,8 +12,8 @@ import torch
 
 from edgespec.drafting.base import PASS_ROWS, TokenPath
 from edgespec.drafting.easyspec.model import GroupedModel, GroupedPart
+from edgespec.drafting.independent import WholeModelGuesser
 from edgespec.drafting.steps import Steps, call
-from edgespec.drafting.whole_model import WholeModelGuesser
 from edgespec.model.ends import OutputHead
 from edgespec.model.kv_cache import TwoRegionCache
 

@@ -20,9 +20,8 @@ import torch
 import triton
 import triton.language as tl
 
-from edgespec.kernels.gpu.launch import Launcher
+from edgespec.kernels.gpu.launch import Launcher, cdiv, next_power_of_2
 from edgespec.kernels.gpu.places import Places
-from edgespec.kernels.gpu.whole import cdiv, next_power_of_2
 
 _BLOCK, _BLOCK_BYTES = 64, 1 << 15
 """Positions of a block, and what its keys may take at most: then they fit twice, with the values,

@@ -63,3 +63,13 @@ def _kind(number: int | float) -> object:
     if isinstance(number, float):
         return float
     return number if number < _ALIGNMENT else (number % _ALIGNMENT, number >> 31)
+
+
+def cdiv(number: int, by: int) -> int:
+    """How many blocks of `by` hold so many."""
+    return -(-number // by)
+
+
+def next_power_of_2(number: int) -> int:
+    """The least power of two that is not below a number > 0."""
+    return 1 << (number - 1).bit_length()

@@ -21,8 +21,7 @@ import torch
 import triton
 import triton.language as tl
 
-from edgespec.kernels.gpu.launch import Launcher
-from edgespec.kernels.gpu.whole import cdiv
+from edgespec.kernels.gpu.launch import Launcher, cdiv
 
 TILE = 64
 """Rows of a matrix that a program multiplies by."""

@@ -12,8 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
-from edgespec.kernels.gpu.launch import Launcher
-from edgespec.kernels.gpu.whole import cdiv, next_power_of_2
+from edgespec.kernels.gpu.launch import Launcher, cdiv, next_power_of_2
 
 _PART = 1024
 """Numbers of a row that a program of `gated` has."""
@@ -80,7 +79,7 @@ def _norm_launcher(width: int, added: bool, added_normed: bool, normed: bool) ->
     )
 
 
-def turn(
+def rotate(
     qkv: torch.Tensor,
     heads: int,
     kv_heads: int,

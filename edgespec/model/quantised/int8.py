@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import torch
 
 from edgespec.config import Quantisation
 from edgespec.model.quantised.group_scales import kept_type, scale_and_zero, scale_parts
-from edgespec.model.quantised.kernels import agrees
 from edgespec.model.quantised.rounding import Packed, Parts, inverse, row_chunks
 from edgespec.model.quantised.slices import SlicedLinear
 
 _MOST = 127
-_KERNEL_ROWS = 16
-"""Rows up to which torch's kernel is used on CUDA, in bfloat16. Not measured there."""
-
-_KERNEL_COLUMNS = 64
-"""Columns are a multiple of these where it is: on CPUs it reads whole vectors, past the end of a
-weight. Not looked at on CUDA."""
 
 
 def stored_parts(form: Quantisation, shape: torch.Size) -> Parts:
@@ -60,22 +52,14 @@ def product_parts(packed: Packed, form: Quantisation, dtype: torch.dtype) -> dic
 
 
 class Int8Linear(SlicedLinear):
-    """Scales of rows. Multiplies by torch's packed kernel for few rows, by slices for many."""
+    """Scales of rows. Multiplies by slices of the codes."""
 
     codes: torch.Tensor
     scales: torch.Tensor
 
     def held(self, packed: Packed, quantisation: Quantisation, device: torch.device) -> Packed:
-        whole = self.in_features % _KERNEL_COLUMNS == 0
-        works = whole and device.type == "cuda" and kernel_works(self.dtype, device)
-        self.kernel_rows = _KERNEL_ROWS if works else 0
         scales = packed["scales"].to(device, self.dtype)
         return {"codes": packed["codes"].to(device), "scales": scales}
-
-    def kernel(self, rows: torch.Tensor) -> torch.Tensor | None:
-        if rows.shape[0] > self.kernel_rows:
-            return None
-        return _multiply(rows, self.codes, self.scales)
 
     def slice_product(self, rows: torch.Tensor, first: int, end: int) -> torch.Tensor:
         """By codes, the result scaled, as that has fewer numbers than the weight."""
@@ -86,20 +70,23 @@ class Int8Linear(SlicedLinear):
         return self.codes[first:end].to(self.dtype).mul_(self.scales[first:end].unsqueeze(1))
 
 
-def _multiply(rows: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    out: torch.Tensor = torch.ops.aten._weight_int8pack_mm(rows.contiguous(), codes, scales)
-    return out
+class Int8GroupLinear(SlicedLinear):
+    """Multiplies by slices of the codes as they are stored."""
 
+    codes: torch.Tensor
+    scales: torch.Tensor
+    zeros: torch.Tensor | None
 
-@functools.cache
-def kernel_works(dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether torch's kernel is there for `dtype` on `device`, right, and worth using."""
-    if dtype != torch.bfloat16:
-        return False
-    generator = torch.Generator().manual_seed(0)
-    codes = torch.randint(-_MOST, _MOST + 1, (64, 128), generator=generator).to(torch.int8)
-    scales = torch.rand(64, generator=generator).to(torch.bfloat16)
-    weight = codes.double() * scales.double().unsqueeze(1)
-    return agrees(
-        lambda rows: _multiply(rows, codes.to(device), scales.to(device)), weight, dtype, device
-    )
+    def held(self, packed: Packed, quantisation: Quantisation, device: torch.device) -> Packed:
+        self.group = quantisation.group
+        scale, zero = scale_and_zero(packed, quantisation, 0, self.dtype)
+        self.register_buffer("zeros", None if zero is None else zero.to(device), persistent=False)
+        return {"codes": packed["codes"].to(device), "scales": scale.to(device)}
+
+    def weight_rows(self, first: int, end: int) -> torch.Tensor:
+        """code * scale + zero."""
+        codes = self.codes[first:end].to(self.dtype).view(end - first, -1, self.group)
+        weight = codes.mul_(self.scales[first:end].unsqueeze(2))
+        if self.zeros is not None:
+            weight.add_(self.zeros[first:end].unsqueeze(2))
+        return weight.view(end - first, -1)

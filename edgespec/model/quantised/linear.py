@@ -13,7 +13,7 @@ from edgespec.config import Quantisation
 from edgespec.errors import ModelError
 from edgespec.kernels.gpu.usable import DTYPES, usable
 from edgespec.kernels.products import TILE, RowProduct
-from edgespec.model.quantised import int4, int8, int8_groups, nf4
+from edgespec.model.quantised import int4, int8, nf4
 from edgespec.model.quantised.exact import ExactLinear
 from edgespec.model.quantised.group_scales import check_columns
 from edgespec.model.quantised.int4_kernels import kernel_group
@@ -147,9 +147,7 @@ def _sliced(
     dtype: torch.dtype,
     device: torch.device | str,
 ) -> SlicedLinear:
-    layer = _SLICED[form.kind]
-    if form.kind == "int8" and form.group:
-        layer = int8_groups.layer_for(form, dtype, torch.device(device))
+    layer = int8.Int8GroupLinear if form.kind == "int8" and form.group else _SLICED[form.kind]
     return layer(packed, bias, shape, form, dtype, device)
 
 
@@ -173,7 +171,7 @@ def held_bytes(form: Quantisation, shape: torch.Size, dtype: torch.dtype) -> int
     if form.kind == "int4":
         codes, widest = filled // 2, kernel_group(form.group)
     else:
-        codes, widest = filled, kernel_group(2 * form.group) // 2  # see NibblesLinear
+        codes, widest = filled, form.group
     made = form.double or form.zeros == "points"  # see kept_type
     kept = max(dtype.itemsize, 4 if made else 2)
     scales = 2 * columns // widest * kept

@@ -12,12 +12,31 @@ import torch
 
 from edgespec.config import FILE, NAMED, Quantisation
 from edgespec.errors import ConfigError, ModelError
-from edgespec.model.progress import STILL_S, speaks
+from edgespec.model.bounded_process import STILL_S, speaks
 from edgespec.model.quantised.kernels import complaint
-from edgespec.model.quantised.linear import dequantised, linear_from, pack
-from edgespec.model.quantised.made_up import made_up
+from edgespec.model.quantised.linear import dequantised, linear_from, pack, stored_parts
 from edgespec.model.quantised.rounding import Packed
 from edgespec.model.tensors import compute_dtype
+
+
+def made_up(form: Quantisation, shape: torch.Size, seed: int = 0) -> Packed:
+    """The stored form of a weight [out, in] that is nobody's.
+
+    Raises ModelError if the shape does not fit the form.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    packed = {}
+    for name, (size, dtype) in stored_parts(form, shape).items():
+        if dtype.is_floating_point:
+            packed[name] = ((torch.rand(size, generator=generator) + 0.1) / 64).to(dtype)
+        elif name == "order":
+            packed[name] = torch.randperm(shape[1], generator=generator).to(dtype)
+        else:
+            all_of = torch.iinfo(dtype) if name in ("codes", "tiles") else None
+            least, most = (all_of.min, all_of.max + 1) if all_of else (0, 16)
+            packed[name] = torch.randint(least, most, size, generator=generator, dtype=dtype)
+    return packed
+
 
 _SHAPE = torch.Size((200, 256))  # not whole tiles of rows; columns that every group divides
 _FARTHEST = {"int8": 0.02, "int4": 0.2, "nf4": 0.2}

@@ -13,8 +13,7 @@ from safetensors.torch import load_file, save_file
 from support.cases import case
 from support.dspark_heads import FORMS, HIDDEN, LAYERS, VOCAB, write_dspark
 
-from edgespec.drafting.dspark.format import read_head
-from edgespec.drafting.dspark.settings import usual_taps
+from edgespec.drafting.dspark.format import read_head, usual_taps
 from edgespec.errors import ModelError
 
 Edit = Callable[[dict[str, torch.Tensor]], Any]
@@ -73,6 +72,8 @@ def test_settings_that_do_not_fit(tmp_path: Path) -> None:
             {"layer_types": ["sliding_attention"] * 2, "sliding_window": None},
             "do not say what each of 2 layers sees",
         ),
+        ({"causal_head": 1}, "causal_head .* is 1, no flag"),
+        ({"sample_from_anchor": "yes"}, "sample_from_anchor .* is 'yes', no flag"),
         ({"revealed_tokens": 6}, "revealed_tokens .* is 6, a block has 6 slots"),
     ]
     write_dspark(tmp_path, FORMS["deepspec"])
@@ -93,3 +94,12 @@ def test_the_taps_that_a_dflash_head_reads_unless_it_says(tmp_path: Path) -> Non
     assert usual_taps(28, 5) == (2, 8, 14, 20, 26)
     assert usual_taps(32, 5) == (2, 9, 16, 23, 30)
     assert usual_taps(8, 1) == (5,)
+
+
+@pytest.mark.parametrize(("name", "offset"), [("deepspec", 1), ("z-lab", 0)])
+def test_what_the_file_leaves_open_is_as_its_writers_have_it(
+    name: str, offset: int, tmp_path: Path
+) -> None:
+    write_dspark(tmp_path, FORMS[name])
+    shape = read_head(tmp_path, HIDDEN, VOCAB, LAYERS).shape
+    assert (shape.offset, shape.causal, shape.shows) == (offset, False, False)

@@ -26,9 +26,9 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def loaded(folder: Path) -> tuple[DSparkHead, DSparkShape, torch.Tensor | None]:
     files = read_head(folder, HIDDEN, VOCAB, LAYERS)
-    head = DSparkHead(files.shapes[0])
+    head = DSparkHead(files.shape)
     head.load_state_dict(files.weights)
-    return head.double(), files.shapes[0], files.tokens
+    return head.double(), files.shape, files.tokens
 
 
 @pytest.mark.parametrize("name", FORMS)
@@ -64,10 +64,6 @@ def test_packed_blocks_give_what_each_gives_alone(name: str, base: Path, tmp_pat
             logits = logits + head.markov(rows)[0]
         expected = reference.log_probs(wanted, TEXT[: anchor + 1], [])
         torch.testing.assert_close(logits.log_softmax(0), expected, rtol=0, atol=1e-9)
-        if shape.confidence is not None:
-            chance = torch.sigmoid(head.confidence(out[number, shape.slot_of(0)][None], rows))
-            sure = reference.confidence(wanted, TEXT[: anchor + 1], [])
-            assert chance.item() == pytest.approx(sure, abs=1e-9)
 
 
 def test_every_parameter_gets_a_gradient(tmp_path: Path) -> None:
@@ -83,7 +79,7 @@ def test_every_parameter_gets_a_gradient(tmp_path: Path) -> None:
     out = head(context, block, places, masked(packed_masks(shape, places)))
     rows = rows_of(torch.arange(2 * shape.block)[None] + 30, shape, tokens)
     assert int(rows.min()) == -1 < int(rows.max()), "some are known, and some are not"
-    (out.sum() + head.markov(rows).square().sum() + head.confidence(out, rows).sum()).backward()
+    (out.sum() + head.markov(rows).square().sum()).backward()
     assert all(w.grad is not None and bool(w.grad.any()) for w in head.parameters())
 
 
@@ -98,9 +94,9 @@ def test_a_head_that_was_written_is_read_again(
     tensors = files.weights | {name: end for name, end in ends.items() if end is not None}
     again = tmp_path / "again"
     again.mkdir()
-    write_head(again, files.shapes[0], tensors, files.tokens, VOCAB, LAYERS, 4096, dtype)
+    write_head(again, files.shape, tensors, files.tokens, VOCAB, LAYERS, 4096, dtype)
     read = read_head(again, HIDDEN, VOCAB, LAYERS)
-    assert read.shapes == files.shapes[:1], "what we write leaves nothing open"
+    assert read.shape == files.shape
     for name, weight in files.weights.items():
         torch.testing.assert_close(read.weights[name], weight.to(dtype), rtol=0, atol=0)
     for mine, old in ((read.embedding, files.embedding), (read.matrix, files.matrix)):

@@ -18,7 +18,7 @@ from edgespec.drafting.eagle.guesser import EagleGuesser, load_eagle
 from edgespec.drafting.eagle.shape import Kind
 from edgespec.errors import ModelError
 from edgespec.model.aux_hidden import packed, unpacked
-from edgespec.model.ends import InputEmbedding, OutputHead
+from edgespec.model.ends import OutputHead
 from edgespec.model.loader import Checkpoint
 from edgespec.model.quantised.linear import dequantised, pack
 from edgespec.model.tensors import from_torch
@@ -357,12 +357,12 @@ def test_a_quantised_head_guesses_as_one_with_the_rounded_matrices(
     }
     matrix = None if files.matrix is None else held(files.matrix)
     source = Checkpoint(base)
-    head, ends = OutputHead(source, "float64"), InputEmbedding(source, "float64", "cpu")
+    head = OutputHead(source, "float64")
     drafts = [
-        EagleGuesser(files, head, ends, "float64", "cpu", int8, int8),
-        EagleGuesser(replace(files, weights=rounded, matrix=matrix), head, ends, "float64"),
-        EagleGuesser(files, head, ends, "float64"),
-        EagleGuesser(files, head, ends, "float64", "cpu", int8),
+        EagleGuesser(files, head, source, "float64", "cpu", int8, int8),
+        EagleGuesser(replace(files, weights=rounded, matrix=matrix), head, source, "float64"),
+        EagleGuesser(files, head, source, "float64"),
+        EagleGuesser(files, head, source, "float64", "cpu", int8),
     ]
     scores = []
     for draft in drafts:

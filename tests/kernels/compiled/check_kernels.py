@@ -64,7 +64,7 @@ def check_rows(compiled: list[Any]) -> None:
     rows, gain = torch.zeros(5, 4096, dtype=BRAIN), torch.zeros(4096)
     rows_kernels.add(rows, rows, 1.0, gain, gain, 1e-5)
     angles = (torch.zeros(5, 1, 128, dtype=BRAIN),) * 2
-    rows_kernels.turn(rows.view(5, 32, 128), 24, 4, angles, (gain[:128],) * 2, 1e-5)
+    rows_kernels.rotate(rows.view(5, 32, 128), 24, 4, angles, (gain[:128],) * 2, 1e-5)
     for activation in ("silu", "gelu", "gelu_pytorch_tanh"):
         rows_kernels.gated(rows, activation)
     assert len(compiled) == 5

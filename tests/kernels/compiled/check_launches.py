@@ -83,7 +83,7 @@ def layer_parts(count: int, dtype: torch.dtype) -> list[Callable[[], object]]:
         lambda: products.plain_product(x, torch.zeros(70, 128, dtype=dtype)),
         lambda: rows.norm(x, gain, 1e-5),
         lambda: rows.add(x, x, 1.0, None, gain, 1e-5),
-        lambda: rows.turn(heads, 4, 2, angles, None, 0.0),
+        lambda: rows.rotate(heads, 4, 2, angles, None, 0.0),
         lambda: rows.gated(x, "silu"),
         attend(count, 1, dtype),
         attend(count, 2, dtype),

@@ -12,7 +12,7 @@ from edgespec.kernels.gpu.usable import trial
 from edgespec.model.kv_cache import TwoRegionCache
 from edgespec.model.quantised.kernels import relative_error
 from edgespec.model.quantised.linear import dequantised, held_bytes
-from edgespec.model.quantised.made_up import made_up
+from edgespec.model.quantised.selftest import made_up
 from edgespec.model.quantised.triton_linear import TritonLinear, fits
 from edgespec.model.tree_attention import (
     AttentionForm,

@@ -80,13 +80,13 @@ def check_turns() -> None:
                 exchanged = first.roll(turned // 2, -1)
                 part[..., :turned] = first * angles[0].double() + exchanged * angles[1].double()
             result = qkv.clone()
-            kernels.turn(result, heads, kv_heads, angles, gains, EPS)
+            kernels.rotate(result, heads, kv_heads, angles, gains, EPS)
             assert relative_error(result, expected) < limit, (dtype, dim)
             assert torch.equal(result[:, heads + kv_heads :], qkv[:, heads + kv_heads :])
             for row in range(3):
                 alone = qkv[row : row + 1].clone()
                 own = None if angles is None else tuple(one[row : row + 1] for one in angles)
-                kernels.turn(alone, heads, kv_heads, own, gains, EPS)
+                kernels.rotate(alone, heads, kv_heads, own, gains, EPS)
                 assert torch.equal(alone[0], result[row]), (dtype, dim, row)
 
 

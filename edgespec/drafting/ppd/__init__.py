@@ -1,1 +1,0 @@
-"""Parallel prompt decoding: trained prompt tokens guess what follows, on the base itself."""
