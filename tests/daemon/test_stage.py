@@ -69,7 +69,7 @@ def test_a_device_that_prepares_compiles_its_kernels_and_keeps_the_disk_free(
     monkeypatch.setattr("edgespec.kernels.compiled.load", done.append)
     identity = Identity.of_coordinator(KeyPair.new())
     place = structs.replace(PLACE, head="none")
-    monkeypatch.setattr("edgespec.model.device.best_device", lambda: torch.device("cpu"))
+    monkeypatch.setattr("edgespec.model.tensors.best_device", lambda: torch.device("cpu"))
     config = StageConfig(0, Address("127.0.0.1", 1), "", 1.0)
     _prepare(config, identity, place, done.append, lambda: False)
     assert done == [

@@ -77,10 +77,12 @@ def is_record(hint: Any) -> bool:
 def numeric(hint: Any) -> bool:
     """Whether a field of that type holds numbers."""
     if get_origin(hint) is tuple and is_record(get_args(hint)[0]):
-        return True
+        return numeric(get_args(hint)[0])
     if hint is Tensor:
         return False  # one whose shape and bytes differ cannot be made: the codec's tests send them
-    return is_record(hint) or hint in (int, float, tuple[int, ...], frozenset[int], memoryview)
+    if is_record(hint):  # a message of a conversation holds texts alone
+        return any(map(numeric, get_type_hints(hint).values()))
+    return hint in (int, float, tuple[int, ...], frozenset[int], memoryview)
 
 
 def numbers_of(kind: type[Message]) -> list[str]:

@@ -142,7 +142,7 @@ def simulated(own: Sequence[Job], stage: Sequence[Job]) -> dict[int, float]:
     for node, jobs in enumerate((own, stage)):
         prices = Prices(jobs)
         worker = VirtualWorker(
-            *(node, clock, perform, prices.seconds, prices.parts, done, None, turns),
+            *(node, clock, perform, prices.seconds, prices.parts, done, turns),
             at_start=node == 0,
         )
         for job in jobs:
