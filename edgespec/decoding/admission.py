@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from edgespec.config import FREE_SOURCES
 from edgespec.decoding.answer import Answer, RequestClient, TextCodec
 from edgespec.decoding.effects import EncodePrompt
 from edgespec.decoding.events import PromptEncoded
@@ -64,6 +65,12 @@ class CoordinatorSettings:
         assert self.live >= 1
         assert not self.head_last or self.needs == NO_NEEDS, "see DraftChoice.check_head"
 
+    @property
+    def has_free_guesses(self) -> bool:
+        """Whether some of its draft sources run no model, and others do."""
+        free = [name in FREE_SOURCES for name in self.sources]
+        return any(free) and not all(free)
+
 
 MOST_PENALTY, MOST_BIAS = 2.0, 100.0
 """As in OpenAI's API."""
@@ -100,7 +107,8 @@ def admit(
     needs = ring.needs if policy.drafts else NO_NEEDS
     choosing = choosing_of(sampling, submit.top) if ring.head_last else None
     asked = submit, sampling, policy, answer
-    return Request(number, client, *asked, shared, needs, choosing, rules or None)
+    free = ring.has_free_guesses
+    return Request(number, client, *asked, shared, needs, choosing, rules or None, free)
 
 
 def _rules_of(ring: CoordinatorSettings, submit: Submit) -> Rules:

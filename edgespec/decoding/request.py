@@ -63,9 +63,11 @@ class Request:
         needs: DraftNeeds = NO_NEEDS,
         choosing: Choosing | None = None,
         rules: Rules | None = None,
+        has_free_guesses: bool = False,
     ) -> None:
         """`needs`: of its draft source. `choosing`: how the last stage does; None: it does not.
-        `rules`: what changes the logits, but for the grammar; None: nothing."""
+        `rules`: what changes the logits, but for the grammar; None: nothing. `has_free_guesses`:
+        see CoordinatorSettings."""
         self.client = client
         self.asked: Submit | None = submit  # until its prompt is encoded
         self.top_logprobs = submit.top
@@ -75,8 +77,7 @@ class Request:
         self.answer, self.stats = answer, RequestStats(client.asked_at)
         self.prompt: tuple[int, ...] = ()
         self.estimates = shared.learnt[policy.name]
-        # What alone may follow, by a grammar, is known without a model.
-        self._pace = Pace(self.estimates.plain_time, free=True)
+        self._pace = Pace(self.estimates.plain_time, free=has_free_guesses)
         self._shared = shared
         self._last_position = self._capacity = self.recoveries = 0
         self.begin(number)
@@ -309,6 +310,8 @@ class Request:
         self.asked, self.prompt = None, tokens
         if grammar is not None:
             self.rules = replace(self.rules or Rules(), grammar=grammar)
+            # What alone may follow is known without a model.
+            self._pace = Pace(self.estimates.plain_time, free=True)
         # The target token of a row after this position would be a token past the limit.
         self._last_position = len(tokens) + most_new - 2
         # Cache rows that it may come to take up on every stage.

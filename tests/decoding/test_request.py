@@ -6,6 +6,7 @@ from fractions import Fraction
 
 import pytest
 
+from edgespec.decoding.admission import CoordinatorSettings
 from edgespec.decoding.answer import Answer, RequestStats
 from edgespec.decoding.flights import RingClock
 from edgespec.errors import ConfigError
@@ -37,6 +38,17 @@ def test_a_full_pipeline_gives_a_result_a_step(stages: int) -> None:
         clock.result(flying.pop(0))
         flying.append(clock.enter())
     assert clock.now == 1 + Fraction(20 * stages - 1, stages)
+
+
+@pytest.mark.parametrize(
+    ("sources", "has"),
+    [((), False), (("ngram",), False), (("dspark",), False), (("ngram", "dspark"), True)],
+)
+def test_free_guesses_are_timed_apart_where_there_are_others(
+    sources: tuple[str, ...], has: bool
+) -> None:
+    """All that a source alone says is free, or none of it: there is nothing more to time."""
+    assert CoordinatorSettings(2, 64, "draft", sources=sources).has_free_guesses is has
 
 
 def test_histogram() -> None:
