@@ -36,9 +36,13 @@ def test_without_a_device_it_is_one_line(
 
 @pytest.mark.thorough
 def test_a_table_has_a_line_for_each_number_of_rows(script: dict[str, Any]) -> None:
-    config = llama("qwen2.5-0.5b")
-    config.hidden_size, config.intermediate_size, config.head_dim = 64, 64, 32
-    config.num_attention_heads = config.num_key_value_heads = 2
+    config = llama("qwen2.5-0.5b").changed(
+        hidden_size=64,
+        intermediate_size=64,
+        head_dim=32,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+    )
     graphs = RecordedGraphs()
     shape = Shape("small", config)
     script["measured"].__globals__["ROWS"] = (1, 64)
