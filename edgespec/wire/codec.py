@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import numpy as np
 from msgpack import Packer, Unpacker, packb, unpackb
-from msgspec import convert, to_builtins
+from msgspec import MsgspecError, convert, to_builtins
 from msgspec.structs import fields
 
 from edgespec.errors import LocalProtocolError, RemoteProtocolError
@@ -60,7 +60,7 @@ START = re.compile(rb"(?:[\x90-\x9f]|\xdc..)\xa8edgespec([\0-\x7f])(\xdc..|.|$)"
 message's own array."""
 
 
-_CANNOT = (TypeError, ValueError, OverflowError)  # msgspec's and msgpack's too
+_CANNOT = (TypeError, ValueError, OverflowError, MsgspecError)  # and so msgpack's
 _BYTES = (bytes, memoryview)  # which msgspec leaves as they are: else a text stands for them
 
 
