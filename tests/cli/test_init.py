@@ -200,10 +200,10 @@ def test_what_is_refused_makes_no_cluster(
     assert not folder.exists()
 
 
-def test_names_that_become_one_are_refused(here: Here, folder: Path, tmp_path: Path) -> None:
-    # Slow boards, so that a ring of two is faster than one with so small a model.
-    boards = "desk", "pi a", "pi-a"
-    names = devices_file(tmp_path / "boards.json", *boards, profile="raspberry-pi-5-8gb")
+def test_names_that_become_one_are_refused(
+    here: Here, folder: Path, tmp_path: Path, quick: None
+) -> None:
+    names = devices_file(tmp_path / "boards.json", "desk", "nano a", "nano-a")
     here("--devices", names).assert_refused("would be called the same")
     assert not folder.exists()
 
