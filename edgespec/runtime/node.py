@@ -185,8 +185,7 @@ class RingNode(ABC):
         timeout = min(max(self._next_tick() - self._time.now(), 0.0), LONGEST_POLL)
         incoming = self.transport.poll(timeout)
         now = self._time.turned(timeout)
-        stood_still = self._time.stood_still
-        read = now + stood_still
+        read = self._time.turned_at
         events = [
             (i.at if isinstance(i, Stamped) else read, _event(i), i.ring_key)
             for i in incoming
@@ -203,16 +202,16 @@ class RingNode(ABC):
             for self.happened_at, event, ring_key in events:
                 if ring_key and ring_key != self.transport.ring_key:
                     continue  # what was read with it has begun another ring
-                self._take(event, stood_still)
+                self._take(event)
         self._look_at_ring(read)
         self._look_at_renewal(now)
 
-    def _take(self, event: Event, stood_still: float) -> None:
+    def _take(self, event: Event) -> None:
         """Hand on an event, and carry out what comes of it."""
         loop = self._loop if is_charged(event) else None
         if loop is not None:
             self.happened_at = loop.starts(self.happened_at)
-        at = self.happened_at - stood_still
+        at = self._time.of(self.happened_at)
         effects = self.guarded(self.route, event, at)
         if loop is not None:
             beside = self._is_computing()

@@ -44,6 +44,41 @@ def test_a_turn_that_lasts_for_longer_than_meant_counts_little(
     assert own.stood_still == pytest.approx(STALL_S - 0.5 - SLACK_S)
 
 
+def test_what_another_thread_ended_meanwhile_ended_after_it_began(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It lasted for less than no time once, and the ring began anew for that."""
+    clock = Clock(monkeypatch)
+    own = OwnTime()
+    clock.now += 0.5
+    began = own.turned(0.5)
+    clock.now += STALL_S
+    now = own.turned(0.5)
+    ended = [own.of(began + after) for after in (0.001, 0.5, 1.0, STALL_S, STALL_S + 0.1)]
+    assert ended[0] == pytest.approx(began + 0.001)
+    assert ended == sorted(ended)
+    assert ended[2] == ended[3] == now
+    assert ended[4] == pytest.approx(now + 0.1)
+
+
+def test_a_block_that_a_loop_slept_over_renews_no_ring(monkeypatch: pytest.MonkeyPatch) -> None:
+    ring = MemoryRing(monkeypatch, 2)
+    ring.until(lambda: ring.membership.status().ready, 100)
+    asked = submit(max_new_tokens=30)
+    ring.ask(asked)
+    before = ring.membership.status().ring
+    for _ in range(400):
+        ring.round()
+        ring.now += STALL_S  # nothing but the blocks went on
+        if ring.ends(asked.tag):
+            break
+    (end,) = ring.ends(asked.tag)
+    assert isinstance(end, Finished)
+    assert end.text == ring.expected(asked).text
+    assert (end.recoveries, ring.membership.status().ring) == (0, before)
+    ring.close()
+
+
 def test_a_ring_of_which_all_stood_still_goes_on_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     """A laptop's lid, a paused machine: 8 s in which nobody said anything."""
     ring = MemoryRing(monkeypatch, 3)
