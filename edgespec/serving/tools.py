@@ -70,38 +70,33 @@ class ThoughtReader:
     neither part. A thought that is not closed goes on to the end."""
 
     def __init__(self, tag: str) -> None:
-        self._opening = regex.compile(rf"{_BLANKS}<{tag}>{_BLANKS}")
+        self._opening = regex.compile(rf"{_BLANKS}<{tag}>")
         self._closing = regex.compile(rf"{_BLANKS}</{tag}>")
         self._held = ""
-        self._part: Literal["start", "thought", "gap", "text"] = "start"
+        self._part: Literal["start", "thought", "text"] = "start"
+        self._trims = False  # blanks that come next are not wanted
 
     def push(self, text: str, thinks: bool) -> list[Said]:
         """What is certain with this text; `thinks`: the answer begins within a thought."""
         self._held += text
-        found: list[Said] = []
         if self._part == "start":
             opened = self._opening.match(self._held, partial=True)
             if opened and opened.partial and not thinks:
                 return []
-            if opened or thinks:
-                self._part = "thought"
-                self._held = self._held[opened.end() :] if opened else self._held
-            else:
-                self._part = "text"
+            at = opened.end() if opened and not opened.partial else 0
+            self._begin("thought" if opened or thinks else "text", at)
+        found: list[Said] = []
         if self._part == "thought":
+            self._trim()
             closed = self._closing.search(self._held, partial=True)
             sure = closed.start() if closed else len(self._held)
             if sure:
                 found.append(Said(self._held[:sure], thinks=True))
-            self._held = self._held[sure:]
             if closed is None or closed.partial:
+                self._held = self._held[sure:]
                 return found
-            self._part, self._held = "gap", self._held[len(closed[0]) :]
-        if self._part == "gap":
-            self._held = self._held.lstrip()
-            if not self._held:
-                return found
-            self._part = "text"
+            self._begin("text", closed.end())
+        self._trim()
         text, self._held = self._held, ""
         return [*found, Said(text)] if text else found
 
@@ -109,6 +104,16 @@ class ThoughtReader:
         """The answer has ended: what was held back of it."""
         rest, self._held = self._held, ""
         return [Said(rest, thinks=self._part == "thought")] if rest else []
+
+    def _begin(self, part: Literal["thought", "text"], at: int) -> None:
+        self._held = self._held[at:]
+        self._trims = part == "thought" or at > 0
+        self._part = part
+
+    def _trim(self) -> None:
+        if self._trims:
+            self._held = self._held.lstrip()
+            self._trims = not self._held
 
 
 class CallReader:
