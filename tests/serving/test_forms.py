@@ -24,6 +24,7 @@ from edgespec.serving.ollama import OllamaChatRequest, OllamaFormat, OllamaTextR
 from edgespec.serving.request_bodies import ChatRequest
 from edgespec.serving.requests import checked, submits_of
 from edgespec.serving.responses import ResponsesFormat, ResponsesRequest
+from edgespec.types.thinking import ThoughtReader
 from edgespec.types.tool_forms import HERMES
 from edgespec.wire.client_messages import Finished, Submit, Tokens
 
@@ -520,6 +521,44 @@ def test_a_thought_that_the_prompt_began_goes_on(kind: str) -> None:
     assert parts_of(kind, json.loads(encoded(form_of(kind).whole([end], [[]])))) == PARTS
     for step in (1, 5):
         assert gathered(kind, streamed(kind, step, end).decode()) == PARTS
+
+
+@pytest.mark.parametrize(
+    ("text", "thinks", "thought", "rest"),
+    [
+        ("<think>\n\n</think>\n\nYes.", False, "", "Yes."),
+        (" \n<think>a <b>\n</thin\n</think>b", False, "a <b>\n</thin", "b"),
+        ("a\n</think>\nb</think>", True, "a", "b</think>"),
+        ("\n Yes. <think>", False, "", "\n Yes. <think>"),
+        ("<think>never ends", False, "never ends", ""),
+        ("<thin", False, "", "<thin"),
+        ("", True, "", ""),
+    ],
+)
+def test_a_thought_is_read_with_a_cut_at_any_place(
+    text: str, thinks: bool, thought: str, rest: str
+) -> None:
+    for at in range(len(text) + 1):
+        reader = ThoughtReader("thinking", "think")
+        pieces = [*reader.push(text[:at], thinks=thinks), *reader.push(text[at:], thinks=thinks)]
+        pieces += reader.flush()
+        said = [
+            "".join(one for one, is_thought in pieces if is_thought is of) for of in (True, False)
+        ]
+        assert said == [thought, rest], text[:at]
+    assert ThoughtReader().push(text) == ([(text, False)] if text else [])
+
+
+def test_a_held_answer_has_no_thought() -> None:
+    """Its grammar has no room for one, whatever the prompt left open."""
+    body = {"messages": ASKED, "response_format": {"type": "json_object"}}
+    form = ChatFormat(checked(ChatRequest, body), Served(HERMES, "think", "m", 1))
+    end = Finished(**{
+        **{name: getattr(END, name) for name in END.__struct_fields__},
+        **{"text": "{}", "thinks": True},
+    })  # fmt: skip
+    (choice,) = json.loads(encoded(form.whole([end], [[]])))["choices"]
+    assert choice["message"] == {"role": "assistant", "content": "{}", "refusal": None}
 
 
 # --- one question in all forms --------------------------------------------------------------------
