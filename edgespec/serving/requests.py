@@ -121,7 +121,7 @@ def submits_of(
         min_p=request.min_p,
         # Negative ones are among OpenAI's; two that differ stay different.
         seed=request.seed % (1 << 64),
-        stop=(request.stop,) if isinstance(request.stop, str) else tuple(request.stop),
+        stop=request.stops,
         policy=request.policy or "",
         top=request.top,
         grammar=_spec_of(request, form),
