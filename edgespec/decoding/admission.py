@@ -5,8 +5,7 @@ What costs no time is said at once; the prompt is encoded beside the I/O loop (E
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from edgespec.config import FREE_SOURCES
 from edgespec.decoding.answer import Answer, RequestClient, TextCodec
@@ -19,7 +18,7 @@ from edgespec.errors import CapacityError, ConfigError, EdgespecError, PeerLost,
 from edgespec.policy.base import Policy
 from edgespec.policy.registry import policy_named
 from edgespec.types.features import NO_NEEDS, DraftNeeds
-from edgespec.verify.rules import Rules
+from edgespec.verify.rules import Rules, ThoughtLimit
 from edgespec.verify.sampling import Sampling
 from edgespec.verify.top_logprobs import MOST
 from edgespec.wire.client_messages import Submit
@@ -100,7 +99,7 @@ def admit(
     if not submit.messages and not submit.prompt:
         raise ConfigError("the prompt is empty; give at least one character")
     answer = Answer(codec, submit.stop, submit.max_new_tokens, submit.stop_token_ids)
-    rules = _rules_of(ring, submit, answer.ends)
+    rules = _rules_of(ring, submit, answer)
     if submit.prompt and not _is_chat(codec, submit):
         codec.check_length(submit.prompt, most_tokens(ring))
     client = RequestClient(peer, submit, now)
@@ -111,7 +110,7 @@ def admit(
     return Request(number, client, *asked, shared, needs, choosing, rules or None, free)
 
 
-def _rules_of(ring: CoordinatorSettings, submit: Submit, ends: Collection[int]) -> Rules:
+def _rules_of(ring: CoordinatorSettings, submit: Submit, answer: Answer) -> Rules:
     """What the request's logits are changed by, but for the grammar."""
     presence, frequency = submit.presence_penalty, submit.frequency_penalty
     for name, value, most in [
@@ -128,8 +127,11 @@ def _rules_of(ring: CoordinatorSettings, submit: Submit, ends: Collection[int]) 
         words = f"repetition_penalty is {repetition}; it must be above 0, at most "
         raise ConfigError(f"{words}{MOST_REPETITION:g}")
     bias = tuple((one.token, one.bias) for one in submit.logit_bias)
-    least = {"least": submit.min_tokens, "ends": tuple(sorted(ends))} if submit.min_tokens else {}
-    rules = Rules(None, presence, frequency, bias, repetition, **least)
+    rules = Rules(None, presence, frequency, bias, repetition)
+    if submit.min_tokens:
+        rules = replace(rules, least=submit.min_tokens, ends=tuple(sorted(answer.ends)))
+    if submit.thinking_budget >= 0 and (marks := answer.codec.thought_marks):
+        rules = replace(rules, thought=ThoughtLimit(submit.thinking_budget, *marks))
     if ring.head_last and (rules or submit.grammar):
         raise ConfigError(
             "the output head of this ring is on the last stage, which knows no grammar, schema, "

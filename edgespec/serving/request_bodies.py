@@ -494,6 +494,10 @@ class ChatRequest(AnswerRequest, kw_only=True):
         Annotated[str, Meta(max_length=32)] | None,
         Meta(description="For the chat template; none: no thinking."),
     ] = None
+    thinking_budget: Annotated[
+        Annotated[int, Meta(ge=0, le=MOST_INT)] | None,
+        Meta(description="Extension: tokens after which a thought ends."),
+    ] = None
     functions: Annotated[Any, only(_NO_FUNCTIONS, [])] = None
     function_call: Annotated[Any, only(_NO_FUNCTIONS, "none", "auto")] = None
     modalities: Annotated[Any, only(_TEXT_ONLY, ["text"])] = None
