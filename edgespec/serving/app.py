@@ -113,7 +113,7 @@ class Service:
         (submit,) = await self._submits(request, chat, await self.status())
         try:
             async with contextlib.aclosing(
-                self.client.ask(replace(submit, max_new_tokens=0))
+                self.client.ask(replace(submit, max_new_tokens=0, grammar=""))
             ) as told:
                 async for message in told:
                     if isinstance(message, Finished):

@@ -57,7 +57,8 @@ class OllamaRequest(AskedRequest, kw_only=True):
         limit = told.pop("num_predict", None)
         if isinstance(limit, int) and limit < 0:  # -1: without end, -2: until the context is full
             limit = -1
-        body = {**passed(self), **told, "stream": self.stream, "max_tokens": limit}
+        own = {"stream": self.stream, "max_tokens": limit, "n": 1, "stream_options": None}
+        body = {**passed(self), **told, **own}
         if self.think is not None:
             body["enable_thinking"] = self.think is not False
         if isinstance(self.think, str):
