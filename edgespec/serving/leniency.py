@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from difflib import get_close_matches
 from typing import Any
 
@@ -61,7 +61,7 @@ _MOST_LOGGED = 1000
 log = logging.getLogger(__name__)
 
 
-def sifted(body: dict[str, Any], fields: Collection[str]) -> tuple[dict[str, Any], list[str]]:
+def sifted(body: Mapping[str, Any], fields: Collection[str]) -> tuple[dict[str, Any], list[str]]:
     """What of a body is read, which fields there are known by name, and what of it is ignored.
 
     Raises ApiProblem for a key that may not be ignored.

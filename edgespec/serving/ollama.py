@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
+from edgespec.serving.answering import AnswerResponse
 from edgespec.serving.formats import Block, BlockFormat, Object, Reply, Served, encoded
 from edgespec.serving.problems import ApiProblem
 from edgespec.serving.request_bodies import (
@@ -112,7 +113,9 @@ def _message(told: Object) -> Object:
     if told.get("images"):
         words = f"messages with images cannot be answered: {_NO_IMAGES}"
         raise ApiProblem(400, words, param="messages", code="unsupported_parameter")
-    found = {name: told.get(name) for name in ("role", "content", "tool_calls") if name in told}
+    found: Object = {
+        name: told.get(name) for name in ("role", "content", "tool_calls") if name in told
+    }
     if told.get("role") == "tool":
         found["tool_call_id"] = told.get("tool_call_id") or told.get("tool_name")
     if told.get("role") == "assistant":
@@ -218,17 +221,17 @@ class OllamaApi:
             *(Route(f"/api/{name}", self.refuse, methods=["POST", "DELETE"]) for name in refused),
         ]
 
-    async def chat(self, request: Request) -> Response:
+    async def chat(self, request: Request) -> AnswerResponse | Response:
         """Answer a conversation."""
         return await self._answer(request, OllamaChatRequest)
 
-    async def generate(self, request: Request) -> Response:
+    async def generate(self, request: Request) -> AnswerResponse | Response:
         """Answer a question, or go on with a text."""
         return await self._answer(request, OllamaTextRequest)
 
     async def _answer(
         self, request: Request, kind: type[OllamaChatRequest | OllamaTextRequest]
-    ) -> Response:
+    ) -> AnswerResponse | Response:
         ignored: list[str] = []
         asked = await self._service.asked(request, kind, ignored)
         is_chat = isinstance(asked, OllamaChatRequest)

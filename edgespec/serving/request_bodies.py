@@ -494,7 +494,7 @@ class ChatRequest(AnswerRequest, kw_only=True):
         thinks, effort = self.enable_thinking, self.reasoning_effort
         if thinks is None and effort is not None:
             thinks = effort != "none"
-        told = {} if thinks is None else settings_for(thinks)
+        told: dict[str, Any] = {} if thinks is None else {**settings_for(thinks)}
         if effort not in (None, "none"):
             told["reasoning_effort"] = effort
         return {**told, **self.chat_template_kwargs}

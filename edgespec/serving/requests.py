@@ -26,8 +26,6 @@ from edgespec.wire.client_messages import Submit, TokenBias
 
 Body = Mapping[str, Any]
 Kind = TypeVar("Kind", bound=RequestPart)
-Asked = TypeVar("Asked", bound=AnswerRequest)
-Answerable = TypeVar("Answerable", ChatRequest, TextRequest)
 
 _PROBLEM = re.compile(r"(.*?)(?: - at `\$\.?([\w.\[\]]*)`)?", re.DOTALL)
 _STEP = re.compile(r"(\w+)|\[(\d+)\]")
@@ -98,10 +96,10 @@ DEFAULTS: dict[str, Any] = {
 """What is taken for what a request leaves out: OpenAI's defaults."""
 
 
-def filled(request: Asked) -> Asked:
-    """The request, with a default for each setting of sampling that it leaves out."""
+def sampling_of(request: AnswerRequest) -> dict[str, Any]:
+    """How a request has tokens taken, with a default for what it leaves out."""
     given = {name: getattr(request, name) for name in DEFAULTS}
-    return replace(request, **{n: d for n, d in DEFAULTS.items() if given[n] is None})
+    return {name: DEFAULTS[name] if value is None else value for name, value in given.items()}
 
 
 def submits_of(
@@ -110,15 +108,11 @@ def submits_of(
     """What the ring is asked for each choice: those of the first prompt first, each with the next
     seed. `form`: how its model calls tools. A limit of more tokens than the context holds is as
     none. Raises ApiProblem for what cannot be asked of a ring."""
-    request = filled(request)
     submit = Submit(
         tag=0,
         prompt="",
         max_new_tokens=min(request.limit or context_length, context_length),
-        temperature=request.temperature,
-        top_k=request.top_k,
-        top_p=request.top_p,
-        min_p=request.min_p,
+        **sampling_of(request),
         # Negative ones are among OpenAI's; two that differ stay different.
         seed=request.seed % (1 << 64),
         stop=request.stops,
@@ -128,7 +122,6 @@ def submits_of(
         presence_penalty=request.presence_penalty,
         frequency_penalty=request.frequency_penalty,
         logit_bias=tuple(TokenBias(int(token), bias) for token, bias in request.logit_bias.items()),
-        repetition_penalty=request.repetition_penalty,
         min_tokens=MOST_TOKENS if request.ignore_eos else request.min_tokens,
         stop_token_ids=tuple(request.stop_token_ids),
     )

@@ -19,7 +19,7 @@ from edgespec.serving.request_bodies import (
     passed,
     text_of,
 )
-from edgespec.serving.requests import filled
+from edgespec.serving.requests import sampling_of
 from edgespec.wire.client_messages import Finished, Tokens
 
 _TEXTS = ("input_text", "output_text", "text")
@@ -165,7 +165,7 @@ class ResponsesFormat(BlockFormat):
 
     def __init__(self, asked: ResponsesRequest, request: ChatRequest, served: Served) -> None:
         super().__init__(request, served)
-        self._chat, self._asked = filled(request), asked
+        self._chat, self._asked = request, asked
         self._id = f"resp_{secrets.token_hex(12)}"
         self._items: list[Object] = []
         self._told = 0
@@ -233,9 +233,7 @@ class ResponsesFormat(BlockFormat):
     def _reply(self, end: Finished | None) -> ResponseReply:
         cut = end is not None and end.finish_reason == "length"
         done: Literal["completed", "incomplete"] = "incomplete" if cut else "completed"
-        chat = self._chat
-        assert chat.temperature is not None
-        assert chat.top_p is not None
+        sampling = sampling_of(self._chat)
         return ResponseReply(
             id=self._id,
             created_at=self.served.created,
@@ -246,9 +244,9 @@ class ResponsesFormat(BlockFormat):
             incomplete_details={"reason": "max_output_tokens"} if cut else None,
             tools=self._asked.tools or [],
             tool_choice=self._asked.tool_choice or "auto",
-            parallel_tool_calls=chat.parallel_tool_calls,
-            temperature=chat.temperature,
-            top_p=chat.top_p,
+            parallel_tool_calls=self._chat.parallel_tool_calls,
+            temperature=sampling["temperature"],
+            top_p=sampling["top_p"],
         )
 
 
