@@ -130,7 +130,8 @@ _logged: set[str] = set()
 
 def header_of(ignored: Collection[str]) -> dict[str, str]:
     """The response header that tells what was ignored; it is logged too, once for each name."""
-    names = [ascii(name)[1:-1][:_LONGEST].replace(",", "") for name in dict.fromkeys(ignored)]
+    shown = (ascii(name)[1:-1][:_LONGEST].replace(",", " ").strip() for name in ignored)
+    names = [*dict.fromkeys(name or "''" for name in shown)]
     if not names:
         return {}
     for name in names[:_MOST_TOLD]:

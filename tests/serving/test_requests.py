@@ -345,6 +345,7 @@ def test_what_changes_no_answer_is_taken_or_ignored_and_told() -> None:
     assert ignored == [*told, "id_slot"]
     assert header_of(ignored) == {"x-edgespec-ignored": ", ".join([*told, "id_slot"])}
     assert header_of([]) == {}
+    assert header_of(["", " a,b\n", "é ", ""]) == {"x-edgespec-ignored": r"'', a b\n, \xe9"}
     assert 0 < submitted(chat(top_p=0)).top_p < 1e-300
 
 
