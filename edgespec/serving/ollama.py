@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from edgespec.serving.answering import AnswerResponse
-from edgespec.serving.formats import Block, BlockFormat, Object, Reply, Served, encoded
+from edgespec.serving.formats import AnswerBlock, BlockFormat, Object, Reply, Served, encoded
 from edgespec.serving.problems import ApiProblem
 from edgespec.serving.request_bodies import (
     AskedRequest,
@@ -141,13 +141,13 @@ class OllamaFormat(BlockFormat):
         calls = [_call(one) for one in self.blocks if one.kind == "call"]
         return {**self._line(texts["text"], texts["thinking"], calls), **_figures(end)}
 
-    def added(self, block: Block, text: str) -> list[Reply]:
+    def added(self, block: AnswerBlock, text: str) -> list[Reply]:
         if block.kind == "call":
             return []
         told = ("", text) if block.kind == "thinking" else (text, "")
         return [{**self._line(*told), "done": False}]
 
-    def ended(self, block: Block) -> list[Reply]:
+    def ended(self, block: AnswerBlock) -> list[Reply]:
         return [{**self._line(calls=[_call(block)]), "done": False}] if block.call_id else []
 
     def closing(self, ends: Sequence[Finished]) -> list[Reply]:
@@ -175,7 +175,7 @@ def line(
     return {**head, "message": {**message, **({"tool_calls": [*calls]} if calls else {})}}
 
 
-def _call(block: Block) -> Object:
+def _call(block: AnswerBlock) -> Object:
     return {"id": block.call_id, "function": {"name": block.name, "arguments": block.arguments}}
 
 
