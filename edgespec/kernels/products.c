@@ -41,7 +41,7 @@
 #define MOST (REGISTERS / 2) /* vectors of sums at a time: the others hold what is added */
 #define UNROLL _Pragma("GCC unroll 32")
 
-enum { FLOAT32, FLOAT64, FLOAT16, BFLOAT16, INT8, NF4, INT4 };
+enum { INT8 = FLOAT64 + 1, NF4, INT4 }; /* kinds of matrices beside those of numbers */
 
 typedef struct {
     const void *weight;    /* [out, columns]; NF4: [out, columns / 2]; INT4: [tiles, columns, 32] */

@@ -18,7 +18,6 @@
 
 #include "numbers.h"
 
-enum { FLOAT32, FLOAT16, BFLOAT16, FLOAT64 };
 enum { SILU, GELU, GELU_TANH };
 
 /* How attention is shared out, which no result depends on. */
@@ -161,3 +160,5 @@ int row_attention(int dtype, int64_t parts, const int64_t *part_rows, const int6
     return BOTH(attention, dtype, parts, part_rows, part_pieces, pieces, firsts, runs, heads,
                 kv_heads, head_dim, scaling, softcap, sinks, query, stride, out, threads);
 }
+
+#include "layers.h"

@@ -116,9 +116,16 @@ class Side:
 class Twice:
     """The same rows joint and apart."""
 
-    def __init__(self, source: TensorSource, cuts: list[int], dtype: str = "float64") -> None:
+    def __init__(
+        self,
+        source: TensorSource,
+        cuts: list[int],
+        dtype: str = "float64",
+        apart: Sequence[Block] | None = None,
+    ) -> None:
+        """`apart`: the blocks of that side, if they are others."""
         blocks = [Block(source, first, end, dtype) for first, end in pairwise(cuts)]
-        self.joint, self.apart = Side(blocks), Side(blocks)
+        self.joint, self.apart = Side(blocks), Side(blocks if apart is None else apart)
         self.jobs = 0
 
     def open(self, *requests: int) -> None:
