@@ -31,6 +31,15 @@ typedef struct {
     int64_t head_stride, row_stride, rows;
 } Piece;
 
+/* Of two vectors of four the numbers at these places. */
+#ifdef __clang__
+#define MIXED(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define MIXED(a, b, ...) __builtin_shuffle(a, b, (PLACES){__VA_ARGS__})
+#endif
+typedef int32_t Places4 __attribute__((vector_size(16)));
+typedef int64_t Places8 __attribute__((vector_size(32)));
+
 static inline int64_t item_size(int dtype)
 {
     return dtype == FLOAT64 ? 8 : dtype == FLOAT32 ? 4 : 2;
@@ -64,6 +73,7 @@ static inline float exp_float(float x)
 #define ERF erff
 #define SQRT sqrtf
 #define WIDE 0
+#define PLACES Places4
 #include "rows_of.h"
 #undef REAL
 #undef NAME
@@ -73,6 +83,7 @@ static inline float exp_float(float x)
 #undef ERF
 #undef SQRT
 #undef WIDE
+#undef PLACES
 
 #define REAL double
 #define NAME(name) name##_double
@@ -82,6 +93,7 @@ static inline float exp_float(float x)
 #define ERF erf
 #define SQRT sqrt
 #define WIDE 1
+#define PLACES Places8
 #include "rows_of.h"
 
 #define BOTH(name, ...) \

@@ -29,6 +29,8 @@ static void NAME(store)(int dtype, const REAL *from, int64_t n, void *to)
         memcpy(to, from, n * sizeof(REAL));
 }
 
+typedef REAL NAME(Four) __attribute__((vector_size(4 * sizeof(REAL))));
+
 /* Each lane sums every LANES-th number, and then the lanes are summed in pairs. */
 static REAL NAME(lanes_sum)(REAL *lanes)
 {
@@ -171,21 +173,67 @@ typedef struct {
     const Piece *pieces;
 } NAME(Tile);
 
-/* Numbers of a slot's key or value in `place`: slots are taken in growing order. */
+/* Slots are taken in growing order. */
 typedef struct {
     const Piece *piece;
     int64_t before; /* slots before the piece */
 } NAME(Walk);
 
-static void NAME(fetch)(NAME(Walk) *walk, int dtype, int of_values, int64_t slot, int64_t kv_head,
-                        int64_t head_dim, REAL *place)
+/* Where the keys or values [head_dim] of `count` slots from `slot` on are as REAL, one behind the
+ * other: where they lie, or in `copy`. */
+static const REAL *NAME(near)(NAME(Walk) *walk, int dtype, int of_values, int64_t slot,
+                              int64_t count, int64_t kv_head, int64_t head_dim, REAL *copy)
 {
-    while (slot >= walk->before + walk->piece->rows)
-        walk->before += (walk->piece++)->rows;
-    const Piece *piece = walk->piece;
-    int64_t at = kv_head * piece->head_stride + (slot - walk->before) * piece->row_stride;
-    const char *from = of_values ? piece->values : piece->keys;
-    NAME(load)(dtype, from + at * item_size(dtype), head_dim, place);
+    REAL *to = copy;
+    for (int64_t end = slot + count, some; slot < end; slot += some, to += some * head_dim) {
+        while (slot >= walk->before + walk->piece->rows)
+            walk->before += (walk->piece++)->rows;
+        const Piece *piece = walk->piece;
+        int64_t at = slot - walk->before, left = piece->rows - at, step = piece->row_stride;
+        some = left < end - slot ? left : end - slot;
+        const char *from = of_values ? piece->values : piece->keys;
+        from += (kv_head * piece->head_stride + at * step) * item_size(dtype);
+        if (step == head_dim && some == count && dtype == (WIDE ? FLOAT64 : FLOAT32))
+            return (const REAL *)from;
+        if (step == head_dim)
+            NAME(load)(dtype, from, some * head_dim, to);
+        else
+            for (int64_t i = 0; i < some; i++)
+                NAME(load)(dtype, from + i * step * item_size(dtype), head_dim, to + i * head_dim);
+    }
+    return copy;
+}
+
+/* Keys [count, head_dim] as columns, [head_dim, BLOCK]. */
+static void NAME(turned)(const REAL *keys, int64_t count, int64_t head_dim, REAL *columns)
+{
+    int64_t k = 0;
+    for (; k + 4 <= count; k += 4) {
+        const REAL *from = keys + k * head_dim;
+        int64_t d = 0;
+        for (; d + 4 <= head_dim; d += 4) {
+            NAME(Four) a, b, c, e;
+            memcpy(&a, from + d, sizeof a);
+            memcpy(&b, from + d + head_dim, sizeof a);
+            memcpy(&c, from + d + 2 * head_dim, sizeof a);
+            memcpy(&e, from + d + 3 * head_dim, sizeof a);
+            NAME(Four) ab = MIXED(a, b, 0, 4, 1, 5), ce = MIXED(c, e, 0, 4, 1, 5);
+            NAME(Four) AB = MIXED(a, b, 2, 6, 3, 7), CE = MIXED(c, e, 2, 6, 3, 7);
+            a = MIXED(ab, ce, 0, 1, 4, 5), b = MIXED(ab, ce, 2, 3, 6, 7);
+            c = MIXED(AB, CE, 0, 1, 4, 5), e = MIXED(AB, CE, 2, 3, 6, 7);
+            REAL *place = columns + d * BLOCK + k;
+            memcpy(place, &a, sizeof a);
+            memcpy(place + BLOCK, &b, sizeof a);
+            memcpy(place + 2 * BLOCK, &c, sizeof a);
+            memcpy(place + 3 * BLOCK, &e, sizeof a);
+        }
+        for (; d < head_dim; d++)
+            for (int64_t i = 0; i < 4; i++)
+                columns[d * BLOCK + k + i] = from[i * head_dim + d];
+    }
+    for (; k < count; k++)
+        for (int64_t d = 0; d < head_dim; d++)
+            columns[d * BLOCK + k] = keys[k * head_dim + d];
 }
 
 /* Scores of one query and BLOCK keys, each its own sum in the order of the dimensions. */
@@ -254,22 +302,20 @@ static int NAME(attend)(NAME(Tile) tile, int dtype, int64_t kv_head, int64_t gro
 {
     int64_t rows = tile.end - tile.begin, count = rows * group, size = item_size(dtype);
     int64_t width = (tile.last - tile.first + BLOCK - 1) / BLOCK * BLOCK;
-    REAL *memory = calloc(count * (width + 2 * head_dim + 1) + (BLOCK + 1) * head_dim, sizeof(REAL));
+    REAL *memory = calloc(count * (width + 2 * head_dim + 1) + 2 * BLOCK * head_dim, sizeof(REAL));
     if (!memory)
         return -1;
     REAL *scores = memory, *queries = scores + count * width, *sums = queries + count * head_dim;
-    REAL *totals = sums + count * head_dim, *held = totals + count, *one = held + BLOCK * head_dim;
+    REAL *totals = sums + count * head_dim, *held = totals + count, *copy = held + BLOCK * head_dim;
     for (int64_t q = 0; q < count; q++) {
         int64_t at = (tile.begin + q / group) * stride + (kv_head * group + q % group) * head_dim;
         NAME(load)(dtype, query + at * size, head_dim, queries + q * head_dim);
     }
     NAME(Walk) walk = {tile.pieces, 0};
     for (int64_t block = tile.first; block < tile.last; block += BLOCK) {
-        for (int64_t slot = block; slot < tile.last && slot < block + BLOCK; slot++) {
-            NAME(fetch)(&walk, dtype, 0, slot, kv_head, head_dim, one);
-            for (int64_t d = 0; d < head_dim; d++)
-                held[d * BLOCK + slot - block] = one[d];
-        }
+        int64_t some = tile.last - block < BLOCK ? tile.last - block : BLOCK;
+        NAME(turned)(NAME(near)(&walk, dtype, 0, block, some, kv_head, head_dim, copy), some,
+                     head_dim, held);
         for (int64_t q = 0; q < count; q++)
             NAME(score)(queries + q * head_dim, held, head_dim,
                         scores + q * width + block - tile.first);
@@ -294,14 +340,14 @@ static int NAME(attend)(NAME(Tile) tile, int dtype, int64_t kv_head, int64_t gro
     }
     for (int64_t block = tile.first; block < tile.last; block += BLOCK) {
         int64_t end = block + BLOCK < tile.last ? block + BLOCK : tile.last;
-        for (int64_t slot = block; slot < end; slot++)
-            NAME(fetch)(&walk, dtype, 1, slot, kv_head, head_dim, held + (slot - block) * head_dim);
+        const REAL *values =
+            NAME(near)(&walk, dtype, 1, block, end - block, kv_head, head_dim, copy);
         for (int64_t r = 0; r < rows; r++)
             for (; run[r] < firsts[tile.begin + r + 1]; run[r]++) {
                 int64_t first = runs[2 * run[r]], last = runs[2 * run[r] + 1];
                 int64_t from = first > block ? first : block, to = last < end ? last : end;
                 for (int64_t q = r * group; from < to && q < (r + 1) * group; q++)
-                    NAME(weigh)(scores + q * width + at[r], held + (from - block) * head_dim,
+                    NAME(weigh)(scores + q * width + at[r], values + (from - block) * head_dim,
                                 to - from, head_dim, sums + q * head_dim);
                 at[r] += from < to ? to - from : 0;
                 if (last > end)

@@ -15,6 +15,7 @@ from support.tiers import tiered
 
 from edgespec.config import QUANTISATIONS
 from edgespec.kernels.layers import compiles
+from edgespec.machines.effects import BlockPart
 from edgespec.model import block as block_module
 from edgespec.model.block import Block
 from edgespec.model.layer_plan import LOOK, LayerPlan
@@ -23,7 +24,7 @@ from edgespec.model.source import TensorSource
 from edgespec.model.sources import QuantisingSource
 from edgespec.planning.operations import OWN_OPERATIONS
 from edgespec.tree.stems import Fork
-from edgespec.types.tensor import Layers
+from edgespec.types.tensor import NO_LAYERS, Layers
 
 OWN = [name for name in FAMILY_SETTINGS if name.partition("-")[0] in OWN_OPERATIONS]
 CUTS = [0, 1, 4]
@@ -54,7 +55,7 @@ def differ(twice: Twice) -> float:
     twice.open(1, 2, 3)
     found = []
 
-    def run(*parts: object, aux_layers: Layers = Layers(())) -> None:
+    def run(*parts: BlockPart, aux_layers: Layers = NO_LAYERS) -> None:
         joint, apart, taps, alone = twice.run(parts, aux_layers)
         found.append(float((joint - apart).abs().max()))
         if aux_layers and len(parts) == 1:
