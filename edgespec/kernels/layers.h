@@ -37,7 +37,7 @@ typedef struct {
     const Request *requests;
     const Angles *angles;
     const Seen *seen;
-    int64_t count, dtype, threads; /* `count`: of requests */
+    int64_t count, dtype, held_as, threads; /* `count`: of requests; `held_as`: see attention */
 } Pass;
 
 /* What a layer writes between its rows and the next ones, and where its keys and values lie. */
@@ -65,12 +65,23 @@ static int times(const Pass *pass, const Product *by, const char *x, int64_t row
     return 0;
 }
 
+static void convert(int dtype, const char *from, int64_t n, int other, char *to)
+{
+    float x[n];
+    if (dtype == other) {
+        memcpy(to, from, n * item_size(dtype));
+        return;
+    }
+    load_float(dtype, from, n, x);
+    store_float(other, x, n, to);
+}
+
 /* Write the rows' keys and values into the slots of layer `number`, and tell where all of it are. */
 static void hold(const Pass *pass, const Layer *layer, int64_t number, Between *between)
 {
-    int64_t kv_heads = layer->kv_heads, head = layer->head_dim * item_size(pass->dtype);
-    int64_t stride = (layer->heads + 2 * kv_heads) * head;
-    const char *from = between->qkv + layer->heads * head;
+    int64_t kv_heads = layer->kv_heads, dim = layer->head_dim, head = dim * item_size(pass->held_as);
+    int64_t own = dim * item_size(pass->dtype), stride = (layer->heads + 2 * kv_heads) * own;
+    const char *from = between->qkv + layer->heads * own;
     Piece *piece = between->pieces;
     for (int64_t part = 0; part < pass->count; part++) {
         const Request *request = pass->requests + part;
@@ -78,7 +89,7 @@ static void hold(const Pass *pass, const Layer *layer, int64_t number, Between *
         for (int64_t i = 0; i < request->pieces; i++, piece++) {
             int64_t slots = memory[i][1];
             const char *keys = (const char *)memory[i][0], *values = keys + kv_heads * slots * head;
-            *piece = (Piece){keys, values, slots * layer->head_dim, layer->head_dim, slots};
+            *piece = (Piece){keys, values, slots * dim, dim, slots};
         }
         char *keys = (char *)piece[-1].keys, *values = (char *)piece[-1].values;
         int64_t slots = piece[-1].rows, slot = request->begin;
@@ -86,8 +97,8 @@ static void hold(const Pass *pass, const Layer *layer, int64_t number, Between *
         for (; slot < piece[-1].rows; slot++, from += stride)
             for (int64_t h = 0; h < kv_heads; h++) {
                 int64_t to = (h * slots + slot) * head;
-                memcpy(keys + to, from + h * head, head);
-                memcpy(values + to, from + (kv_heads + h) * head, head);
+                convert(pass->dtype, from + h * own, dim, pass->held_as, keys + to);
+                convert(pass->dtype, from + (kv_heads + h) * own, dim, pass->held_as, values + to);
             }
     }
 }
@@ -110,7 +121,7 @@ static int run_layer(const Pass *pass, const Layer *layer, int64_t number, Betwe
     }
     hold(pass, layer, number, between);
     const Seen *seen = pass->seen + layer->runs;
-    if (row_attention(dtype, pass->count, between->part_rows, between->part_pieces, between->pieces,
+    if (row_attention(dtype, pass->held_as, pass->count, between->part_rows, between->part_pieces, between->pieces,
                       seen->firsts, seen->ends, heads, kv_heads, dim, layer->scaling,
                       layer->softcap, NULL, qkv, stride, normed, threads)
         || times(pass, &layer->out, normed, rows, added, NULL))

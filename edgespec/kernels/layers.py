@@ -52,7 +52,7 @@ class _Seen(ctypes.Structure):
 class _Pass(ctypes.Structure):
     _fields_ = (
         *((name, _AT) for name in ("multiply", "requests", "angles", "seen")),
-        *((name, _LONG) for name in ("count", "dtype", "threads")),
+        *((name, _LONG) for name in ("count", "dtype", "held_as", "threads")),
     )
 
 
@@ -60,9 +60,11 @@ class Memory(NamedTuple):
     """Where the keys and values of a request lie, and `rows` new ones are to lie.
 
     `pieces` int64 [layers, pieces, 2]: the address of each piece [2, kv_heads, slots, head_dim],
-    and its slots; all are in use, but of the last piece only the first `begin` slots.
+    and its slots; all are in use, but of the last piece only the first `begin` slots. `dtype`: of
+    the keys and values of all requests.
     """
 
+    dtype: torch.dtype
     pieces: torch.Tensor
     begin: int
     rows: int
@@ -103,6 +105,7 @@ class CompiledPass:
     ) -> None:
         """`angles`, `seen`: as RowKernels makes them, of each kind that layers name by number."""
         self._held = requests, angles, seen
+        self.held_as = NUMBERS[requests[0].dtype]
         self.requests = (_Request * len(requests))(
             *((one.pieces.data_ptr(), one.pieces.shape[1], one.begin, one.rows) for one in requests)
         )
@@ -134,7 +137,7 @@ class CompiledLayers:
         out = torch.empty_like(hidden)
         one = _Pass(
             self._multiply, *map(ctypes.addressof, (given.requests, given.angles, given.seen)),
-            len(given.requests), NUMBERS[self._dtype], torch.get_num_threads(),
+            len(given.requests), NUMBERS[self._dtype], given.held_as, torch.get_num_threads(),
         )  # fmt: skip
         if self._run(
             self._layers, first, end, ctypes.byref(one), hidden.data_ptr(), out.data_ptr()

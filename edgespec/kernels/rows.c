@@ -164,12 +164,13 @@ void row_gated(int dtype, int64_t rows, int64_t n, int kind, const void *gate_up
     BOTH(gated, dtype, rows, n, kind, gate_up, out);
 }
 
-int row_attention(int dtype, int64_t parts, const int64_t *part_rows, const int64_t *part_pieces,
-                  const Piece *pieces, const int64_t *firsts, const int32_t *runs, int64_t heads,
-                  int64_t kv_heads, int64_t head_dim, double scaling, double softcap,
-                  const void *sinks, const void *query, int64_t stride, void *out, int threads)
+int row_attention(int dtype, int held_as, int64_t parts, const int64_t *part_rows,
+                  const int64_t *part_pieces, const Piece *pieces, const int64_t *firsts,
+                  const int32_t *runs, int64_t heads, int64_t kv_heads, int64_t head_dim,
+                  double scaling, double softcap, const void *sinks, const void *query,
+                  int64_t stride, void *out, int threads)
 {
-    return BOTH(attention, dtype, parts, part_rows, part_pieces, pieces, firsts, runs, heads,
+    return BOTH(attention, dtype, held_as, parts, part_rows, part_pieces, pieces, firsts, runs, heads,
                 kv_heads, head_dim, scaling, softcap, sinks, query, stride, out, threads);
 }
 

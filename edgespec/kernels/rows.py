@@ -60,7 +60,7 @@ class RowKernels:
         self._norm.argtypes = [_INT, _LONG, _LONG, _AT, _AT, _REAL, _AT, _AT, _REAL, _AT, _AT]
         self._turn.argtypes = [_INT, *[_LONG] * 6, *[_AT] * 5, _REAL]
         self._gated.argtypes = [_INT, _LONG, _LONG, _INT, _AT, _AT]
-        self._attention.argtypes = [_INT, _LONG, *[_AT] * 5, *[_LONG] * 3, _REAL, _REAL]
+        self._attention.argtypes = [_INT, _INT, _LONG, *[_AT] * 5, *[_LONG] * 3, _REAL, _REAL]
         self._attention.argtypes += [_AT, _AT, _LONG, _AT, _INT]
         for one in (self._angles, self._norm, self._turn, self._gated):
             one.restype = None
@@ -210,7 +210,7 @@ class RowKernels:
         out = query.new_empty((rows, heads * head_dim))
         parts = len(part_rows)
         if self._attention(
-            NUMBERS[query.dtype], parts, (_LONG * (parts + 1))(*after),
+            NUMBERS[query.dtype], NUMBERS[keys[0][0].dtype], parts, (_LONG * (parts + 1))(*after),
             (_LONG * (parts + 1))(*pieces), (_LONG * len(numbers))(*numbers),
             runs.firsts.data_ptr(), runs.ends.data_ptr(), heads, keys[0][0].shape[1], head_dim,
             scaling, softcap or 0.0, _address(sinks), query.data_ptr(), query.stride(0),

@@ -295,7 +295,7 @@ static REAL NAME(soften)(REAL *scores, int64_t n, double scaling, double softcap
 
 /* Attention of a tile's rows, of the queries that share one key head. Returns 0, or -1 without
  * memory. */
-static int NAME(attend)(NAME(Tile) tile, int dtype, int64_t kv_head, int64_t group,
+static int NAME(attend)(NAME(Tile) tile, int dtype, int held_as, int64_t kv_head, int64_t group,
                         int64_t head_dim, int64_t heads, double scaling, double softcap,
                         const REAL *sinks, const int64_t *firsts, const int32_t *runs,
                         const char *query, int64_t stride, char *out)
@@ -314,7 +314,7 @@ static int NAME(attend)(NAME(Tile) tile, int dtype, int64_t kv_head, int64_t gro
     NAME(Walk) walk = {tile.pieces, 0};
     for (int64_t block = tile.first; block < tile.last; block += BLOCK) {
         int64_t some = tile.last - block < BLOCK ? tile.last - block : BLOCK;
-        NAME(turned)(NAME(near)(&walk, dtype, 0, block, some, kv_head, head_dim, copy), some,
+        NAME(turned)(NAME(near)(&walk, held_as, 0, block, some, kv_head, head_dim, copy), some,
                      head_dim, held);
         for (int64_t q = 0; q < count; q++)
             NAME(score)(queries + q * head_dim, held, head_dim,
@@ -341,7 +341,7 @@ static int NAME(attend)(NAME(Tile) tile, int dtype, int64_t kv_head, int64_t gro
     for (int64_t block = tile.first; block < tile.last; block += BLOCK) {
         int64_t end = block + BLOCK < tile.last ? block + BLOCK : tile.last;
         const REAL *values =
-            NAME(near)(&walk, dtype, 1, block, end - block, kv_head, head_dim, copy);
+            NAME(near)(&walk, held_as, 1, block, end - block, kv_head, head_dim, copy);
         for (int64_t r = 0; r < rows; r++)
             for (; run[r] < firsts[tile.begin + r + 1]; run[r]++) {
                 int64_t first = runs[2 * run[r]], last = runs[2 * run[r] + 1];
@@ -366,9 +366,10 @@ static int NAME(attend)(NAME(Tile) tile, int dtype, int64_t kv_head, int64_t gro
 }
 
 /* Attention of all rows, of some requests one after the other: those of part p up to part_rows[p +
- * 1], over slots in the pieces up to part_pieces[p + 1]. `query`: rows of heads that lie `stride`
+ * 1], over slots in the pieces up to part_pieces[p + 1], which are `held_as` numbers of that type (of
+ * float64 if the rows are). `query`: rows of heads that lie `stride`
  * numbers apart; out [rows, heads, head_dim]. softcap 0: none; sinks [heads] or NULL. */
-static int NAME(attention)(int dtype, int64_t parts, const int64_t *part_rows,
+static int NAME(attention)(int dtype, int held_as, int64_t parts, const int64_t *part_rows,
                            const int64_t *part_pieces, const Piece *pieces, const int64_t *firsts,
                            const int32_t *runs, int64_t heads, int64_t kv_heads, int64_t head_dim,
                            double scaling, double softcap, const REAL *sinks, const char *query,
@@ -398,7 +399,7 @@ static int NAME(attention)(int dtype, int64_t parts, const int64_t *part_rows,
         threads = 1;
 #pragma omp parallel for schedule(dynamic) num_threads(threads) if (threads > 1) reduction(| : failed)
     for (int64_t task = 0; task < found * kv_heads; task++)
-        failed |= NAME(attend)(tiles[task / kv_heads], dtype, task % kv_heads, group, head_dim,
+        failed |= NAME(attend)(tiles[task / kv_heads], dtype, held_as, task % kv_heads, group, head_dim,
                                heads, scaling, softcap, sinks, firsts, runs, query, stride, out);
     free(tiles);
     return failed;

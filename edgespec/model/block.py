@@ -58,9 +58,11 @@ class Block:
         device: torch.device | str = "cpu",
         progress: Callable[[int, int], None] | None = None,
         graphs: Callable[[torch.device], GraphMaker | None] | None = None,
+        cache_dtype: str = "",
     ) -> None:
         """Read the block's tensors, telling `progress` how many layers of all are done.
 
+        `cache_dtype`: of keys and values on a CPU, rounded once; "": that of the rows.
         `graphs`: what captures passes over few rows on that device; without it none are. Raises
         ModelError if source and block do not fit.
         """
@@ -68,6 +70,7 @@ class Block:
         self.first, self.end = first, end
         self.device = torch.device(device)
         self.dtype = compute_dtype(dtype)
+        self._cache_dtype = compute_dtype(cache_dtype or dtype)
         self.config = source.config
         self.hidden_size = int(self.config.hidden_size)
         self.vocab_size = int(self.config.vocab_size)
@@ -115,7 +118,7 @@ class Block:
             kv_heads=self._kv_heads,
             head_dim=self._head_dim,
             reserve=reserve,
-            dtype=self.dtype,
+            dtype=self._cache_dtype,
             device=self.device,
         )
 

@@ -168,7 +168,7 @@ class TwoRegionCache:
             self._pieces = torch.tensor(
                 [[(p.data_ptr(), p.shape[2]) for p in own] for own in every]
             )
-        return Memory(self._pieces, self.length - self._before, rows)
+        return Memory(self._own[0].dtype, self._pieces, self.length - self._before, rows)
 
     def advance(self, rows: int) -> None:
         """Take `rows` slots, written by all layers or (a stopped block) by some."""
