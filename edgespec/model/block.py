@@ -70,7 +70,8 @@ class Block:
         self.first, self.end = first, end
         self.device = torch.device(device)
         self.dtype = compute_dtype(dtype)
-        self._cache_dtype = compute_dtype(cache_dtype or dtype)
+        here = self.device.type == "cpu" and graphs is None
+        self._cache_dtype = compute_dtype(cache_dtype if here and cache_dtype else dtype)
         self.config = source.config
         self.hidden_size = int(self.config.hidden_size)
         self.vocab_size = int(self.config.vocab_size)

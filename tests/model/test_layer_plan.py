@@ -38,12 +38,17 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("plan")
 
 
-def sides(source: TensorSource, dtype: str, monkeypatch: pytest.MonkeyPatch) -> Twice:
+def family(root: Path, name: str) -> Checkpoint:
+    folder = root / name
+    return Checkpoint(folder if folder.is_dir() else write_family(folder, name))
+
+
+def sides(source: TensorSource, dtype: str, monkeypatch: pytest.MonkeyPatch, **more: str) -> Twice:
     """Layers in calls of several, and, on the side apart, one by one, request by request."""
     with monkeypatch.context() as patched:
         patched.setattr(block_module, "layer_plan", lambda *_: None)
-        plain = [Block(source, first, end, dtype) for first, end in pairwise(CUTS)]
-    twice = Twice(source, CUTS, dtype, plain)
+        plain = [Block(source, first, end, dtype, **more) for first, end in pairwise(CUTS)]
+    twice = Twice(source, CUTS, dtype, plain, **more)
     assert all(isinstance(stage._block._plan, LayerPlan) for stage in twice.joint.stages)
     assert not any(stage._block._plan for stage in twice.apart.stages)
     return twice
@@ -80,8 +85,7 @@ def differ(twice: Twice) -> float:
 @pytest.mark.parametrize("dtype", tiered(("bfloat16", "float16", "float32"), ["bfloat16"]))
 def test_every_family(root: Path, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in OWN:
-        folder = root / name
-        source = Checkpoint(folder if folder.is_dir() else write_family(folder, name))
+        source = family(root, name)
         with case(name):
             assert differ(sides(source, dtype, monkeypatch)) == 0
 
@@ -103,10 +107,25 @@ def test_every_form(root: Path, quant: str, dtype: str, monkeypatch: pytest.Monk
     assert differ(sides(source, dtype, monkeypatch)) == 0
 
 
+@pytest.mark.parametrize("cache_dtype", ["float16", *tiered(["bfloat16"], [])])
+def test_caches_of_16_bits(root: Path, cache_dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row is what it is alone with them too."""
+    for name in ("gemma2", "qwen3"):
+        source = family(root, name)
+        with case(name):
+            twice = sides(source, "float32", monkeypatch, cache_dtype=cache_dtype)
+            assert differ(twice) == 0
+            held = twice.joint.caches(2)
+            assert held.dtype == getattr(torch, cache_dtype)
+            whole = Twice(source, CUTS, "float32")
+            whole.open(2)
+            whole.run([Asker(2, seed=2).prompt(WINDOW + 30)])
+            first = whole.joint.caches(2)[0]
+            assert torch.equal(held[0, :, :, : WINDOW + 30], first.to(held.dtype)), "rounded once"
+
+
 def test_what_is_cancelled_is_looked_at_between_calls_of_so_much_work(root: Path) -> None:
-    folder = root / "llama"
-    source = Checkpoint(folder if folder.is_dir() else write_family(folder, "llama"))
-    plan = Block(source, 0, 4, "float32")._plan
+    plan = Block(family(root, "llama"), 0, 4, "float32")._plan
     assert plan is not None
     most = LOOK // plan._layers.weights
     assert list(plan.steps(1, ())) == [(0, 4)]
