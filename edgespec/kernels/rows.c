@@ -15,6 +15,9 @@
 
 #include <math.h>
 #include <stdlib.h>
+#ifdef __F16C__
+#include <immintrin.h>
+#endif
 
 #include "numbers.h"
 
@@ -39,6 +42,24 @@ typedef struct {
 #endif
 typedef int32_t Places4 __attribute__((vector_size(16)));
 typedef int64_t Places8 __attribute__((vector_size(32)));
+
+/* Bytes that are needed next: a core that reads nothing while it reckons waits for each of them. */
+typedef struct {
+    const char *at;
+    int64_t left, share; /* lines of 64 bytes: that are still to be asked for, and at a time */
+} Ahead;
+
+static inline void ask(Ahead *ahead)
+{
+    for (int64_t i = 0; i < ahead->share && ahead->left > 0; i++, ahead->left--, ahead->at += 64)
+        __builtin_prefetch(ahead->at);
+}
+
+static inline Ahead ahead_of(const char *at, int64_t bytes, int64_t steps)
+{
+    int64_t lines = bytes / 64;
+    return (Ahead){at, lines, steps > 0 ? (lines + steps - 1) / steps : 0};
+}
 
 static inline int64_t item_size(int dtype)
 {

@@ -6,10 +6,16 @@
 static void NAME(load)(int dtype, const void *from, int64_t n, REAL *to)
 {
     const uint16_t *halves = from;
-    if (dtype == FLOAT16)
-        for (int64_t i = 0; i < n; i++)
+    if (dtype == FLOAT16) {
+        int64_t i = 0;
+#ifdef __F16C__
+        for (; !WIDE && i + 8 <= n; i += 8)
+            _mm256_storeu_ps((float *)to + i,
+                             _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(halves + i))));
+#endif
+        for (; i < n; i++)
             to[i] = half_to_float(halves[i]);
-    else if (dtype == BFLOAT16)
+    } else if (dtype == BFLOAT16)
         for (int64_t i = 0; i < n; i++)
             to[i] = brain_to_float(halves[i]);
     else
@@ -177,6 +183,7 @@ typedef struct {
 typedef struct {
     const Piece *piece;
     int64_t before; /* slots before the piece */
+    const char *next; /* where the slot after those that were taken last is, if its piece is the same */
 } NAME(Walk);
 
 /* Where the keys or values [head_dim] of `count` slots from `slot` on are as REAL, one behind the
@@ -193,6 +200,7 @@ static const REAL *NAME(near)(NAME(Walk) *walk, int dtype, int of_values, int64_
         some = left < end - slot ? left : end - slot;
         const char *from = of_values ? piece->values : piece->keys;
         from += (kv_head * piece->head_stride + at * step) * item_size(dtype);
+        walk->next = from + some * step * item_size(dtype);
         if (step == head_dim && some == count && dtype == (WIDE ? FLOAT64 : FLOAT32))
             return (const REAL *)from;
         if (step == head_dim)
@@ -237,13 +245,15 @@ static void NAME(turned)(const REAL *keys, int64_t count, int64_t head_dim, REAL
 }
 
 /* Scores of one query and BLOCK keys, each its own sum in the order of the dimensions. */
-static void NAME(score)(const REAL *query, const REAL *turned, int64_t head_dim, REAL *scores)
+static void NAME(score)(const REAL *query, const REAL *turned, int64_t head_dim, REAL *scores,
+                        Ahead *ahead)
 {
     REAL sums[BLOCK] = {0};
     int64_t d = 0;
     for (; d + 4 <= head_dim; d += 4) {
         const REAL *keys = turned + d * BLOCK;
         REAL a = query[d], b = query[d + 1], c = query[d + 2], e = query[d + 3];
+        ask(ahead);
         for (int k = 0; k < BLOCK; k++) {
             REAL sum = FMA(a, keys[k], sums[k]);
             sum = FMA(b, keys[k + BLOCK], sum);
@@ -259,12 +269,13 @@ static void NAME(score)(const REAL *query, const REAL *turned, int64_t head_dim,
 
 /* Add `count` values [head_dim] by their weights, each number in the order of the values. */
 static void NAME(weigh)(const REAL *weights, const REAL *values, int64_t count, int64_t head_dim,
-                        REAL *restrict sums)
+                        REAL *restrict sums, Ahead *ahead)
 {
     int64_t k = 0;
     for (; k + 4 <= count; k += 4) {
         const REAL *v = values + k * head_dim;
         REAL a = weights[k], b = weights[k + 1], c = weights[k + 2], e = weights[k + 3];
+        ask(ahead);
         for (int64_t d = 0; d < head_dim; d++) {
             REAL sum = FMA(a, v[d], sums[d]);
             sum = FMA(b, v[d + head_dim], sum);
@@ -311,14 +322,17 @@ static int NAME(attend)(NAME(Tile) tile, int dtype, int held_as, int64_t kv_head
         int64_t at = (tile.begin + q / group) * stride + (kv_head * group + q % group) * head_dim;
         NAME(load)(dtype, query + at * size, head_dim, queries + q * head_dim);
     }
-    NAME(Walk) walk = {tile.pieces, 0};
+    NAME(Walk) walk = {tile.pieces, 0, NULL};
+    int64_t bytes = BLOCK * head_dim * item_size(held_as);
     for (int64_t block = tile.first; block < tile.last; block += BLOCK) {
         int64_t some = tile.last - block < BLOCK ? tile.last - block : BLOCK;
         NAME(turned)(NAME(near)(&walk, held_as, 0, block, some, kv_head, head_dim, copy), some,
                      head_dim, held);
+        int64_t more = block + BLOCK < tile.last;
+        Ahead ahead = ahead_of(walk.next, more * bytes, count * (head_dim / 4));
         for (int64_t q = 0; q < count; q++)
             NAME(score)(queries + q * head_dim, held, head_dim,
-                        scores + q * width + block - tile.first);
+                        scores + q * width + block - tile.first, &ahead);
     }
     for (int64_t q = 0; q < count; q++) {
         int64_t row = tile.begin + q / group, n = 0;
@@ -332,7 +346,7 @@ static int NAME(attend)(NAME(Tile) tile, int dtype, int held_as, int64_t kv_head
             totals[q] = NAME(soften)(own, n, scaling, softcap,
                                      sinks ? sinks + kv_head * group + q % group : NULL);
     }
-    walk = (NAME(Walk)){tile.pieces, 0};
+    walk = (NAME(Walk)){tile.pieces, 0, NULL};
     int64_t at[rows], run[rows]; /* how many slots a row had so far, and the run that is next */
     for (int64_t r = 0; r < rows; r++) {
         at[r] = 0;
@@ -342,13 +356,14 @@ static int NAME(attend)(NAME(Tile) tile, int dtype, int held_as, int64_t kv_head
         int64_t end = block + BLOCK < tile.last ? block + BLOCK : tile.last;
         const REAL *values =
             NAME(near)(&walk, held_as, 1, block, end - block, kv_head, head_dim, copy);
+        Ahead ahead = ahead_of(walk.next, end < tile.last ? bytes : 0, count * (BLOCK / 4));
         for (int64_t r = 0; r < rows; r++)
             for (; run[r] < firsts[tile.begin + r + 1]; run[r]++) {
                 int64_t first = runs[2 * run[r]], last = runs[2 * run[r] + 1];
                 int64_t from = first > block ? first : block, to = last < end ? last : end;
                 for (int64_t q = r * group; from < to && q < (r + 1) * group; q++)
                     NAME(weigh)(scores + q * width + at[r], values + (from - block) * head_dim,
-                                to - from, head_dim, sums + q * head_dim);
+                                to - from, head_dim, sums + q * head_dim, &ahead);
                 at[r] += from < to ? to - from : 0;
                 if (last > end)
                     break; /* the rest of it lies in the next block */
