@@ -45,7 +45,7 @@ COORDINATOR_NAME = "coordinator"
 DeviceName = Annotated[str, Meta(min_length=1)]
 
 _VERSION = ("version", 1)
-_NEWER = ("with_stage", "head", "head_quant", "share_prefixes")
+_NEWER = ("with_stage", "head", "head_quant", "share_prefixes", "cache_dtype")
 """Settings that the folders of earlier releases do not have."""
 
 _CLUSTER_KEY = "cluster.key"

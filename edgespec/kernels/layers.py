@@ -23,13 +23,13 @@ _GAINS = ("enter", "attended", "middle", "left", "query_gain", "key_gain")
 _MOST = 3  # matrices of one product
 
 
-class _Product(ctypes.Structure):
+class _CProduct(ctypes.Structure):
     _fields_ = (("matrices", _AT * _MOST), ("outs", _LONG * _MOST))
 
 
-class _Layer(ctypes.Structure):
+class _CLayer(ctypes.Structure):
     _fields_ = (
-        *((name, _Product) for name in _PRODUCTS),
+        *((name, _CProduct) for name in _PRODUCTS),
         *((name, _AT) for name in _GAINS),
         *((name, _REAL) for name in ("eps", "share", "scaling", "softcap")),
         *((name, _LONG) for name in ("hidden", "inner", "heads", "kv_heads", "head_dim")),
@@ -37,19 +37,19 @@ class _Layer(ctypes.Structure):
     )
 
 
-class _Request(ctypes.Structure):
+class _CRequest(ctypes.Structure):
     _fields_ = (("memory", _AT), ("pieces", _LONG), ("begin", _LONG), ("rows", _LONG))
 
 
-class _Angles(ctypes.Structure):
+class _CAngles(ctypes.Structure):
     _fields_ = (("cosines", _AT), ("sines", _AT), ("half", _LONG))
 
 
-class _Seen(ctypes.Structure):
+class _CSeen(ctypes.Structure):
     _fields_ = (("firsts", _AT), ("ends", _AT))
 
 
-class _Pass(ctypes.Structure):
+class _CPass(ctypes.Structure):
     _fields_ = (
         *((name, _AT) for name in ("multiply", "requests", "angles", "seen")),
         *((name, _LONG) for name in ("count", "dtype", "held_as", "threads")),
@@ -84,7 +84,7 @@ class CompiledLayer:
         one row; `gains` contiguous, float32."""
         self._held = products, gains  # they stay where they lie
         self.weights = sum(p.out_features * p.in_features for every in products for p in every)
-        self.layer = _Layer(activation=ACTIVATIONS[activation], **numbers)
+        self.layer = _CLayer(activation=ACTIVATIONS[activation], **numbers)
         for name, every in zip(_PRODUCTS, products, strict=True):
             own = getattr(self.layer, name)
             for place, product in enumerate(every):
@@ -106,13 +106,13 @@ class CompiledPass:
         """`angles`, `seen`: as RowKernels makes them, of each kind that layers name by number."""
         self._held = requests, angles, seen
         self.held_as = NUMBERS[requests[0].dtype]
-        self.requests = (_Request * len(requests))(
+        self.requests = (_CRequest * len(requests))(
             *((one.pieces.data_ptr(), one.pieces.shape[1], one.begin, one.rows) for one in requests)
         )
-        self.angles = (_Angles * len(angles))(
+        self.angles = (_CAngles * len(angles))(
             *((one.data_ptr(), other.data_ptr(), one.shape[1]) for one, other in angles)
         )
-        self.seen = (_Seen * len(seen))(*((a.data_ptr(), b.data_ptr()) for a, b in seen))
+        self.seen = (_CSeen * len(seen))(*((a.data_ptr(), b.data_ptr()) for a, b in seen))
 
 
 class CompiledLayers:
@@ -125,7 +125,7 @@ class CompiledLayers:
         assert rows is not None
         self._held, self._dtype = layers, dtype
         self.count, self.weights = len(layers), max(one.weights for one in layers)
-        self._layers = (_Layer * len(layers))(*(one.layer for one in layers))
+        self._layers = (_CLayer * len(layers))(*(one.layer for one in layers))
         self._multiply = ctypes.cast(products.multiply, _AT)
         self._run = rows.run_layers
         self._run.argtypes = [_AT, _LONG, _LONG, _AT, _AT, _AT]
@@ -135,7 +135,7 @@ class CompiledLayers:
         `given` says. Raises MemoryError."""
         hidden = hidden.contiguous()
         out = torch.empty_like(hidden)
-        one = _Pass(
+        one = _CPass(
             self._multiply, *map(ctypes.addressof, (given.requests, given.angles, given.seen)),
             len(given.requests), NUMBERS[self._dtype], given.held_as, torch.get_num_threads(),
         )  # fmt: skip

@@ -15,7 +15,7 @@ from edgespec.model.joint import JointPass
 from edgespec.model.layers import DecoderLayer, Layer
 from edgespec.model.row_math import CompiledRows, RowMath
 
-LOOK = 1 << 26
+LOOK = 1 << 25
 """Multiplications between two looks at what was cancelled, unless one layer has more."""
 
 
