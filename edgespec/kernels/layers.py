@@ -37,25 +37,6 @@ class _CLayer(ctypes.Structure):
     )
 
 
-class _CRequest(ctypes.Structure):
-    _fields_ = (("memory", _AT), ("pieces", _LONG), ("begin", _LONG), ("rows", _LONG))
-
-
-class _CAngles(ctypes.Structure):
-    _fields_ = (("cosines", _AT), ("sines", _AT), ("half", _LONG))
-
-
-class _CSeen(ctypes.Structure):
-    _fields_ = (("firsts", _AT), ("ends", _AT))
-
-
-class _CPass(ctypes.Structure):
-    _fields_ = (
-        *((name, _AT) for name in ("multiply", "requests", "angles", "seen")),
-        *((name, _LONG) for name in ("count", "dtype", "held_as", "threads")),
-    )
-
-
 class Memory(NamedTuple):
     """Where the keys and values of a request lie, and `rows` new ones are to lie.
 
@@ -105,14 +86,13 @@ class CompiledPass:
     ) -> None:
         """`angles`, `seen`: as RowKernels makes them, of each kind that layers name by number."""
         self._held = requests, angles, seen
-        self.held_as = NUMBERS[requests[0].dtype]
-        self.requests = (_CRequest * len(requests))(
-            *((one.pieces.data_ptr(), one.pieces.shape[1], one.begin, one.rows) for one in requests)
+        self.held_as, self.count = NUMBERS[requests[0].dtype], len(requests)
+        # As Request, Angles and Seen of layers.h, all of whose fields have 8 bytes.
+        self.requests = torch.tensor(
+            [(o.pieces.data_ptr(), o.pieces.shape[1], o.begin, o.rows) for o in requests]
         )
-        self.angles = (_CAngles * len(angles))(
-            *((one.data_ptr(), other.data_ptr(), one.shape[1]) for one, other in angles)
-        )
-        self.seen = (_CSeen * len(seen))(*((a.data_ptr(), b.data_ptr()) for a, b in seen))
+        self.angles = torch.tensor([(a.data_ptr(), b.data_ptr(), a.shape[1]) for a, b in angles])
+        self.seen = torch.tensor([(one.firsts.data_ptr(), one.ends.data_ptr()) for one in seen])
 
 
 class CompiledLayers:
@@ -126,7 +106,7 @@ class CompiledLayers:
         self._held, self._dtype = layers, dtype
         self.count, self.weights = len(layers), max(one.weights for one in layers)
         self._layers = (_CLayer * len(layers))(*(one.layer for one in layers))
-        self._multiply = ctypes.cast(products.multiply, _AT)
+        self._multiply = ctypes.cast(products.multiply, _AT).value
         self._run = rows.run_layers
         self._run.argtypes = [_AT, _LONG, _LONG, _AT, _AT, _AT]
 
@@ -135,13 +115,10 @@ class CompiledLayers:
         `given` says. Raises MemoryError."""
         hidden = hidden.contiguous()
         out = torch.empty_like(hidden)
-        one = _CPass(
-            self._multiply, *map(ctypes.addressof, (given.requests, given.angles, given.seen)),
-            len(given.requests), NUMBERS[self._dtype], given.held_as, torch.get_num_threads(),
-        )  # fmt: skip
-        if self._run(
-            self._layers, first, end, ctypes.byref(one), hidden.data_ptr(), out.data_ptr()
-        ):
+        parts = given.requests.data_ptr(), given.angles.data_ptr(), given.seen.data_ptr()
+        numbers = given.count, NUMBERS[self._dtype], given.held_as, torch.get_num_threads()
+        one = torch.tensor((self._multiply, *parts, *numbers))  # as Pass of layers.h
+        if self._run(self._layers, first, end, one.data_ptr(), hidden.data_ptr(), out.data_ptr()):
             raise MemoryError("no memory for the rows of a layer")
         return out
 

@@ -65,6 +65,9 @@ class TwoRegionCache:
     `update`, with a layer's index in the model, not in the block.
     """
 
+    _pieces: torch.Tensor | None
+    """See Memory; made when asked for, until something moves."""
+
     def __init__(
         self,
         *,
@@ -260,7 +263,7 @@ class TwoRegionCache:
     def _cut(self) -> None:
         # Cut once, as slicing costs at each call.
         self._views = [views(layer) for layer in self._own]
-        self._pieces: torch.Tensor | None = None
+        self._pieces = None
 
     @torch.inference_mode()
     def make_room(self, rows: int) -> None:
