@@ -555,8 +555,8 @@ DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
         ("gpt_oss", {"partial_rotary_factor": 1 << 20}, "turns 16777216 numbers of a head's 16"),
         (
             "gpt_oss",
-            {"quantization_config": {"quant_method": "mxfp4"}},
-            "mxfp4.*a bfloat16 release",
+            {"quantization_config": {"quant_method": "quark"}},
+            "packed as quark.* a GGUF",
         ),
         ("ministral3", {"rope_parameters": ANGLES}, "llama_4_scaling_beta"),
         ("phi3", {"rope_scaling": LONGROPE}, r"'longrope'.*angles that change.*llama3"),

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from edgespec.model.gguf.block_types import BlockType
-from edgespec.model.quantised.levels import table
+from edgespec.model.quantised.levels import power_scale, table
 
 
 @dataclass(frozen=True)
@@ -181,12 +181,6 @@ def _iq4_xs(blocks: torch.Tensor) -> Unpacked:
     codes = _nibbles(blocks[:, 8:].view(-1, 8, 16)).view(-1, 256).view(torch.int8)
     steps = (low | high << 4).view(torch.int8) - 32
     return Unpacked(codes, _half(blocks, 0), steps, levels="iq4")
-
-
-def power_scale(exponents: torch.Tensor) -> torch.Tensor:
-    """2 ** (e - 128) of E8M0 exponents e, uint8, in bfloat16: "fp4" has twice its numbers."""
-    wide = exponents.to(torch.int16)
-    return torch.where(wide < 2, 32 << wide, (wide - 1) << 7).to(torch.int16).view(torch.bfloat16)
 
 
 def _mxfp4(blocks: torch.Tensor) -> Unpacked:

@@ -54,6 +54,12 @@ def table(kind: str) -> torch.Tensor:
     return torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
 
 
+def power_scale(exponents: torch.Tensor) -> torch.Tensor:
+    """2 ** (e - 128) of E8M0 exponents e, uint8, in bfloat16: "fp4" has twice its numbers."""
+    wide = exponents.to(torch.int16)
+    return torch.where(wide < 2, 32 << wide, (wide - 1) << 7).to(torch.int16).view(torch.bfloat16)
+
+
 def unpacked(codes: torch.Tensor, kind: str) -> torch.Tensor:
     """Stored codes of some rows as uint8 [rows, in]."""
     return torch.stack((codes >> 4, codes & 15), 2).flatten(1) if kind in LEVELS else codes
