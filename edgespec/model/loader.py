@@ -218,6 +218,13 @@ TEXT_PART = {
     r"^language_model\.lm_head\.": "lm_head.",
 }
 """How names begin within a model that reads images too, and what a text model has for that."""
+_MIXTRAL = {
+    r"\.block_sparse_moe\.": ".mlp.",
+    r"(\.experts\.\d+\.)w1\.": r"\1gate_proj.",
+    r"(\.experts\.\d+\.)w2\.": r"\1down_proj.",
+    r"(\.experts\.\d+\.)w3\.": r"\1up_proj.",
+}
+"""Parts of names in Mixtral's folders, and what they are in others."""
 _FUSED = re.compile(r"(.*\.experts)\.(gate_up_proj|down_proj)(?:_(bias|blocks|scales))?")
 
 
@@ -265,7 +272,7 @@ def places(files: Mapping[str, str], config: ModelConfig) -> dict[str, TensorPla
     found: dict[str, TensorPlace] = {}
     for stored, file in files.items():
         name = stored
-        for inside, plain in TEXT_PART.items():
+        for inside, plain in (TEXT_PART | _MIXTRAL).items():
             name = re.sub(inside, plain, name)
         fused = _FUSED.fullmatch(name) if config.model_type == "gpt_oss" else None
         if fused is None:

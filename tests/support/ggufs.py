@@ -32,6 +32,10 @@ ARCHITECTURES = {
     "ministral3": "mistral3",
     "olmo2": "olmo2",
     "olmo3": "olmo2",
+    "olmoe": "olmoe",
+    "mixtral": "llama",
+    "ernie4_5": "ernie4_5",
+    "gemma": "gemma",
 }
 """What llama.cpp calls a model type."""
 
@@ -97,8 +101,16 @@ def write_gguf(
     shutil.copy(folder / "config.json", twin)
     if settings["model_type"] == "gpt_oss":
         meant = fused_experts(meant, source.config.num_experts)
+    if settings["model_type"] == "mixtral":
+        meant = {_in_mixtral(name): one for name, one in meant.items()}
     save_file(meant, twin / "model.safetensors", {"format": "pt"})
     return twin
+
+
+def _in_mixtral(name: str) -> str:
+    for ours, theirs in (("gate_proj", "w1"), ("down_proj", "w2"), ("up_proj", "w3")):
+        name = name.replace(ours, theirs)
+    return name.replace(".mlp.", ".block_sparse_moe.")
 
 
 def fused_experts(tensors: Mapping[str, torch.Tensor], experts: int) -> dict[str, torch.Tensor]:
@@ -109,8 +121,8 @@ def fused_experts(tensors: Mapping[str, torch.Tensor], experts: int) -> dict[str
         for leaf, end in (("weight", ""), ("bias", "_bias")):
 
             def stack(part: str, owner: str = owner, leaf: str = leaf) -> torch.Tensor:
-                each = [tensors[f"{owner}.experts.{n}.{part}.{leaf}"].mT for n in range(experts)]
-                return torch.stack(each)
+                each = [tensors[f"{owner}.experts.{n}.{part}.{leaf}"] for n in range(experts)]
+                return torch.stack([one.mT if one.dim() > 1 else one for one in each])
 
             both = torch.stack((stack("gate_proj"), stack("up_proj")), -1).flatten(-2)
             fused[f"{owner}.experts.gate_up_proj{end}"] = both
@@ -123,7 +135,7 @@ def write_gguf_family(root: Path, name: str, type_of: TypeOf, **settings: Any) -
     chosen = {"intermediate_size": 64, "moe_intermediate_size": 32, "query_pre_attn_scalar": 16}
     if name == "qwen3_moe":
         chosen |= {"mlp_only_layers": []}
-    if name in ("mistral", "qwen3_moe"):
+    if name in ("mistral", "mixtral", "qwen3_moe"):
         chosen |= {"sliding_window": None, "use_sliding_window": False}
     if name == "gpt_oss":
         chosen |= {"swiglu_limit": 7.0, "intermediate_size": 32}
@@ -220,7 +232,7 @@ def _of_family(config: Any) -> Iterator[tuple[str, Any]]:
         yield "expert_count", config.num_experts
         yield "expert_used_count", config.num_experts_per_tok
         yield "expert_feed_forward_length", config.moe_intermediate_size
-    if config.model_type == "gpt_oss":
+    if config.model_type in ("gpt_oss", "olmoe", "mixtral"):
         yield "expert_count", config.num_local_experts
         yield "expert_used_count", config.num_experts_per_tok
         yield "expert_feed_forward_length", config.intermediate_size

@@ -77,21 +77,28 @@ class GgufArchitecture:
 
 
 ARCHITECTURES = {
-    "llama": GgufArchitecture("llama", paired=True),
+    "llama": GgufArchitecture("llama", _EXPERTS, paired=True),
     "mistral3": GgufArchitecture("mistral", paired=True),
     "granite": GgufArchitecture("granite", paired=True),
     "smollm3": GgufArchitecture("smollm3", paired=True),
     "qwen2": GgufArchitecture("qwen2"),
     "qwen3": GgufArchitecture("qwen3"),
     "qwen3moe": GgufArchitecture("qwen3_moe", _EXPERTS),
+    "qwen2vl": GgufArchitecture("qwen2"),
+    "qwen3vl": GgufArchitecture("qwen3"),
+    "qwen3vlmoe": GgufArchitecture("qwen3_moe", _EXPERTS),
     "gpt-oss": GgufArchitecture("gpt_oss", _GPT_OSS),
     "olmo2": GgufArchitecture("olmo2", _NORMS_BEHIND),
+    "olmoe": GgufArchitecture("olmoe", _EXPERTS),
+    "ernie4_5": GgufArchitecture("ernie4_5"),
+    "gemma": GgufArchitecture("gemma", shifted_norms=True),
     "phi3": GgufArchitecture("phi3", _FUSED),
     "gemma2": GgufArchitecture("gemma2", _FOUR_NORMS, shifted_norms=True),
     "gemma3": GgufArchitecture("gemma3_text", _FOUR_NORMS, shifted_norms=True),
 }
-"""Every value of `general.architecture` that is accepted. Mistral's older files call it llama,
-Olmo 3's olmo2, and those of a dense Granite 4 granite."""
+"""Every value of `general.architecture` that is accepted. Of models that read images a
+file holds the text part alone. Older ones of Mistral call it llama,
+and Mixtral's do, Olmo 3's olmo2, and those of a dense Granite 4 granite."""
 
 
 @dataclass(frozen=True, slots=True)

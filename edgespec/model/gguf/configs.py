@@ -133,13 +133,40 @@ def _common(keys: _Keys) -> Settings:
 
 
 def _llama(keys: _Keys) -> Settings:
-    if keys.get("expert_count"):
-        raise keys.refusal("is a mixture of experts, which edgespec does not run")
     tensors = keys.file.tensors
-    return {
+    biases = {
         "attention_bias": "blk.0.attn_q.bias" in tensors,
         "mlp_bias": "blk.0.ffn_up.bias" in tensors,
     }
+    if not keys.get("expert_count"):
+        return biases
+    if keys.architecture != "llama" or any(biases.values()):
+        raise keys.refusal("is a mixture of experts, which edgespec does not run")
+    return _mixture(keys) | {"model_type": "mixtral", "sliding_window": None}
+
+
+def _mixture(keys: _Keys) -> Settings:
+    """Of a model whose layers all have experts, of which `intermediate_size` is the width."""
+    experts, with_experts = _experts(keys)
+    if len(with_experts) != keys.whole("block_count"):
+        raise keys.refusal("has layers without experts, which edgespec does not run")
+    return {
+        "num_experts": experts,
+        "num_local_experts": experts,
+        "num_experts_per_tok": keys.whole("expert_used_count", most=experts),
+    }
+
+
+def _olmoe(keys: _Keys) -> Settings:
+    clip = keys.get("attention.clamp_kqv")
+    return _mixture(keys) | {
+        "norm_topk_prob": False,
+        "clip_qkv": keys.real("attention.clamp_kqv") if clip else None,
+    }
+
+
+def _ernie(keys: _Keys) -> Settings:
+    return {"use_bias": "blk.0.attn_q.bias" in keys.file.tensors}
 
 
 def _mistral3(keys: _Keys) -> Settings:
@@ -186,10 +213,7 @@ def _qwen3_moe(keys: _Keys) -> Settings:
 
 
 def _gpt_oss(keys: _Keys) -> Settings:
-    experts, _ = _experts(keys)
-    return {
-        "num_local_experts": experts,
-        "num_experts_per_tok": keys.whole("expert_used_count", most=experts),
+    return _mixture(keys) | {
         "intermediate_size": keys.whole("expert_feed_forward_length"),
         "sliding_window": keys.whole("attention.sliding_window"),
         "layer_types": _layer_types(keys, 2),
@@ -265,8 +289,11 @@ _FAMILY: Mapping[str, Callable[[_Keys], Settings]] = {
     "granite": _granite,
     "smollm3": _smollm3,
     "qwen3moe": _qwen3_moe,
+    "qwen3vlmoe": _qwen3_moe,
     "gpt-oss": _gpt_oss,
     "olmo2": _olmo2,
+    "olmoe": _olmoe,
+    "ernie4_5": _ernie,
     "phi3": _phi3,
     "gemma2": _gemma2,
     "gemma3": _gemma3,
