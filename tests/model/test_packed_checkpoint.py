@@ -209,7 +209,7 @@ def test_damaged_files_are_named(plain: Path, tmp_path: Path) -> None:
         (fp8(64), "weight_scale_inv", torch.zeros(2, 3), "'weight_scale_inv' is float32 of"),
         (fp8(None), "weight_scale_inv", torch.zeros(2), r"'weight_scale_inv' has the shape \[2\]"),
         (fp8(96), "weight", torch.zeros(128, 128).to(E4M3), "no whole number of blocks of 96"),
-        (fp8(64), "weight", torch.full((128, 128), 500.0).to(E4M3), "holds what is no number"),
+        (fp8(64), "weight", torch.full((128, 128), torch.nan).to(E4M3), "holds what is no number"),
     ]
     for number, (method, part, tensor, message) in enumerate(damages):
         with case(method.name, part, message):
