@@ -433,7 +433,7 @@ def test_fused_experts_are_read_one_by_one(zoo: Zoo, tmp_path: Path) -> None:
 def test_the_text_part_of_qwen_s_models_that_see(tmp_path: Path, kind: str) -> None:
     """Against the whole model, whose tokens have three positions each: of text they are one."""
     rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 2, 2]}
-    small = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "vocab_size": 96}
+    small = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4, "vocab_size": 96}
     small |= {"num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 512}
     seeing = {"depth": 1, "hidden_size": 16, "num_heads": 2, "intermediate_size": 16}
     seeing |= {"out_hidden_size": 32, "patch_size": 14, "fullatt_block_indexes": [0]}
@@ -568,7 +568,11 @@ DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
 @pytest.mark.parametrize(
     ("name", "changes", "message"),
     [
-        ("llama", {"model_type": "mixtral"}, r"'mixtral', which .* runs llama, mistral, .*olmo3$"),
+        (
+            "llama",
+            {"model_type": "starcoder2"},
+            r"'starcoder2', which .* runs llama, mistral, .*mixtral$",
+        ),
         ("llama", {"model_type": ["llama"]}, r"type \['llama'\].*llama, mistral"),
         ("gemma3_text", {"model_type": "gemma3"}, r"'gemma3', which .* runs llama"),
         (
