@@ -32,17 +32,18 @@ class Quantisation:
 
     `kind`: "none" (as the model has them), "int8" (codes of 8 bits), "int4" (of 4 bits), "nf4"
     (QLoRA's NormalFloat) or "file" (each matrix as the model's own file packs it, so that forms
-    differ). `group`: columns that share a scale; 0 in "int8": a row does.
+    differ). Only files have "iq4" and "fp4", codes of 4 bits for the numbers of a table, and "fp8",
+    floating point of 8 bits (E4M3). `group`: columns that share a scale; 0 in "int8": a row does.
 
     The rest is of the forms that files come in (docs/quantisation.md has the formulas). `double`:
     the scales are quantised too: of "nf4" as bitsandbytes does it, else a whole number for each
     group times a float16 for 256 columns. `zeros`: what is added in a group: "" (nothing),
     "middle" (a number, to 8 steps up from the least code), "low" (a number, to the code 0) or
-    "points" (minus a whole number of steps). `scales`: dtype of scales and zeros of "int4" and
-    "int8". `ordered`: columns are stored in an order of their own.
+    "points" (minus a whole number of steps). `scales`: dtype of scales and zeros, but of "nf4".
+    `ordered`: columns are stored in an order of their own.
     """
 
-    kind: Literal["none", "int8", "int4", "nf4", "file"] = "none"
+    kind: Literal["none", "int8", "int4", "nf4", "iq4", "fp4", "fp8", "file"] = "none"
     group: int = 0
     double: bool = False
     zeros: Literal["", "middle", "low", "points"] = ""

@@ -43,7 +43,7 @@
 #define MOST (REGISTERS / 2) /* vectors of sums at a time: the others hold what is added */
 #define UNROLL _Pragma("GCC unroll 32")
 
-enum { INT8 = FLOAT64 + 1, NF4, INT4 }; /* kinds of matrices beside those of numbers */
+enum { INT8 = FLOAT64 + 1, NF4, INT4, FP8 }; /* kinds of matrices beside those of numbers */
 
 typedef struct {
     const void *weight;    /* [out, columns]; NF4: [out, columns / 2]; INT4: [tiles, columns, 32] */
@@ -51,7 +51,7 @@ typedef struct {
     const void *zeros;     /* [out, groups] or NULL */
     const int32_t *order;  /* [columns]: which column of a row each stored one is for; or NULL */
     const void *bias;      /* [out], float, or double for rows of float64; or NULL */
-    const float *levels;   /* NF4: its 16 values */
+    const float *levels;   /* NF4: the 16 values of its codes, or of any others of 4 bits */
     int64_t out, columns, group;
     int32_t kind, scale_kind, middle; /* INT4: a code less `middle` is what is scaled */
 } Matrix;

@@ -21,7 +21,7 @@ TILE = 64
 NUMBERS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.float64: 3}
 """Types of numbers as numbers.h has them."""
 
-_CODES = {"int8": 4, "nf4": 5, "int4": 6}
+_CODES = {"int8": 4, "nf4": 5, "iq4": 5, "fp4": 5, "int4": 6, "fp8": 7}
 _BLOCK = 16  # rows of torch's own product, always
 _SLICE = 1 << 20  # weights that are dequantised at a time
 
@@ -59,9 +59,10 @@ class RowProduct:
         """`shape`: (out, columns); `dtype`: of the rows. All tensors are contiguous, on the CPU.
 
         `weight` is plain, [out, columns] in `dtype`, or holds `codes`: "int8", int8 of that shape;
-        "nf4", uint8 [out, columns / 2], the even column in the high nibble, for the 16 `levels` in
-        float32; or "int4", uint8 [tiles, columns, TILE / 2], of a tile output j in the low nibble
-        of byte j, or in the high one of byte j - TILE / 2.
+        "nf4", "iq4" or "fp4", uint8 [out, columns / 2], the even column in the high nibble, for the
+        16 `levels` in float32; "fp8", uint8 [out, columns], E4M3 without NaNs; or "int4", uint8
+        [tiles, columns, TILE / 2], of a tile output j in the low nibble of byte j, or in the high
+        one of byte j - TILE / 2.
 
         A weight is code * scale + zero, of int4 code - `middle`. `scales` and `zeros` [out, groups]
         are of so many columns (`group`); int4 has both as pairs, [groups, tiles * TILE, 2]. They

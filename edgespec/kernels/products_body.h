@@ -429,6 +429,10 @@ INLINE void FN(weights)(const void *weight, int64_t k, int kind, const float *le
         WORDS codes = FN(wide_bytes)((const uint8_t *)weight + k);
         to[0] = FN(wide)(FN(looked_up)(levels, codes >> 4));
         to[1] = FN(wide)(FN(looked_up)(levels, codes));
+    } else if (kind == FP8) { /* E4M3: the bits of a float 2^120 times as small, but for the sign */
+        WORDS codes = FN(wide_bytes)((const uint8_t *)weight + k);
+        WORDS magnitude = (WORDS)((FLOATS)((codes & 0x7f) << 20) * 0x1p120f);
+        to[0] = FN(wide)((FLOATS)(magnitude | (codes & 0x80) << 24));
     } else
         to[0] = FN(numbers)(weight, k, kind);
 }
@@ -590,6 +594,7 @@ static void FN(shaped)(
     case FLOAT64: SHAPES(FLOAT64, 0, 0) break;
 #endif
     case NF4: SHAPES(NF4, 1, 0) break;
+    case FP8: SHAPES(FP8, 1, 0) break;
     default:
         if (zero) {
             SHAPES(INT8, 1, 1)
@@ -670,6 +675,8 @@ static void FN(unpacked)(
         UNPACK(BFLOAT16, NULL, NULL);
     else if (m->kind == NF4)
         UNPACK(NF4, scale, NULL);
+    else if (m->kind == FP8)
+        UNPACK(FP8, scale, NULL);
     else if (zero)
         UNPACK(INT8, scale, zero);
     else

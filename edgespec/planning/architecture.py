@@ -14,14 +14,21 @@ MOST_LAYERS, MOST_EXPERTS = 1024, 4096
 
 _DEFAULT_HEAD_DIM = (
     *("llama", "mistral", "qwen2", "phi3", "granite", "granitemoehybrid", "smollm3"),
-    *("olmo2", "olmo3"),
+    *("olmo2", "olmo3", "exaone4", "cohere2", "olmoe", "mixtral"),
 )
 """Families whose config.json may leave head_dim out: hidden_size / num_attention_heads."""
-_DEFAULT_KV_HEADS = ("llama", "phi3", "granite", "granitemoehybrid", "olmo2", "olmo3")
+_DEFAULT_KV_HEADS = (
+    *("llama", "phi3", "granite", "granitemoehybrid", "olmo2", "olmo3", "cohere2", "olmoe"),
+)
 """Families whose config.json may leave num_key_value_heads out: as many as heads."""
-_TIED = ("gemma2", "gemma3_text", "smollm3")
+_TIED = ("gemma", "gemma2", "gemma3_text", "smollm3", "ernie4_5", "cohere2")
 """Families whose head is the embedding unless config.json says otherwise."""
-_EXPERTS = {"qwen3_moe": "num_experts", "gpt_oss": "num_local_experts"}
+_EXPERTS = {
+    "qwen3_moe": "num_experts",
+    "gpt_oss": "num_local_experts",
+    "olmoe": "num_experts",
+    "mixtral": "num_local_experts",
+}
 """Mixtures, and the field that counts their experts."""
 _WIDTHS = {
     "qwen3_moe": "moe_intermediate_size",
@@ -29,7 +36,12 @@ _WIDTHS = {
 }
 """Families that have another field for the inner width than intermediate_size."""
 FAMILIES = tuple(
-    dict.fromkeys((*_DEFAULT_HEAD_DIM, "qwen3", "ministral", "ministral3", *_TIED, *_EXPERTS))
+    dict.fromkeys(
+        (
+            *(*_DEFAULT_HEAD_DIM, *_TIED, *_EXPERTS),
+            *("qwen3", "ministral", "ministral3", "seed_oss", "glm4"),
+        )
+    )
 )
 """Values of `model_type` whose sizes are known."""
 
