@@ -1,0 +1,75 @@
+"""Refused: why models of families that are known do not run, and what to take in their place."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+REASONS = {
+    "recurrent": "its layers keep a recurrent state (linear attention, convolution, Mamba), from "
+    "which no single guess can be pruned as its keys can",
+    "uneven": "its layers have keys of different shapes, or take keys and token embeddings that "
+    "are on other stages",
+    "latent": "its layers keep latent rows in place of keys (MLA), which the cache does not hold",
+    "images": "it turns keys by the places of images too (M-RoPE), which edgespec does not compute",
+    "longrope": "its rotary embeddings (longrope) turn keys by angles that change with the "
+    "sequence's length, but cached keys keep theirs",
+    "other": "its layers differ from those that edgespec computes",
+}
+"""docs/families.md tells more of each."""
+
+_FAMILIES = (
+    ("qwen3_[5-9]|qwen3_next|qwen4_exp", "recurrent", "qwen3-8b"),
+    (
+        "bailing_hybrid|bamba|falcon_h1|falcon_mamba|jamba|kimi_linear|lfm[23]|mamba|minimax$|"
+        "nemotron_h|olmo_hybrid|recurrent_gemma|rwkv|xlstm|zamba",
+        "recurrent",
+        "qwen3-8b",
+    ),
+    ("gemma(4|3n)", "uneven", "gemma-3-4b"),
+    ("deepseek_v|glm4_moe_lite|kimi_k|minicpm3", "latent", "qwen3-30b-a3b-2507"),
+    ("qwen3_vl", "images", "qwen3-8b"),
+    ("qwen2(_5)?_vl", "images", "qwen2.5-7b"),
+    ("mixtral|mistral4", "other", "mistral-small-3.2"),
+    ("llama4|minimax_m|glm4_moe", "other", "gpt-oss-120b"),
+    ("qwen2_moe|olmoe|ernie4_5_moe", "other", "qwen3-30b-a3b-2507"),
+    ("gemma$", "other", "gemma-2-9b"),
+    ("starcoder2", "other", "qwen2.5-coder-7b"),
+    ("glm4|exaone|cohere|seed_oss|hunyuan|ernie4_5|phi|internlm|gpt_neox", "other", "qwen3-8b"),
+)
+"""How values of `model_type` begin, the narrower one first; why; and a model that runs."""
+
+_RUNNING = {"phi3"}
+"""Values of `model_type` that begin as a refused one does."""
+
+_STATES = {"linear_attention", "mamba", "conv", "hybrid"}
+"""Of `layer_types`: the layer keeps a state."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a model does not run, a key of REASONS, and one that does, by its short name."""
+
+    why: str
+    instead: str
+
+    def __str__(self) -> str:
+        return f"{REASONS[self.why]}; use {self.instead}"
+
+
+def refusal_of(settings: Mapping[str, object]) -> Refusal | None:
+    """Why a model with this config.json does not run; None if that is not known, or it may run."""
+    kind = str(settings.get("model_type"))
+    inner = settings.get("text_config")
+    listed = (inner if isinstance(inner, dict) else settings).get("layer_types")
+    for beginning, why, instead in _FAMILIES if kind not in _RUNNING else ():
+        if re.match(beginning, kind):
+            return Refusal(why, instead)
+    if isinstance(listed, list) and not _STATES.isdisjoint(map(str, listed)):
+        instead = "granite-4-micro" if kind.startswith("granite") else "qwen3-8b"
+        return Refusal("recurrent", instead)
+    scaling = settings.get("rope_scaling") or settings.get("rope_parameters")
+    if isinstance(scaling, dict) and "longrope" in (scaling.get("rope_type"), scaling.get("type")):
+        return Refusal("longrope", "llama-3.2-3b")
+    return None
