@@ -48,6 +48,7 @@ from edgespec.runtime.request_log import RequestLog
 from edgespec.runtime.shared_device import COORDINATOR, SharedDevice, new_file
 from edgespec.runtime.trace import Trace
 from edgespec.types.features import NO_NEEDS
+from edgespec.types.thinking import thinking_in
 from edgespec.types.tool_forms import form_in
 from edgespec.wire.client_messages import NodeStatus
 from edgespec.wire.messages import Assign, Connect
@@ -88,12 +89,12 @@ def run_coordinator(
     config: CoordinatorConfig,
     cluster: ClusterFolder,
     http: Address | None,
-    aliases: tuple[str, ...] = (),
+    api_options: tuple[str, ...] = (),
 ) -> int:
     """Serve the devices and clients of a cluster until a signal ends it; returns the exit code.
 
-    `http`: address of the HTTP API, served by a child process; None: no API. `aliases`:
-    further names of the model there.
+    `http`: address of the HTTP API, served by a child process; None: no API. `api_options`:
+    further ones of `edgespec api`.
     The address is bound, and printed as the only line on standard output, before the models are
     loaded, so that stages can start meanwhile. Raises ConfigError for settings, models or an
     address that cannot be used.
@@ -140,7 +141,7 @@ def run_coordinator(
     node.supervisor = Notifier(slow=slowness())
     node.requests = requests
     node.keep_holders = cluster.keep_holders
-    api = ApiProcess(http, address, cluster, aliases) if http is not None else nullcontext()
+    api = ApiProcess(http, address, cluster, api_options) if http is not None else nullcontext()
     stage = _own_stage(config, own, beside, shared) if own is not None else nullcontext()
     try:
         with ends, api, stage:
@@ -335,6 +336,7 @@ def _membership(
         here=partial(_here, home.ends.enter_context(SensorReader(device))),
         plain=machine.learnt.plain_speed,
         tools=form_in(loaded.codec.chat_template),
+        thinking=thinking_in(loaded.codec.chat_template),
         own_stage=config.with_stage,
         holders=cluster.holders(),
     )

@@ -5,6 +5,7 @@ What costs no time is said at once; the prompt is encoded beside the I/O loop (E
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from edgespec.config import FREE_SOURCES
@@ -74,6 +75,7 @@ class CoordinatorSettings:
 
 MOST_PENALTY, MOST_BIAS = 2.0, 100.0
 """As in OpenAI's API."""
+MOST_REPETITION = 10.0
 
 
 def admit(
@@ -93,17 +95,15 @@ def admit(
     sampling = Sampling(submit.temperature, submit.top_k, submit.top_p, submit.min_p, submit.seed)
     if not -1 <= submit.top <= MOST:
         raise ConfigError(f"top_logprobs is {submit.top}; it must be from 0 to {MOST}")
-    if submit.max_new_tokens < 1:
-        raise ConfigError(f"max_new_tokens is {submit.max_new_tokens}; it must be at least 1")
+    if submit.max_new_tokens < 0:
+        raise ConfigError(f"max_new_tokens is {submit.max_new_tokens}; it must be at least 0")
     if not submit.messages and not submit.prompt:
         raise ConfigError("the prompt is empty; give at least one character")
-    rules = _rules_of(ring, submit)
+    answer = Answer(codec, submit.stop, submit.max_new_tokens, submit.stop_token_ids)
+    rules = _rules_of(ring, submit, answer.ends)
     if submit.prompt and not _is_chat(codec, submit):
         codec.check_length(submit.prompt, most_tokens(ring))
-    answer, client = (
-        Answer(codec, submit.stop, submit.max_new_tokens),
-        RequestClient(peer, submit, now),
-    )
+    client = RequestClient(peer, submit, now)
     needs = ring.needs if policy.drafts else NO_NEEDS
     choosing = choosing_of(sampling, submit.top) if ring.head_last else None
     asked = submit, sampling, policy, answer
@@ -111,7 +111,7 @@ def admit(
     return Request(number, client, *asked, shared, needs, choosing, rules or None, free)
 
 
-def _rules_of(ring: CoordinatorSettings, submit: Submit) -> Rules:
+def _rules_of(ring: CoordinatorSettings, submit: Submit, ends: Collection[int]) -> Rules:
     """What the request's logits are changed by, but for the grammar."""
     presence, frequency = submit.presence_penalty, submit.frequency_penalty
     for name, value, most in [
@@ -123,8 +123,13 @@ def _rules_of(ring: CoordinatorSettings, submit: Submit) -> Rules:
             raise ConfigError(f"{name} is {value}; it must be from {-most:g} to {most:g}")
     if any(one.token < 0 for one in submit.logit_bias):
         raise ConfigError("logit_bias names a negative token")
+    repetition = submit.repetition_penalty
+    if not 0 < repetition <= MOST_REPETITION:
+        words = f"repetition_penalty is {repetition}; it must be above 0, at most "
+        raise ConfigError(f"{words}{MOST_REPETITION:g}")
     bias = tuple((one.token, one.bias) for one in submit.logit_bias)
-    rules = Rules(None, presence, frequency, bias)
+    least = {"least": submit.min_tokens, "ends": tuple(sorted(ends))} if submit.min_tokens else {}
+    rules = Rules(None, presence, frequency, bias, repetition, **least)
     if ring.head_last and (rules or submit.grammar):
         raise ConfigError(
             "the output head of this ring is on the last stage, which knows no grammar, schema, "
@@ -144,7 +149,7 @@ def encode(codec: TextCodec, effect: EncodePrompt) -> PromptEncoded:
     try:
         if _is_chat(codec, asked):
             told = [one.as_json() for one in asked.messages]
-            tokens = codec.encode_chat(told, effect.most, asked.tools)
+            tokens = codec.encode_chat(told, effect.most, asked.tools, asked.settings)
         else:
             tokens = codec.encode(asked.prompt)
         grammar = codec.grammar(asked.grammar) if asked.grammar else None
@@ -153,7 +158,8 @@ def encode(codec: TextCodec, effect: EncodePrompt) -> PromptEncoded:
     except RecursionError:
         words = "tools, or the arguments of a call, are nested too deep"
         return PromptEncoded(effect.request, (), words, "invalid")
-    return PromptEncoded(effect.request, tuple(tokens), grammar=grammar)
+    thinks = codec.opens_thought(tokens)
+    return PromptEncoded(effect.request, tuple(tokens), grammar=grammar, thinks=thinks)
 
 
 def _is_chat(codec: TextCodec, asked: Submit) -> bool:
@@ -197,7 +203,7 @@ def take_prompt(
         fits = _fitting(ring, len(event.tokens), request.asked.max_new_tokens)
     except EdgespecError as problem:
         return str(problem), kind_of(problem)
-    request.encoded(event.tokens, fits, event.grammar)
+    request.encoded(event.tokens, fits, event.grammar, event.thinks)
     return "", ""
 
 

@@ -37,4 +37,6 @@ def finished(
         cached_tokens=stats.cached,
         sources=stats.of_sources(ring.sources if request.policy.drafts else ()),
         prompt_rows=stats.ppd_rows,
+        stop=answer.stop,
+        thinks=request.thinks,
     )

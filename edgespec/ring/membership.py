@@ -75,6 +75,7 @@ class MembershipMachine:
         here: Callable[[], NodeStatus] = lambda: NodeStatus(0, 0, 0),
         plain: Callable[[], float] = lambda: 0.0,
         tools: str = "",
+        thinking: str = "",
         own_stage: int = 0,
         holders: Sequence[str] = (),
     ) -> None:
@@ -83,12 +84,12 @@ class MembershipMachine:
         `own_keys`: public keys of stages on this machine. `live(now)`: what those that run have
         done. `rows`: cache rows that a device has room for; None: as many as `assigns` say.
         `rows_told()`: see Status.rows_live and those behind it; `here()`, `plain()`: Status.home
-        and Status.plain; `tools`: Status.tools. `own_stage`: the number of the stage that the
-        coordinator starts; 0: none."""
+        and Status.plain; `tools`, `thinking`: theirs. `own_stage`: the number of the stage that
+        the coordinator starts; 0: none."""
         self._ring = RingAssembly(Assignment(assigns, names, holders), home, rows)
         self._repartition = Repartition(self._ring, timing, requests, replan)
         self._requests, self._live, self._rows_told = requests, live, rows_told
-        self._here, self._plain, self._tools = here, plain, tools
+        self._here, self._plain, self._forms = here, plain, (tools, thinking)
         self._own_keys = own_keys
         self._timing, self._to_client = timing, Heartbeat(0, timing.answer_silence)
         self._clients: dict[bytes, float] = {}
@@ -390,7 +391,7 @@ class MembershipMachine:
             *self._rows_told(),
             self._here(),
             self._plain(),
-            self._tools,
+            *self._forms,
         )
 
 

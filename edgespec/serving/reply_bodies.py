@@ -31,8 +31,8 @@ class Usage(Struct):
     prompt_tokens: Count
     completion_tokens: Count
     total_tokens: Count
-    prompt_tokens_details: CachedTokens
-    edgespec: RingUsage
+    prompt_tokens_details: CachedTokens | UnsetType = UNSET
+    edgespec: RingUsage | UnsetType = UNSET
 
 
 class AnswerChoice(Struct):
@@ -56,6 +56,8 @@ class MadeCall(Struct, tag_field="type", tag="function"):
 class MadeMessage(Struct, tag_field="role", tag="assistant"):
     content: str | None
     refusal: None = None
+    reasoning_content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
     tool_calls: list[MadeCall] | UnsetType = UNSET
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import secrets
 from functools import cache
@@ -11,20 +12,23 @@ from msgspec import Meta, Struct, field
 from msgspec.structs import replace
 
 from edgespec.config import MAX_TEMPERATURE
-from edgespec.decoding.admission import MOST_BIAS, MOST_PENALTY
+from edgespec.decoding.admission import MOST_BIAS, MOST_PENALTY, MOST_REPETITION
 from edgespec.policy.registry import POLICIES
 from edgespec.types.grammar_spec import json_spec, spec
+from edgespec.types.thinking import settings_for
 from edgespec.types.tool_forms import Tool, ToolForm
 from edgespec.verify.top_logprobs import MOST
 from edgespec.wire.client_messages import (
     MOST_BIASES,
     MOST_MESSAGES,
+    MOST_SETTINGS,
     MOST_TOOLS,
     ChatMessage,
     ToolCall,
 )
 
 MOST_INT = (1 << 31) - 1
+MOST_STOPS = 64
 MOST_CHOICES = 128
 """Answers to one call at most, as in OpenAI's API; the ring's queue may take fewer."""
 COMPLETION_TOKENS = 16
@@ -36,7 +40,7 @@ ToolName = Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[a-zA-Z0-
 FilledText = Annotated[str, Meta(min_length=1)]
 TokenLimit = Annotated[
     Annotated[int, Meta(ge=1, le=MOST_INT)] | None,
-    Meta(description="Tokens of the answer at most."),
+    Meta(description="Tokens of the answer at most; cut to what the context holds."),
 ]
 TopLimit = Annotated[
     Annotated[int, Meta(ge=0, le=MOST)] | None,
@@ -63,8 +67,8 @@ class FieldError(ValueError):
         self.code = code
 
 
-class RequestPart(Struct, kw_only=True, forbid_unknown_fields=True):
-    """A part of a request. An unknown field is refused: a misspelt one would change answers."""
+class RequestPart(Struct, kw_only=True):
+    """A part of a request. For unknown keys see serving.leniency."""
 
     def __post_init__(self) -> None:
         rules = _rules(type(self))
@@ -104,11 +108,23 @@ _POLICY = Meta(
     extra_json_schema={"enum": [*sorted(POLICIES), None]},
 )
 Empty = Annotated[Any, only("it has to be empty", "", [], {}, 0, False)]
+Args = str | dict[str, Any] | None
+"""Arguments of a call: a text in OpenAI's chats, an object in Ollama's."""
 
 
-class TextPart(RequestPart):
-    type: Literal["text"]
+class ContentPart(RequestPart, tag_field="type"): ...
+
+
+class TextPart(ContentPart, tag="text"):
     text: str
+
+
+class RefusalPart(ContentPart, tag="refusal"):
+    refusal: str
+
+    @property
+    def text(self) -> str:
+        return self.refusal
 
 
 class RequestMessage(RequestPart, tag_field="role"):
@@ -143,36 +159,92 @@ class ToolMessage(RequestMessage, tag="tool"):
         return replace(super().record(), tool_call_id=str(self.tool_call_id or ""))
 
 
+class FunctionMessage(RequestMessage, tag="function"):
+    """The same in OpenAI's first form of calls, which have names and no ids."""
+
+    content: str | list[TextPart] | None = None  # type: ignore[assignment]
+
+    def record(self) -> ChatMessage:
+        return replace(super().record(), role="tool", tool_call_id=str(self.name or ""))
+
+
 class CalledFunction(RequestPart):
-    name: ToolName
-    arguments: str
+    name: FilledText
+    arguments: Args = None
+
+    def record(self, id: object) -> ToolCall:
+        """As the ring has it."""
+        told = self.arguments or {}
+        return ToolCall(self.name, told if isinstance(told, str) else as_text(told), str(id or ""))
+
+
+def as_text(arguments: Any) -> str:
+    """Arguments of a call as models write them."""
+    return json.dumps(arguments, ensure_ascii=False)
+
+
+class CustomCall(RequestPart):
+    name: FilledText
+    input: str = ""
 
 
 class RequestCall(RequestPart):
-    function: CalledFunction
+    """A call that was made: of a function, or of a custom tool, whose argument is one text."""
+
+    function: CalledFunction | None = None
+    custom: CustomCall | None = None
     id: Unread = None
-    type: Literal["function"] = "function"
+    type: Unread = None
     index: Unread = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.function is None and self.custom is None:
+            raise FieldError("function", "is missing", "invalid_type")
+
+    def record(self) -> ToolCall:
+        """As the ring has it."""
+        if self.function is not None:
+            return self.function.record(self.id)
+        assert self.custom is not None
+        return CalledFunction(name=self.custom.name, arguments={"input": self.custom.input}).record(
+            self.id
+        )
 
 
 class AssistantMessage(RequestMessage, tag="assistant"):
     """What it said before; a null content, as of a call of a tool, is empty."""
 
-    content: str | list[TextPart] | None  # type: ignore[assignment]
-    refusal: Empty = None
+    content: str | list[TextPart | RefusalPart] | None = None  # type: ignore[assignment]
+    reasoning_content: Annotated[
+        str | None, Meta(description="What it thought; for templates that read it.")
+    ] = None
+    reasoning: Unread = None
+    refusal: str | None = None
     audio: Empty = None
     tool_calls: list[RequestCall] | None = None
-    function_call: Empty = None
-    annotations: Empty = None
+    function_call: CalledFunction | None = None
+    annotations: Unread = None
 
     def record(self) -> ChatMessage:
-        functions = [(one.function, str(one.id or "")) for one in self.tool_calls or ()]
-        calls = tuple(ToolCall(one.name, one.arguments, id) for one, id in functions)
-        return replace(super().record(), tool_calls=calls)
+        made = [call.record() for call in self.tool_calls or ()]
+        if self.function_call is not None:
+            made.append(self.function_call.record(self.function_call.name))
+        thought = self.reasoning_content or self.reasoning
+        said = super().record()
+        return replace(
+            said,
+            content=said.content or self.refusal or "",
+            tool_calls=tuple(made),
+            reasoning=thought if isinstance(thought, str) else "",
+        )
 
 
 class StreamOptions(RequestPart):
     include_usage: bool | None = None
+    continuous_usage_stats: Annotated[
+        bool | None, Meta(description="Extension: each piece has the usage so far.")
+    ] = None
     include_obfuscation: Unread = None
 
 
@@ -181,11 +253,13 @@ class AskedRequest(RequestPart, kw_only=True):
 
     model: Annotated[str, Meta(description="As /v1/models names it.")] = ""
     temperature: Annotated[
-        float, Meta(ge=0, le=MAX_TEMPERATURE, description="0: the likeliest token every time.")
-    ] = 1.0
+        Annotated[float, Meta(ge=0, le=MAX_TEMPERATURE)] | None,
+        Meta(description="0: the likeliest token every time."),
+    ] = None
     top_p: Annotated[
-        float, Meta(gt=0, le=1, description="Sample from the likeliest tokens of this share.")
-    ] = 1.0
+        Annotated[float, Meta(gt=0, le=1)] | None,
+        Meta(description="Sample from the likeliest tokens of this share."),
+    ] = None
     seed: Annotated[
         int, Meta(ge=-(1 << 63), le=(1 << 63) - 1, description="The same one: the same text.")
     ] = field(default_factory=lambda: secrets.randbits(63))
@@ -206,15 +280,31 @@ class AnswerRequest(AskedRequest, kw_only=True):
     """What chats and completions have."""
 
     stop: Annotated[
-        Stop | Annotated[list[Stop], Meta(max_length=4)],
+        Stop | Annotated[list[Stop], Meta(max_length=MOST_STOPS)],
         Meta(description="End before these texts."),
     ] = []
-    top_k: Annotated[
-        int, Meta(ge=0, le=MOST_INT, description="Sample from so many of the likeliest; 0: all.")
+    stop_token_ids: Annotated[
+        list[Annotated[int, Meta(ge=0, le=MOST_INT)]],
+        Meta(max_length=MOST_STOPS, description="Extension: tokens that end the answer too."),
+    ] = []
+    min_tokens: Annotated[
+        int, Meta(ge=0, le=MOST_INT, description="Extension: no end before so many tokens.")
     ] = 0
+    ignore_eos: Annotated[
+        bool, Meta(description="Extension: no end but by `max_tokens` or a stop string.")
+    ] = False
+    top_k: Annotated[
+        Annotated[int, Meta(ge=0, le=MOST_INT)] | None,
+        Meta(description="Sample from so many of the likeliest; 0: all."),
+    ] = None
     min_p: Annotated[
-        float, Meta(ge=0, le=1, description="Leave out tokens below this share of the likeliest.")
-    ] = 0.0
+        Annotated[float, Meta(ge=0, le=1)] | None,
+        Meta(description="Leave out tokens below this share of the likeliest."),
+    ] = None
+    repetition_penalty: Annotated[
+        Annotated[float, Meta(gt=0, le=MOST_REPETITION)] | None,
+        Meta(description="Extension: for tokens that the prompt or the answer has; 1: off."),
+    ] = None
     stream_options: Annotated[StreamOptions | None, Meta(description="Only with `stream`.")] = None
     n: Annotated[
         int,
@@ -249,6 +339,11 @@ class AnswerRequest(AskedRequest, kw_only=True):
         return self.spec_without_tools
 
     @property
+    def is_held(self) -> bool:
+        """Whether that is a call or what its format says, from the first token on."""
+        return bool(self.spec_without_tools)
+
+    @property
     def callable_tools(self) -> list[Tool]:
         """The tools that the model may call."""
         return []
@@ -265,10 +360,25 @@ class AnswerRequest(AskedRequest, kw_only=True):
         """Answers that are asked for."""
         return self.n
 
-    @property
-    def with_usage(self) -> bool:
-        """Whether a stream ends with the usage."""
-        return bool(self.stream_options and self.stream_options.include_usage)
+
+def passed(asked: AskedRequest) -> dict[str, Any]:
+    """Of a request in another form, what a chat has by the same name."""
+    names = {*asked.__struct_fields__}.intersection(ChatRequest.__struct_fields__)
+    found = {name: getattr(asked, name) for name in names - _OWN}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+_OWN = {"messages", "tools", "tool_choice", "user", "metadata"}
+"""Of these every form has its own kind."""
+
+
+def text_of(parts: Any) -> str:
+    """The text of parts, of other forms than chats', that have some."""
+    if isinstance(parts, str):
+        return parts
+    told = parts if isinstance(parts, list | tuple) else ()
+    texts = [one.get("text") for one in told if isinstance(one, dict)]
+    return "".join(text for text in texts if isinstance(text, str))
 
 
 class AnswerFormat(RequestPart, tag_field="type"): ...
@@ -302,7 +412,7 @@ class Function(RequestPart):
 
 class FunctionTool(RequestPart):
     function: Function
-    type: Literal["function"] = "function"
+    type: Annotated[Literal["function"], Meta(description="Others are left out.")] = "function"
 
 
 class ToolByName(RequestPart):
@@ -327,7 +437,14 @@ class SchemaFormat(AnswerFormat, tag="json_schema"):
 
 class ChatRequest(AnswerRequest, kw_only=True):
     messages: Annotated[
-        list[SystemMessage | DeveloperMessage | UserMessage | AssistantMessage | ToolMessage],
+        list[
+            SystemMessage
+            | DeveloperMessage
+            | UserMessage
+            | AssistantMessage
+            | ToolMessage
+            | FunctionMessage
+        ],
         Meta(
             min_length=1,
             max_length=MOST_MESSAGES,
@@ -350,16 +467,26 @@ class ChatRequest(AnswerRequest, kw_only=True):
         Meta(description="Whether it must call one, or which."),
     ] = None
     parallel_tool_calls: Annotated[bool, Meta(description="It may call several at once.")] = True
+    chat_template_kwargs: Annotated[
+        dict[str, str | int | float | bool | None],
+        Meta(max_length=MOST_SETTINGS, description="Extension: for the model's chat template."),
+    ] = {}
+    enable_thinking: Annotated[
+        bool | None, Meta(description="Extension: whether the model thinks before it answers.")
+    ] = None
+    reasoning_effort: Annotated[
+        Annotated[str, Meta(max_length=32)] | None,
+        Meta(description="For the chat template; none: no thinking."),
+    ] = None
     functions: Annotated[Any, only(_NO_FUNCTIONS, [])] = None
     function_call: Annotated[Any, only(_NO_FUNCTIONS, "none", "auto")] = None
     modalities: Annotated[Any, only(_TEXT_ONLY, ["text"])] = None
     audio: Annotated[Any, only(_TEXT_ONLY)] = None
     prediction: Annotated[Any, only("the ring guesses by itself")] = None
-    reasoning_effort: Annotated[Any, only("the model does not reason on the side", "none")] = None
-    verbosity: Annotated[Any, only("the model has no such setting", "medium")] = None
+    verbosity: Unread = None
     web_search_options: Annotated[Any, only("the model has no way into the web")] = None
-    store: Annotated[Any, only("nothing is stored", False)] = None
-    service_tier: Annotated[Any, only("there is one tier", "auto", "default")] = None
+    store: Unread = None
+    service_tier: Unread = None
     safety_identifier: Unread = None
     prompt_cache_key: Unread = None
     prompt_cache_retention: Unread = None
@@ -387,6 +514,17 @@ class ChatRequest(AnswerRequest, kw_only=True):
             raise FieldError("tools", f"with a call that has to be valid {words}")
 
     @property
+    def settings(self) -> dict[str, Any]:
+        """What the chat template is told."""
+        thinks, effort = self.enable_thinking, self.reasoning_effort
+        if thinks is None and effort is not None:
+            thinks = effort != "none"
+        told = {} if thinks is None else settings_for(thinks)
+        if effort not in (None, "none"):
+            told["reasoning_effort"] = effort
+        return {**told, **self.chat_template_kwargs}
+
+    @property
     def callable_tools(self) -> list[Tool]:
         if self.tool_choice == "none":
             return []
@@ -400,6 +538,11 @@ class ChatRequest(AnswerRequest, kw_only=True):
         must = self.tool_choice == "required" or isinstance(self.tool_choice, NamedTool)
         strict = any(tool.function.strict for tool in self.tools)
         return bool(self.callable_tools) and (must or strict)
+
+    @property
+    def is_held(self) -> bool:
+        must = self.tool_choice not in (None, "auto")
+        return super().is_held or (must and bool(self.callable_tools))
 
     def spec(self, form: ToolForm) -> str:
         if not self._tool_grammar:
