@@ -88,11 +88,11 @@ def spoken(model: str) -> str:
 def names_of(model: str) -> tuple[str, ...]:
     """Every name by which a resolved model may be asked for, the one to show first."""
     known = MODELS.get(known_name(model))
+    own = Path(model).name, Path(model).resolve().name
     if known is None:
-        return (Path(model).name,)
+        return tuple(dict.fromkeys(own))
     hub = known.hub.partition("/")[2]
-    names = (known_name(model), known.hub, hub, *known.also, model, Path(model).name)
-    return tuple(dict.fromkeys(names))
+    return tuple(dict.fromkeys((known_name(model), known.hub, hub, *known.also, model, *own)))
 
 
 def published_sampling(model: str) -> Mapping[str, float]:

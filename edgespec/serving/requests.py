@@ -15,7 +15,6 @@ from edgespec.errors import ConfigError
 from edgespec.serving.leniency import MOST_TOKENS, sifted, unread
 from edgespec.serving.problems import ApiProblem, refused
 from edgespec.serving.request_bodies import (
-    AnswerRequest,
     ChatRequest,
     FieldError,
     RequestPart,
@@ -26,7 +25,6 @@ from edgespec.wire.client_messages import Submit, TokenBias
 
 Body = Mapping[str, Any]
 Kind = TypeVar("Kind", bound=RequestPart)
-Asked = TypeVar("Asked", bound=AnswerRequest)
 Answerable = TypeVar("Answerable", ChatRequest, TextRequest)
 
 _PROBLEM = re.compile(r"(.*?)(?: - at `\$\.?([\w.\[\]]*)`)?", re.DOTALL)
@@ -88,29 +86,13 @@ def checked(kind: type[Kind], body: bytes | Body, ignored: list[str] | None = No
     return request
 
 
-DEFAULTS: dict[str, Any] = {
-    "temperature": 1.0,
-    "top_p": 1.0,
-    "top_k": 0,
-    "min_p": 0.0,
-    "repetition_penalty": 1.0,
-}
-"""What is taken for what a request leaves out: OpenAI's defaults."""
-
-
-def filled(request: Asked) -> Asked:
-    """The request, with a default for each setting of sampling that it leaves out."""
-    given = {name: getattr(request, name) for name in DEFAULTS}
-    return replace(request, **{n: d for n, d in DEFAULTS.items() if given[n] is None})
-
-
 def submits_of(
     request: ChatRequest | TextRequest, context_length: int, form: ToolForm = HERMES
 ) -> list[Submit]:
     """What the ring is asked for each choice: those of the first prompt first, each with the next
     seed. `form`: how its model calls tools. A limit of more tokens than the context holds is as
-    none. Raises ApiProblem for what cannot be asked of a ring."""
-    request = filled(request)
+    none. What a request leaves out of its sampling is as the model publishes it (see
+    decoding.admission). Raises ApiProblem for what cannot be asked of a ring."""
     submit = Submit(
         tag=0,
         prompt="",

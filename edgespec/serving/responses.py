@@ -19,7 +19,6 @@ from edgespec.serving.request_bodies import (
     passed,
     text_of,
 )
-from edgespec.serving.requests import filled
 from edgespec.wire.client_messages import Finished, Tokens
 
 _TEXTS = ("input_text", "output_text", "text")
@@ -146,8 +145,8 @@ class ResponseReply(Struct, tag_field="object", tag="response"):
     tools: list[dict[str, Any]]
     tool_choice: Any
     parallel_tool_calls: bool
-    temperature: float
-    top_p: float
+    temperature: float | None
+    top_p: float | None
     error: None = None
     instructions: None = None
     metadata: dict[str, str] = {}
@@ -165,7 +164,7 @@ class ResponsesFormat(BlockFormat):
 
     def __init__(self, asked: ResponsesRequest, request: ChatRequest, served: Served) -> None:
         super().__init__(request, served)
-        self._chat, self._asked = filled(request), asked
+        self._chat, self._asked = request, asked
         self._id = f"resp_{secrets.token_hex(12)}"
         self._items: list[Object] = []
         self._told = 0
@@ -234,8 +233,6 @@ class ResponsesFormat(BlockFormat):
         cut = end is not None and end.finish_reason == "length"
         done: Literal["completed", "incomplete"] = "incomplete" if cut else "completed"
         chat = self._chat
-        assert chat.temperature is not None
-        assert chat.top_p is not None
         return ResponseReply(
             id=self._id,
             created_at=self.served.created,

@@ -34,6 +34,7 @@ from edgespec.runtime.stage_node import StageNode
 from edgespec.sim.toy import VOCABULARY, Expected, ToyCodec, plain_answer
 from edgespec.sim.toy_model import FakeBlock, FakeHead, toy_lenses
 from edgespec.types.tensor import Tensor
+from edgespec.types.usual_sampling import NOTHING_SAID
 from edgespec.wire.client_messages import Finished, Submit
 from edgespec.wire.messages import Assign, Connect, Join
 
@@ -216,6 +217,7 @@ class NodeRing:
             self.machine.load,
             live=self.machine.live,
             plain=self.machine.learnt.plain_speed,
+            about=("", "", ("toy", "org/Toy-1B", "toys"), NOTHING_SAID),
         )
         node = CoordinatorNode(
             self.transport,
