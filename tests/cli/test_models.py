@@ -12,6 +12,7 @@ from support.checkpoints import write_checkpoint, write_tokenizer
 from support.commands import Done, run_here
 from support.hub import COMMIT, Hub
 
+from edgespec.model import hub_download
 from edgespec.model.hub_cache import is_here
 from edgespec.planning.catalogue import MODELS, REFUSED
 
@@ -204,3 +205,39 @@ def test_pull_refuses_before_it_downloads(hub: Hub, tmp_path: Path) -> None:
         assert (code, out) == (2, ""), word
         assert word in err
     assert "pytorch_model.bin" not in hub.fetched()
+
+
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [
+        (("pull", "qwen3-8b"), 2),
+        (("demo", "--model", "qwen3-8b"), 2),
+        (("plan", "--devices", "2*jetson-orin-nano-8gb", "--model", "org/unknown"), 2),
+        (("init", "--stages", "4", "--model", "qwen3-8b"), 0),
+        (("init", "--stages", "4", "--model", "org/unknown"), 0),
+    ],
+)
+def test_without_a_network_one_try_is_made_and_one_sentence_said(
+    here: Here,
+    cache: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    command: tuple[str, ...],
+    code: int,
+) -> None:
+    tried = []
+
+    def refuse(address: tuple[str, int], *_: object) -> None:
+        tried.append(address)
+        raise OSError("Network is unreachable")
+
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("edgespec.model.hub_download.socket.create_connection", refuse)
+    hub_download._is_reachable.cache_clear()
+    monkeypatch.setenv("EDGESPEC_CLUSTER", str(cache / "cluster"))
+    done = here(*command)
+    hub_download._is_reachable.cache_clear()
+    assert (done.code, len(tried)) == (code, 1), done
+    assert "Traceback" not in done.err
+    said = [line for line in done.err.splitlines() if "the hub cannot be reached" in line]
+    assert len(said) == 1
+    assert hub_download._CONNECT_S <= 3
