@@ -118,9 +118,6 @@ class ChoiceFormat(Format):
         super().__init__(request, served)
         self._offsets = [0] * request.choices  # characters of each choice so far, of a completion
         self._counted = [(0, 0)] * request.choices  # tokens of each prompt, and of its answer
-        options = request.stream_options
-        self._with_usage = bool(options and options.include_usage)
-        self._counts_pieces = bool(self._with_usage and options and options.continuous_usage_stats)
         self._common: Object = {
             "id": f"{self.prefix}-{secrets.token_hex(12)}",
             "created": served.created,
@@ -142,13 +139,13 @@ class ChoiceFormat(Format):
         return [self._piece(one) for one in self.last_choices(index, finished.finish_reason)]
 
     def closing(self, ends: Sequence[Finished]) -> list[Reply]:
-        return [self._piece(usage=self._usage(ends))] if self._with_usage else []
+        return [self._piece(usage=self._usage(ends))] if self.request.with_usage else []
 
     def _piece(self, *choices: AnswerChoice, usage: Usage | None = None) -> AnswerReply:
-        if usage is None and self._counts_pieces:
+        if usage is None and self.request.counts_pieces:
             prompts = sum(prompt for prompt, _ in self._counted[:: self.request.n])
             usage = usage_of(prompts, sum(answer for _, answer in self._counted))
-        counted = usage if self._with_usage else UNSET
+        counted = usage if self.request.with_usage else UNSET
         return self.piece_type(choices=list(choices), usage=counted, **self._common)
 
     def _usage(self, ends: Sequence[Finished]) -> Usage:

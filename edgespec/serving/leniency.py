@@ -28,6 +28,7 @@ _OTHERS: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("guided_json", "guided_regex", "guided_choice", "guided_grammar"), ()),
     **dict.fromkeys(("structured_outputs", "json_schema", "bad_words", "allowed_token_ids"), ()),
     **dict.fromkeys(("lora", "lora_request", "chat_template", "samplers", "extra_body"), ()),
+    **dict.fromkeys(("messages", "prompt", "input", "system", "instructions"), ()),
     **dict.fromkeys(("echo", "suffix", "continue_final_message", "use_beam_search"), ()),
     **dict.fromkeys(("prompt_logprobs", "include_stop_str_in_output"), ()),
 }
@@ -47,7 +48,7 @@ _SAME_AS: dict[str, dict[Any, Any]] = {
 }
 """Values that other servers take, and what is the same here."""
 
-_NAMED_ELSEWHERE = {"repeat_penalty": "repetition_penalty"}
+_NAMED_ELSEWHERE = {"repeat_penalty": "repetition_penalty", "think": "enable_thinking"}
 
 _MOST_TOLD, _LONGEST = 20, 80
 _MOST_LOGGED = 1000
@@ -63,7 +64,7 @@ def sifted(body: dict[str, Any], fields: Collection[str]) -> tuple[dict[str, Any
     given: dict[str, Any] = {}
     ignored: list[str] = []
     for told, value in body.items():
-        name = _NAMED_ELSEWHERE.get(told, told)
+        name = told if told in fields else _NAMED_ELSEWHERE.get(told, told)
         if name in fields:
             if isinstance(value, float) and value.is_integer():
                 value = int(value)  # to JSON, 5.0 is an integer

@@ -172,6 +172,12 @@ class MessageEvent(Struct):
     type: str
 
 
+class MessageProblem(Struct, tag_field="type", tag="error"):
+    """Why there is none; `error` has a type and a message."""
+
+    error: dict[str, str]
+
+
 class CountReply(Struct):
     input_tokens: Count
 

@@ -57,8 +57,7 @@ class OllamaRequest(AskedRequest, kw_only=True):
         limit = told.pop("num_predict", None)
         if isinstance(limit, int) and limit < 0:  # -1: without end, -2: until the context is full
             limit = -1
-        body = {**told, **passed(self)}
-        body["max_tokens"] = limit
+        body = {**passed(self), **told, "stream": self.stream, "max_tokens": limit}
         if self.think is not None:
             body["enable_thinking"] = self.think is not False
         if isinstance(self.think, str):

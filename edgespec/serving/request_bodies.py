@@ -360,6 +360,17 @@ class AnswerRequest(AskedRequest, kw_only=True):
         """Answers that are asked for."""
         return self.n
 
+    @property
+    def with_usage(self) -> bool:
+        """Whether a stream ends with the usage."""
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+    @property
+    def counts_pieces(self) -> bool:
+        """Whether each piece of a stream has the usage so far."""
+        options = self.stream_options
+        return self.with_usage and bool(options and options.continuous_usage_stats)
+
 
 def passed(asked: AskedRequest) -> dict[str, Any]:
     """Of a request in another form, what a chat has by the same name."""

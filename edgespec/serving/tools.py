@@ -9,13 +9,13 @@ import json
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import regex
 
+from edgespec.types.thinking import ThoughtReader
 from edgespec.types.tool_forms import Tool, ToolForm
 
-_BLANKS = r"\s{0,16}"
 _NEXT = regex.compile(r"\s{0,16}(?:<parameter=([^>\n]{1,256})>|</function>)")
 _END = regex.compile(r"\n?</parameter>")
 _LONGEST_END = len("\n</parameter>")
@@ -40,7 +40,7 @@ class AnswerReader:
 
     def __init__(self, form: ToolForm, tools: Sequence[Tool], tag: str) -> None:
         """`tools`: those that there are. `tag`: that of its thoughts; "": it has none."""
-        self._thoughts = ThoughtReader(tag) if tag else None
+        self._thoughts = ThoughtReader(*([tag] if tag else ()))
         self._calls = CallReader(form, tools) if tools else None
 
     @property
@@ -50,65 +50,21 @@ class AnswerReader:
 
     def push(self, text: str, *, thinks: bool = False) -> list[Said]:
         """What is certain with this text; `thinks`: the prompt ended within a thought."""
-        said = self._thoughts.push(text, thinks) if self._thoughts else [Said(text)]
-        return [one for piece in said for one in self._read(piece)]
+        return self._read(self._thoughts.push(text, thinks=thinks))
 
     def flush(self) -> list[Said]:
         """The answer has ended: the rest of it."""
-        held = self._thoughts.flush() if self._thoughts else []
-        found = [one for piece in held for one in self._read(piece)]
+        found = self._read(self._thoughts.flush())
         return [*found, *(self._calls.flush() if self._calls else ())]
 
-    def _read(self, said: Said) -> list[Said]:
-        if said.thinks or self._calls is None:
-            return [said] if said.text else []
-        return self._calls.push(said.text)
-
-
-class ThoughtReader:
-    """Finds the thought that an answer begins with, between two tags; blanks beside them are in
-    neither part. A thought that is not closed goes on to the end."""
-
-    def __init__(self, tag: str) -> None:
-        self._opening = regex.compile(rf"{_BLANKS}<{tag}>{_BLANKS}")
-        self._closing = regex.compile(rf"{_BLANKS}</{tag}>")
-        self._held = ""
-        self._part: Literal["start", "thought", "gap", "text"] = "start"
-
-    def push(self, text: str, thinks: bool) -> list[Said]:
-        """What is certain with this text; `thinks`: the answer begins within a thought."""
-        self._held += text
+    def _read(self, pieces: Sequence[tuple[str, bool]]) -> list[Said]:
         found: list[Said] = []
-        if self._part == "start":
-            opened = self._opening.match(self._held, partial=True)
-            if opened and opened.partial and not thinks:
-                return []
-            if opened or thinks:
-                self._part = "thought"
-                self._held = self._held[opened.end() :] if opened else self._held
+        for text, thinks in pieces:
+            if thinks or self._calls is None:
+                found.append(Said(text, thinks=thinks))
             else:
-                self._part = "text"
-        if self._part == "thought":
-            closed = self._closing.search(self._held, partial=True)
-            sure = closed.start() if closed else len(self._held)
-            if sure:
-                found.append(Said(self._held[:sure], thinks=True))
-            self._held = self._held[sure:]
-            if closed is None or closed.partial:
-                return found
-            self._part, self._held = "gap", self._held[len(closed[0]) :]
-        if self._part == "gap":
-            self._held = self._held.lstrip()
-            if not self._held:
-                return found
-            self._part = "text"
-        text, self._held = self._held, ""
-        return [*found, Said(text)] if text else found
-
-    def flush(self) -> list[Said]:
-        """The answer has ended: what was held back of it."""
-        rest, self._held = self._held, ""
-        return [Said(rest, thinks=self._part == "thought")] if rest else []
+                found += self._calls.push(text)
+        return found
 
 
 class CallReader:

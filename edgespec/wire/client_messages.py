@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from msgspec import Meta, field
 
-from edgespec.types.record import MOST_CHARS, Finite, Numbers, Record, Some, Text
+from edgespec.types.record import MOST_CHARS, Finite, Int64, Numbers, Record, Some, Text
 from edgespec.types.tool_forms import Tool
 from edgespec.types.usual_sampling import NOTHING_SAID, UsualSampling
 from edgespec.wire.messages import Message, require
@@ -19,7 +19,7 @@ MOST_MESSAGES, MOST_TOOLS, MOST_SETTINGS = 4096, 128, 32
 """Of a conversation."""
 
 
-Setting = Text | int | float | bool | None
+Setting = Text | Int64 | Finite | bool | None
 """Of a chat template."""
 
 

@@ -56,6 +56,7 @@ PENALTIES: dict[str, Any] = {
     "presence_penalty": 1.5,
     "frequency_penalty": 0.7,
     "logit_bias": (TokenBias(5, 3.0), TokenBias(17, -100.0)),
+    "repetition_penalty": 1.3,
 }
 
 
@@ -111,6 +112,8 @@ def by_schema(schema: object) -> Callable[[Sequence[int], np.ndarray], np.ndarra
 
 def with_penalties(tokens: Sequence[int], logits: np.ndarray) -> np.ndarray:
     """The logits by PENALTIES, written down one by one."""
+    for token in {*tokenizer().encode(PROMPT), *tokens}:
+        logits[token] *= 1 / 1.3 if logits[token] > 0 else 1.3
     for one in PENALTIES["logit_bias"]:
         logits[one.token] += one.bias
     for token in set(tokens):
@@ -129,6 +132,27 @@ def test_three_stages_give_what_transformers_gives_under_a_schema() -> None:
 def test_three_stages_give_what_transformers_gives_with_penalties() -> None:
     ask = replace(asked("flowspec", **PENALTIES), max_new_tokens=24)
     assert answer(torch_ring(3), ask).token_ids == plainly(with_penalties, 24)
+
+
+@pytest.mark.parametrize("policy", tiered(sorted(POLICIES), ["flowspec"]))
+def test_an_answer_has_as_many_tokens_as_it_has_to(policy: str) -> None:
+    """Its end is what the model likes best, and comes as soon as it may; a token that ends it for
+    this request alone may not come before either."""
+    (end,) = tokenizer().eos_ids
+    first, *_ = plainly(lambda tokens, logits: logits, 1)
+    rules: dict[str, Any] = {"stop_token_ids": (first,), "min_tokens": 4}
+    rules["logit_bias"] = (TokenBias(end, 100.0),)
+
+    def forbidden(tokens: Sequence[int], logits: np.ndarray) -> np.ndarray:
+        logits[end] = -np.inf if len(tokens) < 4 else np.inf
+        logits[first] = -np.inf
+        return logits
+
+    found = answer(torch_ring(3), asked(policy, **rules))
+    assert found.token_ids == plainly(forbidden, 5)
+    assert (found.token_ids[-1], found.finish_reason) == (end, "stop")
+    stopped = answer(torch_ring(3), asked(policy, stop_token_ids=(first,)))
+    assert (stopped.token_ids, stopped.text, stopped.finish_reason) == ((first,), "", "stop")
 
 
 # --- every policy, draft and timing -----------------------------------------------------------

@@ -138,12 +138,11 @@ def test_log_probs_come_with_every_token_once(http: httpx.Client, toy_ring: Node
     [
         ("/v1/completions", {**ask(), "model": "gpt-4o"}, 404, "model_not_found"),
         ("/v1/completions", ask("x" * (CONTEXT + 1)), 400, "context_length_exceeded"),
-        ("/v1/completions", {**ask(), "max_tokens": 10**6}, 400, "context_length_exceeded"),
         ("/v1/completions", {**ask(), "max_tokens": 10**30}, 400, "invalid_value"),
         ("/v1/completions", ask("   "), 400, "invalid_request"),
         ("/v1/completions", {}, 400, "missing_required_parameter"),
         ("/v1/chat/completions", {}, 400, "missing_required_parameter"),
-        ("/v1/chat/completions", {"messages": MESSAGES, "x": 1}, 400, "unknown_parameter"),
+        ("/v1/chat/completions", {"messages": MESSAGES, "maxTokens": 1}, 400, "unknown_parameter"),
         ("/v1/embeddings", {}, 404, "unknown_url"),
         ("/v1/models", {}, 405, "unknown_url"),
     ],

@@ -112,12 +112,16 @@ MESSAGES = st.builds(
     VALUES[str],
     VALUES[tuple[ToolCall, ...]],
     VALUES[str],
+    VALUES[str],
 )
 VALUES[tuple[ChatMessage, ...]] = st.lists(MESSAGES, max_size=3).map(tuple)
 JSON = st.recursive(
     st.none() | st.booleans() | INT64 | st.floats(allow_nan=False) | st.text(max_size=8),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner),
     max_leaves=8,
+)
+VALUES[get_type_hints(Submit)["settings"]] = st.dictionaries(
+    VALUES[str], VALUES[str] | INT64 | VALUES[float] | st.booleans() | st.none(), max_size=3
 )
 SCHEMAS = st.dictionaries(st.text(max_size=9), JSON, max_size=3)
 VALUES[tuple[Tool, ...]] = st.lists(
@@ -370,7 +374,7 @@ def header(tag: object, *values: object) -> bytes:
 
 def status(lines: object, nodes: object = (), live: object = ()) -> bytes:
     """The frame of a Status with these fields."""
-    more = ("model", 1024, live, 0, 0, 0, NODE, 0.0, "")
+    more = ("model", 1024, live, 0, 0, 0, NODE, 0.0, "", "")
     return header(47, True, lines, nodes, 1, 1, 0.0, 0, 0, *more)
 
 
@@ -382,7 +386,7 @@ def retain(accepted: object, retained: object) -> bytes:
 def asked(messages: object, tools: object = (), kind: object = "") -> bytes:
     """The frame of a Submit with these fields; `kind`: its policy."""
     plain = (1, "", 9, 0.0, 0, 1.0, 0.0, 0, [], kind, messages, -1, "", "", 0.0, 0.0, [], tools)
-    return header(40, *plain)
+    return header(40, *plain, 1.0, 0, [], {})
 
 
 def nested(depth: int) -> object:
