@@ -20,25 +20,27 @@ REASONS = {
 """docs/families.md tells more of each."""
 
 _FAMILIES = (
-    ("qwen3_[5-9]|qwen3_next|qwen4_exp", "recurrent", "qwen3-8b"),
+    ("qwen3[5-9]|qwen3next|qwen4exp", "recurrent", "qwen3-8b"),
+    ("granitehybrid", "recurrent", "granite-4-micro"),
     (
-        "bailing_hybrid|bamba|falcon_h1|falcon_mamba|jamba|kimi_linear|lfm[23]|mamba|minimax$|"
-        "nemotron_h|olmo_hybrid|recurrent_gemma|rwkv|xlstm|zamba",
+        "bailinghybrid|bamba|falconh1|falconmamba|jamba|kimilinear|lfm[23]|mamba|minimax$|"
+        "nemotronh|olmohybrid|recurrentgemma|rwkv|xlstm|zamba",
         "recurrent",
         "qwen3-8b",
     ),
     ("gemma(4|3n)", "uneven", "gemma-3-4b"),
-    ("deepseek_v|glm4_moe_lite|kimi_k|minicpm3", "latent", "qwen3-30b-a3b-2507"),
-    ("qwen3_vl", "images", "qwen3-8b"),
-    ("qwen2(_5)?_vl", "images", "qwen2.5-7b"),
+    ("deepseekv|deepseek2|glm4moelite|kimik|minicpm3", "latent", "qwen3-30b-a3b-2507"),
+    ("qwen3vl", "images", "qwen3-8b"),
+    ("qwen25?vl", "images", "qwen2.5-7b"),
     ("mixtral|mistral4", "other", "mistral-small-3.2"),
-    ("llama4|minimax_m|glm4_moe", "other", "gpt-oss-120b"),
-    ("qwen2_moe|olmoe|ernie4_5_moe", "other", "qwen3-30b-a3b-2507"),
+    ("llama4|minimaxm|glm4moe", "other", "gpt-oss-120b"),
+    ("qwen2moe|olmoe|ernie45moe", "other", "qwen3-30b-a3b-2507"),
     ("gemma$", "other", "gemma-2-9b"),
     ("starcoder2", "other", "qwen2.5-coder-7b"),
-    ("glm4|exaone|cohere|seed_oss|hunyuan|ernie4_5|phi|internlm|gpt_neox", "other", "qwen3-8b"),
+    ("glm4|exaone|cohere|seedoss|hunyuan|ernie45|phi|internlm|gptneox", "other", "qwen3-8b"),
 )
-"""How values of `model_type` begin, the narrower one first; why; and a model that runs."""
+"""How values of `model_type`, or architectures of GGUF files, begin without "-" and "_", the
+narrower one first; why; and a model that runs."""
 
 _RUNNING = {"phi3"}
 """Values of `model_type` that begin as a refused one does."""
@@ -64,7 +66,7 @@ def refusal_of(settings: Mapping[str, object]) -> Refusal | None:
     inner = settings.get("text_config")
     listed = (inner if isinstance(inner, dict) else settings).get("layer_types")
     for beginning, why, instead in _FAMILIES if kind not in _RUNNING else ():
-        if re.match(beginning, kind):
+        if re.match(beginning, re.sub("[-_]", "", kind)):
             return Refusal(why, instead)
     if isinstance(listed, list) and not _STATES.isdisjoint(map(str, listed)):
         instead = "granite-4-micro" if kind.startswith("granite") else "qwen3-8b"
