@@ -58,6 +58,8 @@ def run_api(config: ApiConfig, folder: ClusterFolder) -> int:
         urls = [f"http://{one}" for one in reached_at(http)]
         print(f"API at {urls[0]}", flush=True)
         log.info("the page and the HTTP API at %s", " or ".join(urls))
+        if config.ollama is not None:
+            log.info("for clients of Ollama at http://%s", Address(config.ollama.host, ports[-1]))
         service = Service(client, config.limits, config.aliases)
         server_of(service, accepts, frozenset(ports) - keyed).run(sockets=listeners)
     return EXIT_OK

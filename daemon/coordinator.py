@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
+from msgspec import structs
+
 from edgespec.backends.compute import CoordinatorCompute
 from edgespec.config import Address, CoordinatorConfig
 from edgespec.daemon.access_list import clean_name
@@ -331,6 +333,7 @@ def _membership(
     can_replan = loaded.model.can_be_cut_anew and home.costs is None
     what = "the ring cannot be shared out anew when a device is lost"
     needs = planned_needs(config, context, what, with_draft=False) if can_replan else None
+    names, template = names_of(config.model), loaded.codec.chat_template
     return MembershipMachine(
         assignment.assigned,
         Connect("", home.transport.data_port, cluster.identity.own.public),
@@ -344,11 +347,13 @@ def _membership(
         rows_told=machine.rows_told,
         here=partial(_here, home.ends.enter_context(SensorReader(device))),
         plain=machine.learnt.plain_speed,
-        about=(
-            form_in(loaded.codec.chat_template),
-            thinking_in(loaded.codec.chat_template),
-            names_of(config.model),
-            loaded.usual,
+        about=partial(
+            structs.replace,
+            model=names[0],
+            names=names,
+            tools=form_in(template),
+            thinking=thinking_in(template),
+            usual=loaded.usual,
         ),
         own_stage=config.with_stage,
         holders=cluster.holders(),

@@ -5,10 +5,9 @@ What costs no time is said at once; the prompt is encoded beside the I/O loop (E
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from msgspec.structs import replace
+from msgspec import structs
 
 from edgespec.config import FREE_SOURCES
 from edgespec.decoding.answer import Answer, RequestClient, TextCodec
@@ -22,7 +21,7 @@ from edgespec.policy.base import Policy
 from edgespec.policy.registry import policy_named
 from edgespec.types.features import NO_NEEDS, DraftNeeds
 from edgespec.types.usual_sampling import NAMES, NOTHING_SAID, UsualSampling
-from edgespec.verify.rules import Rules
+from edgespec.verify.rules import Rules, ThoughtLimit
 from edgespec.verify.sampling import Sampling
 from edgespec.verify.top_logprobs import MOST
 from edgespec.wire.client_messages import Submit
@@ -105,7 +104,7 @@ def admit(
     if not submit.messages and not submit.prompt:
         raise ConfigError("the prompt is empty; give at least one character")
     answer = Answer(codec, submit.stop, submit.max_new_tokens, submit.stop_token_ids)
-    rules = _rules_of(ring, submit, answer.ends, shape.repetition_penalty)
+    rules = _rules_of(ring, submit, answer, shape.repetition_penalty)
     if submit.prompt and not _is_chat(codec, submit):
         codec.check_length(submit.prompt, most_tokens(ring))
     own = shape.own_words([name for name in NAMES if getattr(submit, name) is not None])
@@ -120,13 +119,15 @@ def admit(
 def _shape(ring: CoordinatorSettings, submit: Submit) -> UsualSampling:
     """How the request is sampled: what it does not say is as the model publishes it. A last stage
     that chooses tokens knows no penalty, so that the model's is left out there."""
-    usual = replace(ring.usual, repetition_penalty=1.0) if ring.head_last else ring.usual
+    usual = ring.usual
+    if ring.head_last:
+        usual = structs.replace(usual, repetition_penalty=1.0)
     given = {name: value for name in NAMES if (value := getattr(submit, name)) is not None}
-    return replace(usual, **given)
+    return structs.replace(usual, **given)
 
 
 def _rules_of(
-    ring: CoordinatorSettings, submit: Submit, ends: Collection[int], repetition: float
+    ring: CoordinatorSettings, submit: Submit, answer: Answer, repetition: float
 ) -> Rules:
     """What the request's logits are changed by, but for the grammar."""
     presence, frequency = submit.presence_penalty, submit.frequency_penalty
@@ -143,8 +144,11 @@ def _rules_of(
         words = f"repetition_penalty is {repetition}; it must be above 0, at most "
         raise ConfigError(f"{words}{MOST_REPETITION:g}")
     bias = tuple((one.token, one.bias) for one in submit.logit_bias)
-    least = {"least": submit.min_tokens, "ends": tuple(sorted(ends))} if submit.min_tokens else {}
-    rules = Rules(None, presence, frequency, bias, repetition, **least)
+    rules = Rules(None, presence, frequency, bias, repetition)
+    if submit.min_tokens:
+        rules = replace(rules, least=submit.min_tokens, ends=tuple(sorted(answer.ends)))
+    if submit.thinking_budget >= 0 and (marks := answer.codec.thought_marks):
+        rules = replace(rules, thought=ThoughtLimit(submit.thinking_budget, *marks))
     if ring.head_last and (rules or submit.grammar):
         raise ConfigError(
             "the output head of this ring is on the last stage, which knows no grammar, schema, "

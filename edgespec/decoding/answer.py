@@ -73,6 +73,10 @@ class TextCodec(Protocol):
         if what the template wrote is too long for `most` tokens (see check_length).
         """
 
+    @property
+    def thought_marks(self) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+        """The tokens that begin a thought, and those that end one; None: there are no thoughts."""
+
     def opens_thought(self, tokens: Sequence[int]) -> bool:
         """Whether a prompt ends within a thought."""
 

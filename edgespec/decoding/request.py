@@ -322,8 +322,8 @@ class Request:
             self.rules = replace(self.rules or Rules(), grammar=grammar)
             # What alone may follow is known without a model.
             self._pace = Pace(self.estimates.plain_time, free=True)
-        if self.rules is not None and self.rules.repetition != 1:
-            self.rules = replace(self.rules, prompt=frozenset(tokens))
+        if self.rules is not None:
+            self.rules = self.rules.begun(tokens, thinks=thinks)
         # The target token of a row after this position would be a token past the limit.
         self._last_position = len(tokens) + most_new - 2
         # Cache rows that it may come to take up on every stage.

@@ -22,7 +22,7 @@ from edgespec.model.chat_text import ChatText
 from edgespec.model.grammar import CompiledGrammar, GrammarCompiler, Vocabulary
 from edgespec.model.reading import reading
 from edgespec.model.text_bound import BYTES, TextBound, bound_of
-from edgespec.types.thinking import thinking_in
+from edgespec.types.thinking import tags_of, thinking_in
 from edgespec.types.tool_forms import Message, Tool, form_in, form_named
 
 _MOST_TOKENS = 1 << 20
@@ -142,6 +142,17 @@ class Tokenizer:
             else:
                 messages = form.with_words(form.for_template(messages), tools)
         return self._encoded([dict(one) for one in messages], told, most, settings)
+
+    @cached_property
+    def thought_marks(self) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+        """The tokens that begin a thought, and those that end one; None: it has no thoughts."""
+        tag = thinking_in(self.chat_template)
+        if not tag:
+            return None
+        with self._encoding:
+            marks = (self.inner.encode(one, add_special_tokens=False) for one in tags_of(tag))
+            opening, closing = map(tuple, marks)
+        return opening, closing
 
     def opens_thought(self, tokens: Sequence[int]) -> bool:
         """Whether a prompt ends within a thought: with the tag that begins one."""

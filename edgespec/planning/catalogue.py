@@ -99,7 +99,8 @@ def squeezed(name: str) -> str:
 
 
 def _by_any_name() -> dict[str, str]:
-    listed = (*_CATALOGUE.models.items(), *_CATALOGUE.refused.items())
+    listed: list[tuple[str, KnownModel | RefusedModel]] = [*_CATALOGUE.models.items()]
+    listed += _CATALOGUE.refused.items()
     return {
         squeezed(one): name
         for name, known in listed

@@ -31,7 +31,6 @@ from edgespec.ring.events import KeyRemoved, RingBroke, RingFaulty, RingReached
 from edgespec.ring.health import REASON_CHARS, printable
 from edgespec.ring.repartition import Repartition, Replan
 from edgespec.ring.reports import STILL_S, report_pause
-from edgespec.types.usual_sampling import NOTHING_SAID, UsualSampling
 from edgespec.wire.client_messages import (
     Cancel,
     LiveRequest,
@@ -75,7 +74,7 @@ class MembershipMachine:
         rows_told: Callable[[], tuple[int, int, int]] = lambda: (0, 0, 0),
         here: Callable[[], NodeStatus] = lambda: NodeStatus(0, 0, 0),
         plain: Callable[[], float] = lambda: 0.0,
-        about: tuple[str, str, tuple[str, ...], UsualSampling] = ("", "", (), NOTHING_SAID),
+        about: Callable[[Status], Status] = lambda status: status,
         own_stage: int = 0,
         holders: Sequence[str] = (),
     ) -> None:
@@ -84,8 +83,8 @@ class MembershipMachine:
         `own_keys`: public keys of stages on this machine. `live(now)`: what those that run have
         done. `rows`: cache rows that a device has room for; None: as many as `assigns` say.
         `rows_told()`: see Status.rows_live and those behind it; `here()`, `plain()`: Status.home
-        and Status.plain; `about`: Status.tools and those behind it. `own_stage`: the number of
-        the stage that the coordinator starts; 0: none."""
+        and Status.plain; `about(status)`: with what it tells of the model. `own_stage`: the
+        number of the stage that the coordinator starts; 0: none."""
         self._ring = RingAssembly(Assignment(assigns, names, holders), home, rows)
         self._repartition = Repartition(self._ring, timing, requests, replan)
         self._requests, self._live, self._rows_told = requests, live, rows_told
@@ -376,7 +375,7 @@ class MembershipMachine:
         ]
         running, waiting = self._requests()
         of = next(iter(ring.assignment))
-        return Status(
+        told = Status(
             ring.is_up,
             tuple(line_of(assign, member) for assign, member in shown),
             tuple(nodes),
@@ -385,14 +384,14 @@ class MembershipMachine:
             now - ring.up_since if ring.is_up else 0.0,
             running,
             waiting,
-            next(iter(self._about[2]), PurePath(of.model).name),
+            PurePath(of.model).name,
             of.context_length,
             self._live(now)[:MOST_SHOWN],
             *self._rows_told(),
             self._here(),
             self._plain(),
-            *self._about,
         )
+        return self._about(told)
 
 
 def _refuse(peer: bytes, reason: str) -> list[Effect]:

@@ -48,7 +48,12 @@ _SAME_AS: dict[str, dict[Any, Any]] = {
 }
 """Values that other servers take, and what is the same here."""
 
-_NAMED_ELSEWHERE = {"repeat_penalty": "repetition_penalty", "think": "enable_thinking"}
+_NAMED_ELSEWHERE = {
+    "repeat_penalty": "repetition_penalty",
+    "think": "enable_thinking",
+    "thinking_token_budget": "thinking_budget",
+    "thinking_budget_tokens": "thinking_budget",
+}
 
 _MOST_TOLD, _LONGEST = 20, 80
 _MOST_LOGGED = 1000

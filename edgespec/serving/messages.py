@@ -77,6 +77,7 @@ class MessagesRequest(AskedRequest, kw_only=True):
         body["parallel_tool_calls"] = choice.get("disable_parallel_tool_use") is not True
         if "type" in thinking:
             body["enable_thinking"] = thinking["type"] != "disabled"
+            body["thinking_budget"] = thinking.get("budget_tokens")
         config = self.output_config or {}
         body["reasoning_effort"] = config.get("effort")
         if isinstance(held := config.get("format"), dict):

@@ -339,6 +339,11 @@ class AnswerRequest(AskedRequest, kw_only=True):
         return self.spec_without_tools
 
     @property
+    def stops(self) -> tuple[str, ...]:
+        """Texts before which the answer ends."""
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+    @property
     def is_held(self) -> bool:
         """Whether that is a call or what its format says, from the first token on."""
         return bool(self.spec_without_tools)
@@ -489,6 +494,10 @@ class ChatRequest(AnswerRequest, kw_only=True):
         Annotated[str, Meta(max_length=32)] | None,
         Meta(description="For the chat template; none: no thinking."),
     ] = None
+    thinking_budget: Annotated[
+        Annotated[int, Meta(ge=0, le=MOST_INT)] | None,
+        Meta(description="Extension: tokens after which a thought ends."),
+    ] = None
     functions: Annotated[Any, only(_NO_FUNCTIONS, [])] = None
     function_call: Annotated[Any, only(_NO_FUNCTIONS, "none", "auto")] = None
     modalities: Annotated[Any, only(_TEXT_ONLY, ["text"])] = None
@@ -520,8 +529,8 @@ class ChatRequest(AnswerRequest, kw_only=True):
             )
         if choice == "required" and not names:
             raise FieldError("tool_choice", "is required, and there are no tools")
-        if self._tool_grammar and (self.spec_without_tools or self.stop):
-            words = "cannot be given beside response_format, grammar, regex or stop"
+        if self._tool_grammar and self.spec_without_tools:
+            words = "cannot be given beside response_format, grammar or regex"
             raise FieldError("tools", f"with a call that has to be valid {words}")
 
     @property
@@ -551,9 +560,17 @@ class ChatRequest(AnswerRequest, kw_only=True):
         return bool(self.callable_tools) and (must or strict)
 
     @property
+    def stops(self) -> tuple[str, ...]:
+        """None in a call that is held: the grammar ends it, and its arguments may have any text."""
+        return () if self._must_call else super().stops
+
+    @property
+    def _must_call(self) -> bool:
+        return self.tool_choice not in (None, "auto") and bool(self.callable_tools)
+
+    @property
     def is_held(self) -> bool:
-        must = self.tool_choice not in (None, "auto")
-        return super().is_held or (must and bool(self.callable_tools))
+        return super().is_held or self._must_call
 
     def spec(self, form: ToolForm) -> str:
         if not self._tool_grammar:

@@ -103,7 +103,7 @@ def submits_of(
         min_p=request.min_p,
         # Negative ones are among OpenAI's; two that differ stay different.
         seed=request.seed % (1 << 64),
-        stop=(request.stop,) if isinstance(request.stop, str) else tuple(request.stop),
+        stop=request.stops,
         policy=request.policy or "",
         top=request.top,
         grammar=_spec_of(request, form),
@@ -115,10 +115,12 @@ def submits_of(
         stop_token_ids=tuple(request.stop_token_ids),
     )
     if isinstance(request, ChatRequest):
+        budget = -1 if request.thinking_budget is None else request.thinking_budget
         more = {"tools": tuple(request.callable_tools), "settings": request.settings}
+        submit = replace(submit, thinking_budget=budget, **more)
         try:
             messages = tuple(one.record() for one in request.messages)
-            asked = [replace(submit, messages=messages, **more)]
+            asked = [replace(submit, messages=messages)]
         except ValueError as problem:
             raise refused(str(problem), "messages") from None
     else:

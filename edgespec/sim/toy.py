@@ -58,6 +58,8 @@ class ToyCodec:
             raise ConfigError("the toy model knows no tools")
         return self.encode("".join(one["content"] for one in messages))
 
+    thought_marks = None
+
     def opens_thought(self, tokens: Sequence[int]) -> bool:
         return False
 

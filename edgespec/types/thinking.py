@@ -11,6 +11,11 @@ def thinking_in(template: str) -> str:
     return next((tag for tag in TAGS if f"<{tag}>" in template and f"</{tag}>" in template), "")
 
 
+def tags_of(name: str) -> tuple[str, str]:
+    """What stands before a thought, and behind it."""
+    return f"<{name}>", f"</{name}>"
+
+
 def settings_for(thinks: bool) -> dict[str, bool]:
     """What tells a chat template whether to think: one of these names is what it knows."""
     return {"enable_thinking": thinks, "thinking": thinks}

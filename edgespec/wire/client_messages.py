@@ -79,7 +79,8 @@ class Submit(Message, tag=40, frozen=True):
     client's own name; the coordinator's node replaces it by its own name for that user of that
     client. `grammar`: what the answer may be, as types.grammar_spec writes it. The penalties,
     `logit_bias` and `min_tokens`: see verify.rules.Rules. `stop_token_ids` end the answer as the
-    model's own ends do. `settings`: for the chat template, by the names that it knows. With
+    model's own ends do. `settings`: for the chat template, by the names that it knows.
+    `thinking_budget`: tokens after which a thought ends; -1: it has no such limit. With
     `max_new_tokens` 0 the prompt is counted and not answered. How to sample that is None is as the
     model publishes it (Status.usual). Raises ValueError for a conversation that is too long.
     """
@@ -108,6 +109,7 @@ class Submit(Message, tag=40, frozen=True):
     settings: Annotated[dict[Text, Setting], Meta(max_length=MOST_SETTINGS)] = field(
         default_factory=dict
     )
+    thinking_budget: int = -1
 
     def __post_init__(self) -> None:
         calls = [call for one in self.messages for call in one.tool_calls]

@@ -93,6 +93,12 @@ def test_all_that_the_ring_takes_arrives() -> None:
     assert submitted(chat(logprobs=True)).top == 0
 
 
+def test_a_budget_of_thoughts_arrives() -> None:
+    names = ("thinking_budget", "thinking_token_budget", "thinking_budget_tokens")
+    assert {submitted(chat(**{name: 7})).thinking_budget for name in names} == {7}
+    assert submitted(chat()).thinking_budget == -1
+
+
 def test_negative_seeds_are_taken_and_differ() -> None:
     seeds = {submitted(chat(seed=seed)).seed for seed in (-2, -1, 0, 1, -(1 << 63))}
     assert len(seeds) == 5
@@ -146,6 +152,7 @@ def test_texts_of_a_message_are_joined_and_developers_are_the_system() -> None:
         ({"min_tokens": -1}, "min_tokens"),
         ({"repetition_penalty": 0}, "repetition_penalty"),
         ({"reasoning_effort": 3}, "reasoning_effort"),
+        ({"thinking_budget": -1}, "thinking_budget"),
         ({"chat_template_kwargs": {"a": []}}, "chat_template_kwargs"),
         ({"stop": [""]}, "stop"),
         ({"stop": [1]}, "stop"),

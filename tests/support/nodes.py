@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from functools import partial
 
+from msgspec import structs
 from support.fake_draft import FakeDraft
 from support.keys import OWN, OWNER_IDENTITY, ListedKeys
 
@@ -34,7 +35,6 @@ from edgespec.runtime.stage_node import StageNode
 from edgespec.sim.toy import VOCABULARY, Expected, ToyCodec, plain_answer
 from edgespec.sim.toy_model import FakeBlock, FakeHead, toy_lenses
 from edgespec.types.tensor import Tensor
-from edgespec.types.usual_sampling import NOTHING_SAID
 from edgespec.wire.client_messages import Finished, Submit
 from edgespec.wire.messages import Assign, Connect, Join
 
@@ -217,7 +217,7 @@ class NodeRing:
             self.machine.load,
             live=self.machine.live,
             plain=self.machine.learnt.plain_speed,
-            about=("", "", ("toy", "org/Toy-1B", "toys"), NOTHING_SAID),
+            about=lambda status: structs.replace(status, names=("toy", "org/Toy-1B", "toys")),
         )
         node = CoordinatorNode(
             self.transport,
