@@ -100,7 +100,7 @@ def has_windows(config: ModelConfig) -> bool:
 def check_settings(folder: Path, settings: dict[str, Any]) -> None:
     """Raise ModelError if a config.json, as read, is not of a model type and packing that run."""
     kind = settings.get("model_type")
-    if (refusal := refusal_of(settings)) is not None:
+    if (refusal := refusal_of(settings, FAMILIES)) is not None:
         raise ModelError(
             f"the model in {folder} is of type {kind!r}, which edgespec does not run: {refusal}"
         )

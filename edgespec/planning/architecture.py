@@ -167,7 +167,7 @@ def architecture_of(config: Mapping[str, object], where: str) -> Architecture:
 
     Raises ConfigError for a family that is not known, and for a field that is missing or wrong.
     """
-    if (refusal := refusal_of(config)) is not None:
+    if (refusal := refusal_of(config, FAMILIES)) is not None:
         kind = config.get("model_type")
         raise ConfigError(f"{where}: model_type is {kind!r}, which does not run: {refusal}")
     config = text_settings(config)

@@ -14,7 +14,7 @@ from typing import Annotated
 
 from msgspec import Meta, field
 
-from edgespec.planning.architecture import Architecture, gguf_bytes
+from edgespec.planning.architecture import FAMILIES, Architecture, gguf_bytes
 from edgespec.planning.refused import Refusal, refusal_of
 from edgespec.schema import FileStruct, Text, read_as
 
@@ -79,7 +79,7 @@ class RefusedModel(FileStruct, frozen=True):
 
     @property
     def refusal(self) -> Refusal:
-        known = refusal_of({"model_type": self.family})
+        known = refusal_of({"model_type": self.family}, FAMILIES)
         return Refusal(self.why or (known.why if known else "other"), self.instead)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 
 REASONS = {
@@ -42,9 +42,6 @@ _FAMILIES = (
 """How values of `model_type`, or architectures of GGUF files, begin without "-" and "_", the
 narrower one first; why; and a model that runs."""
 
-_RUNNING = {"phi3"}
-"""Values of `model_type` that begin as a refused one does."""
-
 _STATES = {"linear_attention", "mamba", "conv", "hybrid"}
 """Of `layer_types`: the layer keeps a state."""
 
@@ -60,12 +57,13 @@ class Refusal:
         return f"{REASONS[self.why]}; use {self.instead}"
 
 
-def refusal_of(settings: Mapping[str, object]) -> Refusal | None:
-    """Why a model with this config.json does not run; None if that is not known, or it may run."""
+def refusal_of(settings: Mapping[str, object], running: Container[str]) -> Refusal | None:
+    """Why a model with this config.json does not run; None if that is not known, or it may run.
+    `running`: the families that do."""
     kind = str(settings.get("model_type"))
     inner = settings.get("text_config")
     listed = (inner if isinstance(inner, dict) else settings).get("layer_types")
-    for beginning, why, instead in _FAMILIES if kind not in _RUNNING else ():
+    for beginning, why, instead in _FAMILIES if kind not in running else ():
         if re.match(beginning, re.sub("[-_]", "", kind)):
             return Refusal(why, instead)
     if isinstance(listed, list) and not _STATES.isdisjoint(map(str, listed)):

@@ -98,7 +98,7 @@ def architecture_of(file: GgufFile) -> GgufArchitecture:
     """Raises ModelError for one that is not run."""
     name = file.values.get("general.architecture")
     if not isinstance(name, str) or name not in ARCHITECTURES:
-        refusal = refusal_of({"model_type": name})
+        refusal = refusal_of({"model_type": name}, ARCHITECTURES)
         why = f": {refusal}" if refusal else f"; it runs {', '.join(ARCHITECTURES)}"
         raise ModelError(
             f"the model in {file.path} is of architecture {name!r}, which edgespec does not run "
