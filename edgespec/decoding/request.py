@@ -136,6 +136,11 @@ class Request:
         must_wait = self.head_job or (in_step and self.drafting.running)
         return bool(self.outbox.count_returned) and not must_wait and not self.answer.finish_reason
 
+    @property
+    def decides(self) -> bool:
+        """Whether tokens of it are being chosen, or are to be."""
+        return self.head_job is not None or self.has_result
+
     def take_result(self, now: float) -> list[Effect]:
         """Rows are back: have the tokens after those that are alive sampled."""
         returned = self.outbox.next_returned()
@@ -244,6 +249,11 @@ class Request:
         """Whether its policy may be asked: from the first token on, or as soon as the prompt is on
         its way if it begins with that."""
         return self.tree is not None and (not self.opening or self.policy.starts_with_prompt)
+
+    @property
+    def root_waits(self) -> bool:
+        """Whether it has a root that does not even wait to leave."""
+        return self.tree is not None and not self.tree.is_sent(self.tree.root)
 
     def want_decision(self, wanted: bool = True) -> None:
         """Its policy is to be asked, or not any more, as others decide for it."""
