@@ -42,5 +42,5 @@ def api(
     folder = ClusterFolder.open(folder_of(cluster))
     check_keys(address, folder)
     reached = address_of(folder, coordinator, wait, Notes(), or_known=True)
-    more = {"aliases": frozenset(alias or ()), "ollama": ollama_address(ollama, folder)}
-    leave(run_api(ApiConfig(address, reached, **more), folder))
+    door = ollama_address(ollama, folder)
+    leave(run_api(ApiConfig(address, reached, frozenset(alias or ()), door), folder))

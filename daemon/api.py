@@ -34,9 +34,9 @@ class ApiConfig:
 
     http: Address
     coordinator: Address
-    limits: HttpLimits = field(default_factory=HttpLimits)
     aliases: frozenset[str] = frozenset()
     ollama: Address | None = None
+    limits: HttpLimits = field(default_factory=HttpLimits)
 
 
 def run_api(config: ApiConfig, folder: ClusterFolder) -> int:

@@ -34,7 +34,7 @@ from edgespec.serving.openapi import openapi
 from edgespec.serving.problems import ApiProblem, problem_of
 from edgespec.serving.reply_bodies import HealthReply, Model, ModelList, ReadyReply
 from edgespec.serving.request_bodies import ChatRequest, TextRequest
-from edgespec.serving.requests import Answerable, Body, Kind, checked, submits_of
+from edgespec.serving.requests import Body, Kind, checked, submits_of
 from edgespec.serving.responses import ResponsesFormat, ResponsesRequest
 from edgespec.types.tool_forms import form_named
 from edgespec.wire.client_messages import Finished, Status, Submit
@@ -114,7 +114,7 @@ class Service:
         (submit,) = await self._submits(request, chat, await self.status())
         try:
             async with contextlib.aclosing(
-                self.client.ask(replace(submit, max_new_tokens=0))
+                self.client.ask(replace(submit, max_new_tokens=0, grammar=""))
             ) as told:
                 async for message in told:
                     if isinstance(message, Finished):
@@ -229,14 +229,14 @@ class Service:
     async def answer(
         self,
         request: Request,
-        body: tuple[type[Answerable], bytes | Body],
+        body: tuple[type[ChatRequest | TextRequest], bytes | Body],
         form: Callable[[Any, Served], Format],
         ignored: Sequence[str] = (),
     ) -> AnswerResponse:
         """Ask the ring for what a body of that kind asks for, to be told in that form; `ignored`:
         of the body that it was made from. Raises ApiProblem."""
         left_out = [*ignored]
-        asked = checked(*body, left_out)
+        asked: ChatRequest | TextRequest = checked(*body, left_out)
         status = await (self.status() if asked.wait else self.status(age=0.0))
         if asked.model:
             self.check_model(asked.model, status)

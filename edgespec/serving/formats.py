@@ -247,7 +247,7 @@ class CompletionFormat(ChoiceFormat):
         }
 
 
-class Block:
+class AnswerBlock:
     """A part of an answer: a thought, a text, or a call of a tool."""
 
     def __init__(self, kind: Literal["thinking", "text", "call"], said: Said) -> None:
@@ -270,7 +270,7 @@ class BlockFormat(Format):
 
     def __init__(self, request: ChatRequest | TextRequest, served: Served) -> None:
         super().__init__(request, served)
-        self.blocks: list[Block] = []
+        self.blocks: list[AnswerBlock] = []
         self._is_open = False
 
     def whole(self, ends: Sequence[Finished], log_probs: Sequence[list[Object]]) -> Reply:
@@ -292,7 +292,7 @@ class BlockFormat(Format):
             kind = "call" if one.call >= 0 else kind
             if one.name or not self._is_open or self.blocks[-1].kind != kind:
                 found += self._close()
-                self.blocks.append(Block(kind, one))
+                self.blocks.append(AnswerBlock(kind, one))
                 self._is_open = True
                 found += self.begun(self.blocks[-1])
             if one.text:
@@ -310,15 +310,15 @@ class BlockFormat(Format):
         """The whole answer."""
         raise NotImplementedError
 
-    def begun(self, block: Block) -> list[Reply]:
+    def begun(self, block: AnswerBlock) -> list[Reply]:
         """What is told as a block begins."""
         return []
 
-    def added(self, block: Block, text: str) -> list[Reply]:
+    def added(self, block: AnswerBlock, text: str) -> list[Reply]:
         """What is told of more text of it."""
         return []
 
-    def ended(self, block: Block) -> list[Reply]:
+    def ended(self, block: AnswerBlock) -> list[Reply]:
         """What is told as it is whole."""
         return []
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from difflib import get_close_matches
 from typing import Any
 
@@ -61,7 +61,7 @@ _MOST_LOGGED = 1000
 log = logging.getLogger(__name__)
 
 
-def sifted(body: dict[str, Any], fields: Collection[str]) -> tuple[dict[str, Any], list[str]]:
+def sifted(body: Mapping[str, Any], fields: Collection[str]) -> tuple[dict[str, Any], list[str]]:
     """What of a body is read, which fields there are known by name, and what of it is ignored.
 
     Raises ApiProblem for a key that may not be ignored.
@@ -130,7 +130,8 @@ _logged: set[str] = set()
 
 def header_of(ignored: Collection[str]) -> dict[str, str]:
     """The response header that tells what was ignored; it is logged too, once for each name."""
-    names = [ascii(name)[1:-1][:_LONGEST].replace(",", "") for name in dict.fromkeys(ignored)]
+    shown = (ascii(name)[1:-1][:_LONGEST].replace(",", " ").strip() for name in ignored)
+    names = [*dict.fromkeys(name or "''" for name in shown)]
     if not names:
         return {}
     for name in names[:_MOST_TOLD]:

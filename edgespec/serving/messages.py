@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
-from edgespec.serving.formats import Block, BlockFormat, Object, Reply, Served
+from edgespec.serving.formats import AnswerBlock, BlockFormat, Object, Reply, Served
 from edgespec.serving.reply_bodies import Count
 from edgespec.serving.request_bodies import (
     MOST_STOPS,
@@ -205,14 +205,14 @@ class MessagesFormat(BlockFormat):
         begun = MessageReply(self._id, self.served.model, [], None, None, usage)
         return [{"type": "message_start", "message": begun}, {"type": "ping"}]
 
-    def begun(self, block: Block) -> list[Reply]:
+    def begun(self, block: AnswerBlock) -> list[Reply]:
         return [self._event("content_block_start", content_block=_block(block))]
 
-    def added(self, block: Block, text: str) -> list[Reply]:
+    def added(self, block: AnswerBlock, text: str) -> list[Reply]:
         kind, name = _DELTAS[block.kind]
         return [self._event("content_block_delta", delta={"type": kind, name: text})]
 
-    def ended(self, block: Block) -> list[Reply]:
+    def ended(self, block: AnswerBlock) -> list[Reply]:
         stop = self._event("content_block_stop")
         if block.kind != "thinking":
             return [stop]
@@ -236,7 +236,7 @@ _DELTAS: Mapping[str, tuple[str, str]] = {
 }
 
 
-def _block(block: Block) -> Object:
+def _block(block: AnswerBlock) -> Object:
     if block.kind == "thinking":
         return {"type": "thinking", "thinking": block.text, "signature": ""}
     if block.kind == "text":

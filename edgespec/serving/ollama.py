@@ -12,7 +12,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from edgespec.serving.formats import Block, BlockFormat, Object, Reply, Served, encoded
+from edgespec.serving.answering import AnswerResponse
+from edgespec.serving.formats import AnswerBlock, BlockFormat, Object, Reply, Served, encoded
 from edgespec.serving.problems import ApiProblem
 from edgespec.serving.request_bodies import (
     AskedRequest,
@@ -57,7 +58,8 @@ class OllamaRequest(AskedRequest, kw_only=True):
         limit = told.pop("num_predict", None)
         if isinstance(limit, int) and limit < 0:  # -1: without end, -2: until the context is full
             limit = -1
-        body = {**passed(self), **told, "stream": self.stream, "max_tokens": limit}
+        own = {"stream": self.stream, "max_tokens": limit, "n": 1, "stream_options": None}
+        body = {**passed(self), **told, **own}
         if self.think is not None:
             body["enable_thinking"] = self.think is not False
         if isinstance(self.think, str):
@@ -111,7 +113,9 @@ def _message(told: Object) -> Object:
     if told.get("images"):
         words = f"messages with images cannot be answered: {_NO_IMAGES}"
         raise ApiProblem(400, words, param="messages", code="unsupported_parameter")
-    found = {name: told.get(name) for name in ("role", "content", "tool_calls") if name in told}
+    found: Object = {
+        name: told.get(name) for name in ("role", "content", "tool_calls") if name in told
+    }
     if told.get("role") == "tool":
         found["tool_call_id"] = told.get("tool_call_id") or told.get("tool_name")
     if told.get("role") == "assistant":
@@ -137,13 +141,13 @@ class OllamaFormat(BlockFormat):
         calls = [_call(one) for one in self.blocks if one.kind == "call"]
         return {**self._line(texts["text"], texts["thinking"], calls), **_figures(end)}
 
-    def added(self, block: Block, text: str) -> list[Reply]:
+    def added(self, block: AnswerBlock, text: str) -> list[Reply]:
         if block.kind == "call":
             return []
         told = ("", text) if block.kind == "thinking" else (text, "")
         return [{**self._line(*told), "done": False}]
 
-    def ended(self, block: Block) -> list[Reply]:
+    def ended(self, block: AnswerBlock) -> list[Reply]:
         return [{**self._line(calls=[_call(block)]), "done": False}] if block.call_id else []
 
     def closing(self, ends: Sequence[Finished]) -> list[Reply]:
@@ -171,7 +175,7 @@ def line(
     return {**head, "message": {**message, **({"tool_calls": [*calls]} if calls else {})}}
 
 
-def _call(block: Block) -> Object:
+def _call(block: AnswerBlock) -> Object:
     return {"id": block.call_id, "function": {"name": block.name, "arguments": block.arguments}}
 
 
@@ -217,17 +221,17 @@ class OllamaApi:
             *(Route(f"/api/{name}", self.refuse, methods=["POST", "DELETE"]) for name in refused),
         ]
 
-    async def chat(self, request: Request) -> Response:
+    async def chat(self, request: Request) -> AnswerResponse | Response:
         """Answer a conversation."""
         return await self._answer(request, OllamaChatRequest)
 
-    async def generate(self, request: Request) -> Response:
+    async def generate(self, request: Request) -> AnswerResponse | Response:
         """Answer a question, or go on with a text."""
         return await self._answer(request, OllamaTextRequest)
 
     async def _answer(
         self, request: Request, kind: type[OllamaChatRequest | OllamaTextRequest]
-    ) -> Response:
+    ) -> AnswerResponse | Response:
         ignored: list[str] = []
         asked = await self._service.asked(request, kind, ignored)
         is_chat = isinstance(asked, OllamaChatRequest)

@@ -9,7 +9,6 @@ from functools import cache
 from typing import Annotated, Any, Literal, get_type_hints
 
 from msgspec import Meta, Struct, field
-from msgspec.structs import replace
 
 from edgespec.config import MAX_TEMPERATURE
 from edgespec.decoding.admission import MOST_BIAS, MOST_PENALTY, MOST_REPETITION
@@ -108,8 +107,6 @@ _POLICY = Meta(
     extra_json_schema={"enum": [*sorted(POLICIES), None]},
 )
 Empty = Annotated[Any, only("it has to be empty", "", [], {}, 0, False)]
-Args = str | dict[str, Any] | None
-"""Arguments of a call: a text in OpenAI's chats, an object in Ollama's."""
 
 
 class ContentPart(RequestPart, tag_field="type"): ...
@@ -127,54 +124,16 @@ class RefusalPart(ContentPart, tag="refusal"):
         return self.refusal
 
 
-class RequestMessage(RequestPart, tag_field="role"):
-    content: str | list[TextPart]
-    name: Unread = None
-
-    def record(self) -> ChatMessage:
-        """As the ring has it: a content in parts is one text, and one that is null an empty one,
-        which templates can all add to a text."""
-        content = self.content or ""
-        text = content if isinstance(content, str) else "".join(part.text for part in content)
-        return ChatMessage(str(self.__struct_config__.tag), text)
-
-
-class SystemMessage(RequestMessage, tag="system"): ...
-
-
-class DeveloperMessage(RequestMessage, tag="developer"):
-    def record(self) -> ChatMessage:
-        return replace(super().record(), role="system")
-
-
-class UserMessage(RequestMessage, tag="user"): ...
-
-
-class ToolMessage(RequestMessage, tag="tool"):
-    """What a call gave."""
-
-    tool_call_id: Unread = None
-
-    def record(self) -> ChatMessage:
-        return replace(super().record(), tool_call_id=str(self.tool_call_id or ""))
-
-
-class FunctionMessage(RequestMessage, tag="function"):
-    """The same in OpenAI's first form of calls, which have names and no ids."""
-
-    content: str | list[TextPart] | None = None  # type: ignore[assignment]
-
-    def record(self) -> ChatMessage:
-        return replace(super().record(), role="tool", tool_call_id=str(self.name or ""))
-
-
 class CalledFunction(RequestPart):
+    """What was called: `arguments`, or the one text that is the `input` of a custom tool."""
+
     name: FilledText
-    arguments: Args = None
+    arguments: str | dict[str, Any] | None = None
+    input: str | None = None
 
     def record(self, id: object) -> ToolCall:
         """As the ring has it."""
-        told = self.arguments or {}
+        told = self.arguments or ({} if self.input is None else {"input": self.input})
         return ToolCall(self.name, told if isinstance(told, str) else as_text(told), str(id or ""))
 
 
@@ -183,39 +142,33 @@ def as_text(arguments: Any) -> str:
     return json.dumps(arguments, ensure_ascii=False)
 
 
-class CustomCall(RequestPart):
-    name: FilledText
-    input: str = ""
-
-
 class RequestCall(RequestPart):
-    """A call that was made: of a function, or of a custom tool, whose argument is one text."""
-
     function: CalledFunction | None = None
-    custom: CustomCall | None = None
+    custom: CalledFunction | None = None
     id: Unread = None
     type: Unread = None
     index: Unread = None
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.function is None and self.custom is None:
-            raise FieldError("function", "is missing", "invalid_type")
-
     def record(self) -> ToolCall:
         """As the ring has it."""
-        if self.function is not None:
-            return self.function.record(self.id)
-        assert self.custom is not None
-        return CalledFunction(name=self.custom.name, arguments={"input": self.custom.input}).record(
-            self.id
-        )
+        called = self.function or self.custom
+        if called is None:
+            raise FieldError("function", "is missing", "invalid_type")
+        return called.record(self.id)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.record()
 
 
-class AssistantMessage(RequestMessage, tag="assistant"):
-    """What it said before; a null content, as of a call of a tool, is empty."""
+class RequestMessage(RequestPart):
+    """A message of a conversation; an assistant's content may be left out, as that of a call of a
+    tool is. `function` is a result in OpenAI's first form of calls, which have names and no ids."""
 
-    content: str | list[TextPart | RefusalPart] | None = None  # type: ignore[assignment]
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: str | list[TextPart | RefusalPart] | None = None
+    name: Unread = None
+    tool_call_id: Unread = None
     reasoning_content: Annotated[
         str | None, Meta(description="What it thought; for templates that read it.")
     ] = None
@@ -226,18 +179,27 @@ class AssistantMessage(RequestMessage, tag="assistant"):
     function_call: CalledFunction | None = None
     annotations: Unread = None
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.content is None and self.role not in ("assistant", "function"):
+            raise FieldError("content", "is missing", "invalid_type")
+
     def record(self) -> ChatMessage:
+        """As the ring has it: a content in parts is one text, and none an empty one, which
+        templates can all add to a text."""
+        content = self.content or self.refusal or ""
+        text = content if isinstance(content, str) else "".join(part.text for part in content)
+        if self.role in ("tool", "function"):
+            of = self.tool_call_id if self.role == "tool" else self.name
+            return ChatMessage("tool", text, tool_call_id=str(of or ""))
+        if self.role != "assistant":
+            return ChatMessage("user" if self.role == "user" else "system", text)
         made = [call.record() for call in self.tool_calls or ()]
         if self.function_call is not None:
             made.append(self.function_call.record(self.function_call.name))
         thought = self.reasoning_content or self.reasoning
-        said = super().record()
-        return replace(
-            said,
-            content=said.content or self.refusal or "",
-            tool_calls=tuple(made),
-            reasoning=thought if isinstance(thought, str) else "",
-        )
+        told = thought if isinstance(thought, str) else ""
+        return ChatMessage("assistant", text, tuple(made), reasoning=told)
 
 
 class StreamOptions(RequestPart):
@@ -453,14 +415,7 @@ class SchemaFormat(AnswerFormat, tag="json_schema"):
 
 class ChatRequest(AnswerRequest, kw_only=True):
     messages: Annotated[
-        list[
-            SystemMessage
-            | DeveloperMessage
-            | UserMessage
-            | AssistantMessage
-            | ToolMessage
-            | FunctionMessage
-        ],
+        list[RequestMessage],
         Meta(
             min_length=1,
             max_length=MOST_MESSAGES,
@@ -539,7 +494,7 @@ class ChatRequest(AnswerRequest, kw_only=True):
         thinks, effort = self.enable_thinking, self.reasoning_effort
         if thinks is None and effort is not None:
             thinks = effort != "none"
-        told = {} if thinks is None else settings_for(thinks)
+        told: dict[str, Any] = {} if thinks is None else {**settings_for(thinks)}
         if effort not in (None, "none"):
             told["reasoning_effort"] = effort
         return {**told, **self.chat_template_kwargs}

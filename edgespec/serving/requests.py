@@ -25,7 +25,6 @@ from edgespec.wire.client_messages import Submit, TokenBias
 
 Body = Mapping[str, Any]
 Kind = TypeVar("Kind", bound=RequestPart)
-Answerable = TypeVar("Answerable", ChatRequest, TextRequest)
 
 _PROBLEM = re.compile(r"(.*?)(?: - at `\$\.?([\w.\[\]]*)`)?", re.DOTALL)
 _STEP = re.compile(r"(\w+)|\[(\d+)\]")
@@ -101,6 +100,7 @@ def submits_of(
         top_k=request.top_k,
         top_p=request.top_p,
         min_p=request.min_p,
+        repetition_penalty=request.repetition_penalty,
         # Negative ones are among OpenAI's; two that differ stay different.
         seed=request.seed % (1 << 64),
         stop=request.stops,
@@ -110,7 +110,6 @@ def submits_of(
         presence_penalty=request.presence_penalty,
         frequency_penalty=request.frequency_penalty,
         logit_bias=tuple(TokenBias(int(token), bias) for token, bias in request.logit_bias.items()),
-        repetition_penalty=request.repetition_penalty,
         min_tokens=MOST_TOKENS if request.ignore_eos else request.min_tokens,
         stop_token_ids=tuple(request.stop_token_ids),
     )

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
-from edgespec.serving.formats import Block, BlockFormat, Object, Reply, Served
+from edgespec.serving.formats import AnswerBlock, BlockFormat, Object, Reply, Served
 from edgespec.serving.reply_bodies import Count
 from edgespec.serving.request_bodies import (
     AskedRequest,
@@ -183,7 +183,7 @@ class ResponsesFormat(BlockFormat):
         reply = self._reply(ends[0])
         return [self._event(f"response.{reply.status}", response=reply)]
 
-    def begun(self, block: Block) -> list[Reply]:
+    def begun(self, block: AnswerBlock) -> list[Reply]:
         head, part = _begun(block)
         item = {"id": f"{_IDS[block.kind]}_{secrets.token_hex(12)}", **head}
         self._items.append(item if part is None else {**item, "content": [part]})
@@ -193,14 +193,14 @@ class ResponsesFormat(BlockFormat):
             return [added]
         return [added, self._of_item("response.content_part.added", 0, part={**part})]
 
-    def added(self, block: Block, text: str) -> list[Reply]:
+    def added(self, block: AnswerBlock, text: str) -> list[Reply]:
         if block.kind == "call":
             self._items[-1]["arguments"] += text
         else:
             self._items[-1]["content"][0]["text"] += text
         return [self._of_item(f"response.{_EVENTS[block.kind]}.delta", delta=text)]
 
-    def ended(self, block: Block) -> list[Reply]:
+    def ended(self, block: AnswerBlock) -> list[Reply]:
         item, kind = self._items[-1], f"response.{_EVENTS[block.kind]}.done"
         if block.kind == "call":
             found = [self._of_item(kind, arguments=block.text, name=block.name)]
@@ -232,7 +232,6 @@ class ResponsesFormat(BlockFormat):
     def _reply(self, end: Finished | None) -> ResponseReply:
         cut = end is not None and end.finish_reason == "length"
         done: Literal["completed", "incomplete"] = "incomplete" if cut else "completed"
-        chat = self._chat
         return ResponseReply(
             id=self._id,
             created_at=self.served.created,
@@ -243,9 +242,9 @@ class ResponsesFormat(BlockFormat):
             incomplete_details={"reason": "max_output_tokens"} if cut else None,
             tools=self._asked.tools or [],
             tool_choice=self._asked.tool_choice or "auto",
-            parallel_tool_calls=chat.parallel_tool_calls,
-            temperature=chat.temperature,
-            top_p=chat.top_p,
+            parallel_tool_calls=self._chat.parallel_tool_calls,
+            temperature=self._chat.temperature,
+            top_p=self._chat.top_p,
         )
 
 
@@ -257,7 +256,7 @@ _EVENTS = {
 }
 
 
-def _begun(block: Block) -> tuple[Object, Object | None]:
+def _begun(block: AnswerBlock) -> tuple[Object, Object | None]:
     """The item that a block is, as it begins, and its one part of content, if it has one."""
     more: Object = {"status": "in_progress"}
     if block.kind == "call":
@@ -269,7 +268,7 @@ def _begun(block: Block) -> tuple[Object, Object | None]:
     return {"type": "message", "role": "assistant", **more}, part
 
 
-def _usage(end: Finished, blocks: Sequence[Block]) -> Object:
+def _usage(end: Finished, blocks: Sequence[AnswerBlock]) -> Object:
     # Tokens are not told apart by what they say: those of a thought are estimated by its length.
     said = sum(len(one.text) for one in blocks)
     thought = sum(len(one.text) for one in blocks if one.kind == "thinking")

@@ -42,12 +42,13 @@ class ThoughtReader:
         if self._thinks is None and not self._begin(thinks):
             return []
         self._trim()
-        found: list[tuple[str, bool]] = []
-        if self._thinks:
-            found = self._thought()
-            if self._thinks:
-                return found
-            self._trim()
+        if not self._thinks:
+            return self.flush()
+        found, is_over = self._thought()
+        if not is_over:
+            return found
+        self._thinks, self._trims = False, True
+        self._trim()
         return [*found, *self.flush()]
 
     def flush(self) -> list[tuple[str, bool]]:
@@ -67,21 +68,20 @@ class ThoughtReader:
         self._thinks = self._trims = bool(opening) or thinks
         return True
 
-    def _thought(self) -> list[tuple[str, bool]]:
-        """What is certain of the thought; it is over if a closing tag is there."""
+    def _thought(self) -> tuple[list[tuple[str, bool]], bool]:
+        """What is certain of the thought, and whether it is over."""
         held = self._held
         places = [(held.find(one), one) for one in self._closings if one in held]
         if places:
             at, closing = min(places)
             self._held = held[at + len(closing) :]
-            self._thinks, self._trims = False, True
         else:  # a closing tag may have begun, or blanks before one
             begun = [one[:n] for one in self._closings for n in range(1, len(one))]
             cut = max((len(one) for one in begun if held.endswith(one)), default=0)
             at = len(held[: len(held) - cut].rstrip())
             self._held = held[at:]
         sure = held[:at].rstrip()
-        return [(sure, True)] if sure else []
+        return [(sure, True)] if sure else [], bool(places)
 
     def _trim(self) -> None:
         if self._trims:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 from support.rings import submit
+from support.tool_templates import THINKING
 from support.torch_rings import BASE, tokenizer
 
 from edgespec.decoding.admission import encode
@@ -17,12 +18,6 @@ from edgespec.model.tokenizer import Tokenizer
 from edgespec.types.thinking import settings_for, thinking_in
 from edgespec.wire.client_messages import ChatMessage
 
-TEMPLATE = (
-    "{% for m in messages %}{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>"
-    "{% endif %}{{ m.content }}\n{% endfor %}{{ effort | default('') }}"
-    "{% if thinking is false %}<think>\n\n</think>\n\n{% else %}<think>\n{% endif %}"
-)
-"""As those of Qwen 3 and DeepSeek, in short."""
 ASKED = structs.replace(
     submit(prompt=""),
     messages=(
@@ -36,7 +31,7 @@ ASKED = structs.replace(
 @pytest.fixture(scope="module")
 def codec() -> Tokenizer:
     made = Tokenizer(BASE)
-    made.inner.chat_template = TEMPLATE
+    made.inner.chat_template = THINKING
     return made
 
 
@@ -68,7 +63,7 @@ def test_a_name_that_the_template_has_already_is_refused(codec: Tokenizer) -> No
 def test_the_process_of_templates_is_told_too(codec: Tokenizer) -> None:
     settings = settings_for(False)
     right = encoded(codec, settings)
-    made = TemplateProcess(TEMPLATE, codec.special_tokens)
+    made = TemplateProcess(THINKING, codec.special_tokens)
     here, codec.render = codec.render, made.render
     try:
         assert encoded(codec, settings) == right
@@ -82,5 +77,5 @@ def test_a_model_that_does_not_think_is_seen(codec: Tokenizer) -> None:
     assert thinking_in(tokenizer().chat_template) == ""
     assert not encode(tokenizer(), EncodePrompt(1, ASKED, 5000)).thinks
     for tag in ("think", "seed:think"):
-        assert thinking_in(TEMPLATE.replace("think>", f"{tag}>")) == tag
+        assert thinking_in(THINKING.replace("think>", f"{tag}>")) == tag
     assert thinking_in("<think>") == ""
