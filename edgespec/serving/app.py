@@ -30,7 +30,7 @@ from edgespec.serving.messages import CountReply, MessagesFormat, MessagesReques
 from edgespec.serving.metrics import Metrics
 from edgespec.serving.ollama import OllamaApi
 from edgespec.serving.openapi import openapi
-from edgespec.serving.problems import ApiProblem, problem_of
+from edgespec.serving.problems import OLLAMA, ApiProblem, problem_of
 from edgespec.serving.reply_bodies import HealthReply, Model, ModelList, ReadyReply
 from edgespec.serving.request_bodies import MOST_INT, ChatRequest, TextRequest
 from edgespec.serving.requests import Body, Kind, checked, submits_of
@@ -191,7 +191,8 @@ class Service:
 
     async def _body(self, request: Request) -> bytes:
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-        if kind and kind != "application/json":
+        # The examples of Ollama's manual give none: curl then says that it is a form.
+        if kind and kind != "application/json" and not request.scope["path"].startswith(OLLAMA):
             words = f"the body is {kind[:80]}; send application/json"
             raise ApiProblem(415, words, code="unsupported_media_type")
         length = request.headers.get("content-length", "")

@@ -283,7 +283,7 @@ class OllamaApi:
 
     async def refuse(self, request: Request) -> Response:
         """Say what to do instead."""
-        embeds = request.url.path.startswith("/api/embed")
+        embeds = request.scope["path"].startswith("/api/embed")
         raise ApiProblem(501, _EMBED if embeds else _MANAGE, code="unknown_url")
 
 

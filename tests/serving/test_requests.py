@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import pytest
@@ -352,7 +353,9 @@ def test_no_name_of_a_parameter_is_trouble(name: str) -> None:
         assert caught.value.as_bytes()
 
 
-def test_what_changes_no_answer_is_taken_or_ignored_and_told() -> None:
+def test_what_changes_no_answer_is_taken_or_ignored_and_told(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     """Nothing of it changes what the ring is asked."""
     plain = chat(seed=1)
     neutral = {
@@ -366,6 +369,9 @@ def test_what_changes_no_answer_is_taken_or_ignored_and_told() -> None:
     told = ["mirostat", "typical_p", "echo", "client_metadata", "keep_alive", "cache_prompt"]
     assert ignored == [*told, "id_slot"]
     assert header_of(ignored) == {"x-edgespec-ignored": ", ".join([*told, "id_slot"])}
+    with caplog.at_level(logging.INFO):
+        assert header_of(["told once"]) == header_of(["told once"])
+    assert [one.message for one in caplog.records] == ["ignored in a request: told once"]
     assert header_of([]) == {}
     assert header_of(["", " a,b\n", "é ", ""]) == {"x-edgespec-ignored": r"'', a b\n, \xe9"}
     assert 0 < submitted(chat(top_p=0)).top_p < 1e-300
