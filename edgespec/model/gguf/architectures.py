@@ -52,6 +52,12 @@ _NORMS_BEHIND = {
     "post_attention_norm": "post_attention_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
+_GLM4 = {
+    "ffn_norm": "post_attention_layernorm",
+    "post_attention_norm": "post_self_attn_layernorm",
+    "post_ffw_norm": "post_mlp_layernorm",
+    "ffn_up": "mlp.gate_up_proj",
+}
 _BARE = ("self_attn.sinks",)
 """Tensors whose names in transformers' models end there."""
 _IN_CONFIG = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
@@ -91,6 +97,9 @@ ARCHITECTURES = {
     "olmo2": GgufArchitecture("olmo2", _NORMS_BEHIND),
     "olmoe": GgufArchitecture("olmoe", _EXPERTS),
     "ernie4_5": GgufArchitecture("ernie4_5"),
+    "exaone4": GgufArchitecture("exaone4", _NORMS_BEHIND),
+    "glm4": GgufArchitecture("glm4", _GLM4),
+    "cohere2": GgufArchitecture("cohere2"),
     "gemma": GgufArchitecture("gemma", shifted_norms=True),
     "phi3": GgufArchitecture("phi3", _FUSED),
     "gemma2": GgufArchitecture("gemma2", _FOUR_NORMS, shifted_norms=True),

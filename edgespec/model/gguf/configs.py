@@ -122,7 +122,7 @@ def _common(keys: _Keys) -> Settings:
         "num_attention_heads": heads,
         "num_key_value_heads": keys.whole("attention.head_count_kv", heads),
         "head_dim": keys.whole("attention.key_length", max(1, hidden // heads), most=_MOST_HEAD),
-        "rms_norm_eps": keys.real("attention.layer_norm_rms_epsilon"),
+        "rms_norm_eps": keys.real("attention.layer_norm_rms_epsilon", _eps(keys)),
         "max_position_embeddings": keys.whole("context_length", most=_MOST_CONTEXT),
         "rope_theta": keys.real("rope.freq_base", 10000.0),
         "vocab_size": embedding[0],
@@ -130,6 +130,12 @@ def _common(keys: _Keys) -> Settings:
         **{name: keys.token(name) for name in ("bos_token_id", "eos_token_id")},
         "pad_token_id": None,
     }
+
+
+def _eps(keys: _Keys) -> float | None:
+    """Of a model with layer norms, which has no other."""
+    stated = keys.get("attention.layer_norm_epsilon")
+    return keys.real("attention.layer_norm_epsilon") if stated else None
 
 
 def _llama(keys: _Keys) -> Settings:
@@ -167,6 +173,32 @@ def _olmoe(keys: _Keys) -> Settings:
 
 def _ernie(keys: _Keys) -> Settings:
     return {"use_bias": "blk.0.attn_q.bias" in keys.file.tensors}
+
+
+def _exaone4(keys: _Keys) -> Settings:
+    if keys.get("attention.sliding_window") is None:
+        layers = keys.whole("block_count", most=MOST_LAYERS)
+        return {"sliding_window": None, "layer_types": ["full_attention"] * layers}
+    window = keys.whole("attention.sliding_window")
+    return {"sliding_window": window, "layer_types": _layer_types(keys, 4)}
+
+
+def _glm4(keys: _Keys) -> Settings:
+    hidden, heads = keys.whole("embedding_length"), keys.whole("attention.head_count")
+    head = keys.whole("attention.key_length", max(1, hidden // heads), most=_MOST_HEAD)
+    return {
+        "attention_bias": "blk.0.attn_q.bias" in keys.file.tensors,
+        "partial_rotary_factor": keys.whole("rope.dimension_count", head) / head,
+    }
+
+
+def _cohere2(keys: _Keys) -> Settings:
+    return {
+        "layer_norm_eps": keys.real("attention.layer_norm_epsilon"),
+        "logit_scale": keys.real("logit_scale"),
+        "sliding_window": keys.whole("attention.sliding_window"),
+        "layer_types": _layer_types(keys, 4),
+    }
 
 
 def _mistral3(keys: _Keys) -> Settings:
@@ -294,6 +326,9 @@ _FAMILY: Mapping[str, Callable[[_Keys], Settings]] = {
     "olmo2": _olmo2,
     "olmoe": _olmoe,
     "ernie4_5": _ernie,
+    "exaone4": _exaone4,
+    "glm4": _glm4,
+    "cohere2": _cohere2,
     "phi3": _phi3,
     "gemma2": _gemma2,
     "gemma3": _gemma3,
