@@ -202,7 +202,7 @@ def _add_value(writer: GGUFWriter, key: str, value: Any) -> None:
 
 def _add_settings(writer: GGUFWriter, config: Any, settings: Mapping[str, Any]) -> None:
     writer.add_block_count(config.num_hidden_layers)
-    writer.add_context_length(config.max_position_embeddings)
+    writer.add_context_length(settings["max_position_embeddings"])
     writer.add_embedding_length(config.hidden_size)
     writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
@@ -266,6 +266,11 @@ def _add_rope(writer: GGUFWriter, config: Any, head: int) -> None:
                 writer.add_rope_scaling_yarn_log_mul(rope["mscale_all_dim"])
             if "attention_factor" in rope:
                 writer.add_rope_scaling_attn_factors(rope["attention_factor"])
+    if rope["rope_type"] == "longrope":
+        writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+        for one in ("short", "long"):
+            factors = np.array(rope[f"{one}_factor"], dtype=np.float32)
+            writer.add_tensor(f"rope_factors_{one}.weight", factors)
     if rope["rope_type"] == "llama3":
         writer.add_tensor("rope_freqs.weight", llama3_divisors(rope, head))
 

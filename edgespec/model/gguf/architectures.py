@@ -60,7 +60,8 @@ _GLM4 = {
 }
 _BARE = ("self_attn.sinks",)
 """Tensors whose names in transformers' models end there."""
-_IN_CONFIG = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
+ROPE = "rope_freqs.weight"
+SETTINGS = (ROPE, "rope_factors_long.weight", "rope_factors_short.weight")
 """Tensors that become settings."""
 
 _OF_LAYER = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
@@ -145,7 +146,7 @@ def places(file: GgufFile, heads: int, kv_heads: int) -> dict[str, Place]:
     kind = architecture_of(file)
     found: dict[str, Place] = {}
     for stored in file.tensors.values():
-        if stored.name in _IN_CONFIG:
+        if stored.name in SETTINGS:
             continue
         count = 0
         for name, place in _named(kind, stored, {"attn_q": heads, "attn_k": kv_heads}):

@@ -15,15 +15,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from edgespec.errors import ModelError
-from edgespec.model.gguf.architectures import architecture_of
+from edgespec.model.gguf.architectures import ROPE, architecture_of
 from edgespec.model.gguf.reader import GgufFile, LongArray
 from edgespec.model.reading import reading
 from edgespec.planning.architecture import MOST_EXPERTS, MOST_LAYERS
 
 Settings = dict[str, Any]
-
-ROPE = "rope_freqs.weight"
-"""The one tensor that is a setting."""
 
 _MOST = 1 << 20  # of any size but the context's; the largest known vocabulary has 262,144 tokens
 _MOST_CONTEXT = 1 << 31
@@ -349,14 +346,13 @@ _YARN = {
 def _scaling(keys: _Keys, settings: Settings) -> Settings | None:
     """rope_scaling of config.json."""
     if "rope_factors_long.weight" in keys.file.tensors:
-        raise keys.refusal(
-            "turns keys by angles that change with the sequence's length (rope_factors_long, "
-            "longrope), which edgespec does not run"
-        )
-    if stored := keys.file.tensors.get(ROPE):
-        if stored.type.name != "F32" or stored.shape != (int(settings["head_dim"]) // 2,):
-            raise keys.refusal("holds 'rope_freqs.weight' in a form that is not known")
-        divisors = struct.unpack(f"<{stored.columns}f", stored.read(0, 1))
+        share = float(settings.get("partial_rotary_factor", 1.0))
+        count = int(int(settings["head_dim"]) * share) // 2
+        names = {one: f"rope_factors_{one}.weight" for one in ("short", "long")}
+        factors = {f"{one}_factor": list(_factors(keys, names[one], count)) for one in names}
+        return {"rope_type": "longrope", **factors}
+    if ROPE in keys.file.tensors:
+        divisors = _factors(keys, ROPE, int(settings["head_dim"]) // 2)
         if all(one == 1.0 for one in divisors):
             return None
         found = None
@@ -382,6 +378,13 @@ def _scaling(keys: _Keys, settings: Settings) -> Settings | None:
     elif kind != "linear":
         raise keys.refusal(f"has rotary embeddings of type {kind!r}, which edgespec does not run")
     return scaling
+
+
+def _factors(keys: _Keys, name: str, count: int) -> tuple[float, ...]:
+    """The numbers of a tensor that is a setting."""
+    if keys.shape(name) != (count,) or keys.file.tensors[name].type.name != "F32":
+        raise keys.refusal(f"holds {name!r} in a form that is not known")
+    return struct.unpack(f"<{count}f", keys.file.tensors[name].read(0, 1))
 
 
 _ACCURACY = 1e-4
