@@ -300,6 +300,7 @@ class Loaded:
             ring_key=secrets.token_hex(SECRET_BYTES),
             head=config.head_quantisation.name if config.head_last else "",
             rows=self.rows,
+            cache_dtype=config.cache_dtype,
         )
 
 

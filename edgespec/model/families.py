@@ -22,7 +22,8 @@ class Family:
     `windows`: whether a sliding window is in no layer, in all of them, or where `layer_types` says.
     `own_angles`: each layer type has rotary embeddings of its own. `scaled_embedding`: embedded
     tokens are multiplied by the root of hidden_size. `capped_logits`: final_logit_softcapping
-    counts. `multipliers`: embedding_multiplier and logits_scaling count.
+    counts. `multipliers`: embedding_multiplier and logits_scaling count. `scaled_logits`:
+    logit_scale counts.
     """
 
     windows: Literal["none", "all", "by type"] = "none"
@@ -30,6 +31,7 @@ class Family:
     scaled_embedding: bool = False
     capped_logits: bool = False
     multipliers: bool = False
+    scaled_logits: bool = False
 
 
 FAMILIES: dict[str, Family] = {
@@ -51,6 +53,14 @@ FAMILIES: dict[str, Family] = {
     "smollm3": Family(windows="by type"),
     "olmo2": Family(),
     "olmo3": Family(windows="by type", own_angles=True),
+    "gemma": Family(scaled_embedding=True),
+    "exaone4": Family(windows="by type"),
+    "seed_oss": Family(),
+    "ernie4_5": Family(),
+    "glm4": Family(),
+    "cohere2": Family(windows="by type", scaled_logits=True),
+    "olmoe": Family(),
+    "mixtral": Family(windows="all"),
 }
 """Every value of `model_type` that is accepted."""
 
@@ -86,6 +96,8 @@ def logits_from(config: ModelConfig, product: torch.Tensor) -> torch.Tensor:
     family = FAMILIES[config.model_type]
     if family.multipliers:
         return product / float(config.logits_scaling)
+    if family.scaled_logits:
+        return product * float(config.logit_scale)
     cap = config.final_logit_softcapping if family.capped_logits else None
     return product if cap is None else torch.tanh(product / float(cap)) * float(cap)
 

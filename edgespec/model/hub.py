@@ -11,7 +11,7 @@ from typing import Protocol
 
 from edgespec.errors import ModelError
 from edgespec.model.gguf.files import GgufFiles
-from edgespec.model.gguf.reader import part_names
+from edgespec.model.gguf.reader import is_gguf, part_names
 from edgespec.model.hub_download import cached_file, fetch, is_offline
 from edgespec.planning.catalogue import MODELS
 
@@ -164,10 +164,11 @@ def model_files(model: str | Path) -> ModelFiles:
 
 
 def gguf_of(path: Path) -> Path | None:
-    """The GGUF file that a path on this machine means: itself, or the only one of a folder without
-    *.safetensors files. Raises ModelError for a folder with several."""
+    """The GGUF file that a path on this machine means: itself, if it begins as one or is called so,
+    or the only one of a folder without *.safetensors files. Raises ModelError for a folder with
+    several."""
     if path.is_file():
-        return path if path.suffix == GGUF else None
+        return path if path.suffix == GGUF or is_gguf(path) else None
     if not path.is_dir() or any(path.glob("*.safetensors")):
         return None
     files = sorted(path.glob(f"*{GGUF}"))
@@ -180,17 +181,16 @@ def gguf_of(path: Path) -> Path | None:
 def require_model(model: str | Path) -> None:
     """Raise ModelError if nothing here and nothing of the hub can be meant; it is not asked."""
     path = Path(model)
-    if path.is_dir() or is_hub_id(model) or _HUB_GGUF.fullmatch(str(model)):
+    if path.is_dir() or is_hub_id(model) or _HUB_GGUF.fullmatch(str(model)) or gguf_of(path):
         return
     if path.suffix == GGUF:
-        if path.is_file():
-            return
         raise ModelError(
             f"there is no file {model}; give a GGUF file on this machine, or "
             "ORGANISATION/NAME/FILE.gguf of the Hugging Face Hub"
         )
+    what = f"{model} does not begin as a GGUF file does" if path.is_file() else ""
     raise ModelError(
-        f"there is no model folder {model}; give a name of `edgespec models`, the "
+        f"{what or f'there is no model folder {model}'}; give a name of `edgespec models`, the "
         "ORGANISATION/NAME of a model on the Hugging Face Hub, a GGUF file, or a folder with "
         "config.json, a tokenizer and *.safetensors files"
     )

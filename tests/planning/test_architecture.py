@@ -140,7 +140,8 @@ def test_every_family_is_read(family: str) -> None:
     other = {"shared_intermediate_size": 512, "num_local_experts": 32}
     of = architecture_of({**MIXTURE, **other, "model_type": family}, "config.json")
     assert of.intermediate == {"qwen3_moe": 768, "granitemoehybrid": 512}.get(family, 6144)
-    assert of.experts == {"qwen3_moe": 128, "gpt_oss": 32}.get(family, 0)
+    experts = {"qwen3_moe": 128, "olmoe": 128, "gpt_oss": 32, "mixtral": 32}
+    assert of.experts == experts.get(family, 0)
     assert of.layers == 48
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 from tokenizers import (
@@ -48,6 +49,7 @@ _GPT4O = (
     rf"|\p{{N}}{{1,3}}|{_PATH_TAIL}"
 )
 _GPT2 = ""  # the cut that tokenizers' ByteLevel has built in
+_WORDS = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"
 _DIGIT = r"\p{N}"
 
 _CUTS: dict[str, tuple[str, ...]] = {
@@ -59,6 +61,7 @@ _CUTS: dict[str, tuple[str, ...]] = {
     "tekken": (_TEKKEN,),
     **dict.fromkeys(("smollm", "refact", "starcoder", "command-r", "codeshell"), (_DIGIT, _GPT2)),
     **dict.fromkeys(("gpt-2", "phi-2", "mpt", "olmo"), (_GPT2,)),
+    "default": (r"[\p{P}\$\+<=>\^~\|]+", _WORDS, r"\p{N}+", "[0-9][0-9][0-9]"),
 }
 """How text is cut before pairs are merged, one cut after the other, by tokenizer.ggml.pre."""
 _WHOLE_FIRST = {"llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "tekken"}
@@ -75,6 +78,9 @@ _SAMPLING = {
 }
 """Settings of sampling, by their names behind general.sampling."""
 _MOST_SAMPLING = 1e6
+
+_BY_TOKEN = {"<|begin_of_text|>": "llama-bpe", "<|return|>": "gpt-4o"}
+"""How a vocabulary with this token cuts, where its file does not say so."""
 
 _TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<|end|>", "<turn|>")
 """Control tokens that end a turn, by whatever model: files often state one end alone."""
@@ -194,12 +200,21 @@ class _Vocabulary:
             if one == kind and token
         ]
 
+    @cached_property
+    def _pre(self) -> str:
+        """How text is cut: as the file says, or else the model's kind; by default as llama.cpp."""
+        if stated := self._value("pre"):
+            return str(stated)
+        if str(self._file.values.get("general.architecture")).startswith("qwen"):
+            return "qwen2"
+        found = (pre for token, pre in _BY_TOKEN.items() if token in self.tokens)
+        return next(found, "default")
+
     def _byte_level(self) -> Tokenizer:
-        pre = str(self._value("pre") or "")
+        pre = self._pre
         if pre not in _CUTS:
             raise self.refusal(
-                f"that cuts text as {pre or 'it does not say'!r} (tokenizer.ggml.pre), edgespec "
-                f"knows {', '.join(_CUTS)}"
+                f"that cuts text as {pre!r} (tokenizer.ggml.pre), edgespec knows {', '.join(_CUTS)}"
             )
         merges = self._file.array("tokenizer.ggml.merges")
         if merges is None:
@@ -248,7 +263,7 @@ class _Vocabulary:
 
     def _surround(self, tokenizer: Tokenizer) -> None:
         """Tokens that the tokenizer itself puts in front of a text and behind it."""
-        usual = self._kind == "llama" or str(self._value("pre")) in _WHOLE_FIRST
+        usual = self._kind == "llama" or self._pre in _WHOLE_FIRST
         flags = {"bos": self._value("add_bos_token"), "eos": self._value("add_eos_token")}
         flags["bos"] = usual if flags["bos"] is None else flags["bos"]
         ids = {name: self._id(f"{name}_token_id") for name, flag in flags.items() if flag}
