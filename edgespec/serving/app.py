@@ -25,15 +25,15 @@ from edgespec.runtime.async_client import AsyncClient
 from edgespec.serving.answering import AnswerResponse
 from edgespec.serving.formats import ChatFormat, CompletionFormat, Format, Served, encoded
 from edgespec.serving.guard import ASKER, Guard
-from edgespec.serving.leniency import MOST_TOKENS, header_of
+from edgespec.serving.leniency import header_of
 from edgespec.serving.limits import STATUS_AGE_S, HttpLimits
 from edgespec.serving.messages import CountReply, MessagesFormat, MessagesRequest
 from edgespec.serving.metrics import Metrics
 from edgespec.serving.ollama import OllamaApi
 from edgespec.serving.openapi import openapi
-from edgespec.serving.problems import ApiProblem, problem_of
+from edgespec.serving.problems import OLLAMA, ApiProblem, problem_of
 from edgespec.serving.reply_bodies import HealthReply, Model, ModelList, ReadyReply
-from edgespec.serving.request_bodies import ChatRequest, TextRequest
+from edgespec.serving.request_bodies import MOST_INT, ChatRequest, TextRequest
 from edgespec.serving.requests import Body, Kind, checked, submits_of
 from edgespec.serving.responses import ResponsesFormat, ResponsesRequest
 from edgespec.types.tool_forms import form_named
@@ -193,7 +193,8 @@ class Service:
 
     async def _body(self, request: Request) -> bytes:
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-        if kind and kind != "application/json":
+        # The examples of Ollama's manual give none: curl then says that it is a form.
+        if kind and kind != "application/json" and not request.scope["path"].startswith(OLLAMA):
             words = f"the body is {kind[:80]}; send application/json"
             raise ApiProblem(415, words, code="unsupported_media_type")
         length = request.headers.get("content-length", "")
@@ -245,7 +246,7 @@ class Service:
         if self.answers + asked.choices > self.limits.answers:
             words = f"{self.answers} requests are being answered already; try again later"
             raise ApiProblem(429, words, code="too_many_requests")
-        if status.context_length < asked.limit < MOST_TOKENS:
+        if status.context_length < asked.limit < MOST_INT:
             left_out.append(f"max_tokens above {status.context_length}")
         submits = await self._submits(request, asked, status)
         served = Served(form_named(status.tools), status.thinking, status.model, int(time.time()))

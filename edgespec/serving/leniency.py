@@ -11,11 +11,13 @@ import logging
 import math
 from collections.abc import Collection, Iterator, Mapping
 from difflib import get_close_matches
+from functools import cache
 from typing import Any
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from edgespec.serving.problems import refused
+from edgespec.serving.request_bodies import MOST_INT, UNREAD, ChatRequest, TextRequest, is_same
 
 _NOTHING: tuple[Any, ...] = (None, False, "", [], {})
 _OTHERS: dict[str, tuple[Any, ...]] = {
@@ -28,32 +30,35 @@ _OTHERS: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("guided_json", "guided_regex", "guided_choice", "guided_grammar"), ()),
     **dict.fromkeys(("structured_outputs", "json_schema", "bad_words", "allowed_token_ids"), ()),
     **dict.fromkeys(("lora", "lora_request", "chat_template", "samplers", "extra_body"), ()),
-    **dict.fromkeys(("messages", "prompt", "input", "system", "instructions"), ()),
-    **dict.fromkeys(("echo", "suffix", "continue_final_message", "use_beam_search"), ()),
-    **dict.fromkeys(("prompt_logprobs", "include_stop_str_in_output"), ()),
+    **dict.fromkeys(("input", "system", "instructions", "continue_final_message"), ()),
+    **dict.fromkeys(("use_beam_search", "prompt_logprobs", "include_stop_str_in_output"), ()),
 }
 """Parameters of other servers that would change an answer, with the values that, beside those of
 _NOTHING, ask for nothing."""
 
-MOST_TOKENS = (1 << 31) - 1
-"""As many tokens as there is room for."""
+_TEXT_STAYS = {
+    *("chat_template_kwargs", "enable_thinking", "reasoning_effort", "thinking_budget"),
+    *("parallel_tool_calls", "stream_options", "logprobs", "top_logprobs"),
+}
+"""Of chats; a form that has them not gives the same text without."""
 
 _SAME_AS: dict[str, dict[Any, Any]] = {
     "top_k": {-1: 0},
     "top_p": {0: math.ulp(0)},  # the smallest set that holds any probability: the likeliest token
-    "max_tokens": {-1: MOST_TOKENS},
-    "max_completion_tokens": {-1: MOST_TOKENS},
-    "max_output_tokens": {-1: MOST_TOKENS},
+    "max_tokens": {-1: MOST_INT},
+    "max_completion_tokens": {-1: MOST_INT},
+    "max_output_tokens": {-1: MOST_INT},
     "stop": {"": None},
 }
 """Values that other servers take, and what is the same here."""
 
-_NAMED_ELSEWHERE = {
-    "repeat_penalty": "repetition_penalty",
-    "think": "enable_thinking",
-    "thinking_token_budget": "thinking_budget",
-    "thinking_budget_tokens": "thinking_budget",
-}
+_SAME_NAMES = (
+    ("max_completion_tokens", "max_tokens", "max_output_tokens", "max_new_tokens", "n_predict"),
+    ("stop", "stop_sequences"),
+    ("repetition_penalty", "repeat_penalty"),
+    ("enable_thinking", "think"),
+    ("thinking_budget", "thinking_token_budget", "thinking_budget_tokens"),
+)
 
 _MOST_TOLD, _LONGEST = 20, 80
 _MOST_LOGGED = 1000
@@ -69,7 +74,7 @@ def sifted(body: Mapping[str, Any], fields: Collection[str]) -> tuple[dict[str, 
     given: dict[str, Any] = {}
     ignored: list[str] = []
     for told, value in body.items():
-        name = told if told in fields else _NAMED_ELSEWHERE.get(told, told)
+        name = told if told in fields else _name_here(told, fields)
         if name in fields:
             if isinstance(value, float) and value.is_integer():
                 value = int(value)  # to JSON, 5.0 is an integer
@@ -86,22 +91,29 @@ def sifted(body: Mapping[str, Any], fields: Collection[str]) -> tuple[dict[str, 
     return given, ignored
 
 
+def _name_here(name: str, fields: Collection[str]) -> str:
+    same = (one for names in _SAME_NAMES if name in names for one in names)
+    return next((one for one in same if one in fields), name)
+
+
+@cache
+def _neutral() -> dict[str, tuple[Any, ...]]:
+    """What changes an answer elsewhere, or in another form here, with the values that do not."""
+    own = [field for kind in (ChatRequest, TextRequest) for field in structs.fields(kind)]
+    changes = {one.name: (one.default,) for one in own if one.name not in _TEXT_STAYS | UNREAD}
+    return {**changes, **_OTHERS}
+
+
 def _check_unread(name: str, value: Any, fields: Collection[str]) -> None:
-    shown = ascii(name)[:80]
-    if name in _OTHERS:
-        if not any(_is_same(value, one) for one in (*_OTHERS[name], *_NOTHING)):
+    if (neutral := _neutral().get(name)) is not None:
+        if not any(is_same(value, one) for one in (*neutral, *_NOTHING)):
             words = f"{name} is not supported here, and would change the answer; leave it out"
             raise refused(words, name, "unsupported_parameter")
         return
     near = get_close_matches(name[:64].lower(), fields, 1, 0.8)
     if near:
-        words = f"there is no parameter {shown}; is {near[0]} meant?"
+        words = f"there is no parameter {ascii(name)[:80]}; is {near[0]} meant?"
         raise refused(words, name[:200], "unknown_parameter")
-
-
-def _is_same(value: object, other: object) -> bool:
-    """Equal, and of the same kind: true is not 1."""
-    return value == other and isinstance(value, bool) == isinstance(other, bool)
 
 
 def _hosted(tool: Any) -> str:

@@ -133,7 +133,11 @@ def _part(block: Any) -> Any:
     if not isinstance(block, dict):
         return block
     source = block.get("source")
-    if block.get("type") == "document" and isinstance(source, dict) and source["type"] == "text":
+    if (
+        block.get("type") == "document"
+        and isinstance(source, dict)
+        and source.get("type") == "text"
+    ):
         return {"type": "text", "text": source.get("data")}
     return {"type": block.get("type"), "text": block.get("text")}
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING, Annotated, Any
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from msgspec import Meta
 from starlette.requests import Request
@@ -37,7 +38,7 @@ _NANO = 1_000_000_000
 
 
 class OllamaRequest(AskedRequest, kw_only=True):
-    """What chats and texts have; both stream unless told otherwise."""
+    """What chats and texts have; both stream unless told otherwise. `asks`: there is a question."""
 
     stream: Annotated[bool, Meta(description="Send the answer in lines of JSON.")] = True
     format: Annotated[
@@ -77,6 +78,11 @@ class OllamaRequest(AskedRequest, kw_only=True):
 class OllamaChatRequest(OllamaRequest, kw_only=True):
     messages: Annotated[list[dict[str, Any]] | None, Meta(description="As in chats.")] = None
     tools: Annotated[list[dict[str, Any]] | None, Meta(description="As in chats.")] = None
+    raw: ClassVar = False
+
+    @property
+    def asks(self) -> bool:
+        return bool(self.messages)
 
     def as_chat(self) -> Object:
         """The body of the chat that asks for the same."""
@@ -92,6 +98,10 @@ class OllamaTextRequest(OllamaRequest, kw_only=True):
     images: Annotated[Any, only(_NO_IMAGES, [])] = None
     template: Annotated[Any, only("the model has its own", "")] = None
     context: Annotated[Any, only("send the conversation to /api/chat", [])] = None
+
+    @property
+    def asks(self) -> bool:
+        return bool(self.prompt)
 
     def as_chat(self) -> Object:
         """The body of the chat, or with `raw` of the completion, that asks for the same."""
@@ -136,10 +146,12 @@ class OllamaFormat(BlockFormat):
         self._is_chat = is_chat
 
     def reply(self, end: Finished) -> Reply:
-        texts = {kind: "".join(one.text for one in self.blocks if one.kind == kind)
-                 for kind in ("text", "thinking")}  # fmt: skip
+        text, thought = (
+            "".join(one.text for one in self.blocks if one.kind == kind)
+            for kind in ("text", "thinking")
+        )
         calls = [_call(one) for one in self.blocks if one.kind == "call"]
-        return {**self._line(texts["text"], texts["thinking"], calls), **_figures(end)}
+        return {**self._line(text, thought, calls), **_figures(end)}
 
     def added(self, block: AnswerBlock, text: str) -> list[Reply]:
         if block.kind == "call":
@@ -167,20 +179,19 @@ def line(
     model: str, is_chat: bool, text: str = "", thought: str = "", calls: Sequence[Object] = ()
 ) -> Object:
     """A piece of an answer, as it comes now."""
-    head: Object = {"model": model, "created_at": _now()}
+    now = datetime.now(timezone.utc).isoformat().replace("+00:00", "Z")
+    head: Object = {"model": model, "created_at": now}
     more: Object = {"thinking": thought} if thought else {}
     if not is_chat:
         return {**head, "response": text, **more}
-    message = {"role": "assistant", "content": text, **more}
-    return {**head, "message": {**message, **({"tool_calls": [*calls]} if calls else {})}}
+    message: Object = {"role": "assistant", "content": text, **more}
+    if calls:
+        message["tool_calls"] = [*calls]
+    return {**head, "message": message}
 
 
 def _call(block: AnswerBlock) -> Object:
     return {"id": block.call_id, "function": {"name": block.name, "arguments": block.arguments}}
-
-
-def _now() -> str:
-    return datetime.now(timezone.utc).isoformat().replace("+00:00", "Z")
 
 
 def _figures(end: Finished) -> Object:
@@ -212,8 +223,8 @@ class OllamaApi:
         """Of all paths that there are; what cannot be had says so."""
         refused = ("pull", "push", "create", "copy", "delete", "embed", "embeddings")
         return [
-            Route("/api/chat", self.chat, methods=["POST"]),
-            Route("/api/generate", self.generate, methods=["POST"]),
+            Route("/api/chat", partial(self._answer, OllamaChatRequest), methods=["POST"]),
+            Route("/api/generate", partial(self._answer, OllamaTextRequest), methods=["POST"]),
             Route("/api/tags", self.tags, methods=["GET"]),
             Route("/api/ps", self.running, methods=["GET"]),
             Route("/api/show", self.show, methods=["POST"]),
@@ -221,39 +232,22 @@ class OllamaApi:
             *(Route(f"/api/{name}", self.refuse, methods=["POST", "DELETE"]) for name in refused),
         ]
 
-    async def chat(self, request: Request) -> AnswerResponse | Response:
-        """Answer a conversation."""
-        return await self._answer(request, OllamaChatRequest)
-
-    async def generate(self, request: Request) -> AnswerResponse | Response:
-        """Answer a question, or go on with a text."""
-        return await self._answer(request, OllamaTextRequest)
-
     async def _answer(
-        self, request: Request, kind: type[OllamaChatRequest | OllamaTextRequest]
+        self, kind: type[OllamaChatRequest | OllamaTextRequest], request: Request
     ) -> AnswerResponse | Response:
+        """Answer a conversation or a question, or go on with a text."""
         ignored: list[str] = []
         asked = await self._service.asked(request, kind, ignored)
-        is_chat = isinstance(asked, OllamaChatRequest)
-        if not (asked.messages if isinstance(asked, OllamaChatRequest) else asked.prompt):
-            return await self._loaded(asked, is_chat)
-        status = await self._service.status()
-        raw = isinstance(asked, OllamaTextRequest) and asked.raw
-        body = {**asked.as_chat(), "model": bare(asked.model, status)}
-        return await self._service.answer(
-            request,
-            (TextRequest if raw else ChatRequest, body),
-            lambda chat, served: OllamaFormat(is_chat, chat, served),
-            ignored,
-        )
-
-    async def _loaded(self, asked: OllamaRequest, is_chat: bool) -> Response:
-        """Clients send nothing to have the model loaded, or given up: it is there all the time."""
-        status = await self._service.status()
-        self._service.check_model(bare(asked.model, status), status)
+        status, is_chat = await self._service.status(), kind is OllamaChatRequest
+        model = bare(asked.model, status)
+        if asked.asks:
+            body = TextRequest if asked.raw else ChatRequest, {**asked.as_chat(), "model": model}
+            form = partial(OllamaFormat, is_chat)
+            return await self._service.answer(request, body, form, ignored)
+        # That is how the model is loaded, or given up: it is there all the time.
+        self._service.check_model(model, status)
         reason = "unload" if asked.keep_alive in (0, "0", "0s") else "load"
-        told = {**line(status.model, is_chat), "done": True, "done_reason": reason}
-        return JSONResponse(told)
+        return JSONResponse({**line(status.model, is_chat), "done": True, "done_reason": reason})
 
     async def tags(self, request: Request) -> Response:
         """List the one model."""
@@ -289,7 +283,7 @@ class OllamaApi:
 
     async def refuse(self, request: Request) -> Response:
         """Say what to do instead."""
-        embeds = request.url.path.startswith("/api/embed")
+        embeds = request.scope["path"].startswith("/api/embed")
         raise ApiProblem(501, _EMBED if embeds else _MANAGE, code="unknown_url")
 
 

@@ -79,7 +79,7 @@ class RequestPart(Struct, kw_only=True):
                 texts = value if isinstance(value, list) else [value]
                 if any(isinstance(one, str) and _SURROGATE.search(one) for one in texts):
                     raise FieldError(name, "is not valid Unicode text: it has half a character")
-            elif rule["values"] and not any(_is_same(value, one) for one in rule["values"]):
+            elif rule["values"] and not any(is_same(value, one) for one in rule["values"]):
                 message = f"is not supported here ({rule['reason']}); leave it out"
                 raise FieldError(name, message, "unsupported_parameter")
 
@@ -95,7 +95,7 @@ def _rules(part: type[RequestPart]) -> dict[str, dict[str, Any]]:
     return {name: meta.extra for name, meta in metas.items() if meta.extra}
 
 
-def _is_same(value: object, other: object) -> bool:
+def is_same(value: object, other: object) -> bool:
     """Equal, and of the same kind: true is not 1."""
     return value == other and isinstance(value, bool) == isinstance(other, bool)
 
@@ -106,7 +106,6 @@ _POLICY = Meta(
     description="Extension: what the ring sends when.",
     extra_json_schema={"enum": [*sorted(POLICIES), None]},
 )
-Empty = Annotated[Any, only("it has to be empty", "", [], {}, 0, False)]
 
 
 class ContentPart(RequestPart, tag_field="type"): ...
@@ -174,7 +173,7 @@ class RequestMessage(RequestPart):
     ] = None
     reasoning: Unread = None
     refusal: str | None = None
-    audio: Empty = None
+    audio: Annotated[Any, only(_TEXT_ONLY)] = None
     tool_calls: list[RequestCall] | None = None
     function_call: CalledFunction | None = None
     annotations: Unread = None
@@ -586,3 +585,12 @@ class TextRequest(AnswerRequest, kw_only=True):
     @property
     def top(self) -> int:
         return -1 if self.logprobs is None else self.logprobs
+
+
+UNREAD = frozenset(
+    name
+    for kind in (ChatRequest, TextRequest)
+    for name, rule in _rules(kind).items()
+    if rule["values"] is None
+)
+"""Names of parameters that are taken and change nothing."""

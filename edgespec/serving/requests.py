@@ -12,9 +12,10 @@ from msgspec import ValidationError, convert
 from msgspec.structs import replace
 
 from edgespec.errors import ConfigError
-from edgespec.serving.leniency import MOST_TOKENS, sifted, unread
+from edgespec.serving.leniency import sifted, unread
 from edgespec.serving.problems import ApiProblem, refused
 from edgespec.serving.request_bodies import (
+    MOST_INT,
     ChatRequest,
     FieldError,
     RequestPart,
@@ -110,7 +111,7 @@ def submits_of(
         presence_penalty=request.presence_penalty,
         frequency_penalty=request.frequency_penalty,
         logit_bias=tuple(TokenBias(int(token), bias) for token, bias in request.logit_bias.items()),
-        min_tokens=MOST_TOKENS if request.ignore_eos else request.min_tokens,
+        min_tokens=MOST_INT if request.ignore_eos else request.min_tokens,
         stop_token_ids=tuple(request.stop_token_ids),
     )
     if isinstance(request, ChatRequest):

@@ -203,7 +203,7 @@ class ResponsesFormat(BlockFormat):
     def ended(self, block: AnswerBlock) -> list[Reply]:
         item, kind = self._items[-1], f"response.{_EVENTS[block.kind]}.done"
         if block.kind == "call":
-            found = [self._of_item(kind, arguments=block.text, name=block.name)]
+            found = [self._of_item(kind, arguments=block.text)]
         else:
             part = {**item["content"][0]}
             found = [

@@ -382,6 +382,15 @@ def test_anthropics_key_is_taken(toy_ring: NodeRing) -> None:
         )
 
 
+def test_ollamas_manual_asks_by_curl_without_a_type(http: httpx.Client) -> None:
+    """As a form of another site's page would, which says where it comes from."""
+    form = {"content-type": "application/x-www-form-urlencoded"}
+    body = json.dumps({"prompt": "hello", "options": {"num_predict": 2}})
+    assert lines_of(http.post("/api/generate", content=body, headers=form).text)
+    page = {**form, "origin": "http://evil.example"}
+    assert http.post("/api/generate", content=body, headers=page).status_code == 403
+
+
 def test_ollamas_clients_find_the_model(http: httpx.Client) -> None:
     """By the name that they give it, with a tag; loading and giving it up is no work."""
     (listed,) = http.get("/api/tags").json()["models"]
@@ -503,6 +512,46 @@ def gathered(kind: str, told: str) -> Parts:
 
 
 KINDS = ("openai", "responses", "anthropic", "ollama")
+OF_ITEM = {"item_id", "output_index"}
+OF_EVENTS = {
+    "response.created": {"response"},
+    "response.in_progress": {"response"},
+    "response.output_item.added": {"item", "output_index"},
+    "response.content_part.added": {*OF_ITEM, "content_index", "part"},
+    "response.reasoning_text.delta": {*OF_ITEM, "content_index", "delta"},
+    "response.reasoning_text.done": {*OF_ITEM, "content_index", "text"},
+    "response.output_text.delta": {*OF_ITEM, "content_index", "delta", "logprobs"},
+    "response.output_text.done": {*OF_ITEM, "content_index", "logprobs", "text"},
+    "response.content_part.done": {*OF_ITEM, "content_index", "part"},
+    "response.function_call_arguments.delta": {*OF_ITEM, "delta"},
+    "response.function_call_arguments.done": {*OF_ITEM, "arguments"},
+    "response.output_item.done": {"item", "output_index"},
+    "response.completed": {"response"},
+}
+"""Fields of openai's events of an answer that thinks, says and calls, beside type and number."""
+OF_ITEMS = {
+    "reasoning": {"id", "type", "summary", "content", "status"},
+    "message": {"id", "type", "role", "content", "status"},
+    "function_call": {"id", "type", "call_id", "name", "arguments", "status"},
+}
+OF_DELTAS = {"role", "content", "reasoning", "reasoning_content", "tool_calls"}
+
+
+def test_openais_events_have_the_fields_of_its_types() -> None:
+    told = streamed("responses", 3, END).decode()
+    seen = [json.loads(part.partition("data: ")[2]) for part in told.split("\n\n") if "{" in part]
+    assert {one["type"] for one in seen} == {*OF_EVENTS}
+    for one in seen:
+        assert {*one} == {"type", "sequence_number"} | OF_EVENTS[one["type"]], one
+    items = [one["item"] for one in seen if one["type"] == "response.output_item.done"]
+    assert [{*one} for one in items] == list(OF_ITEMS.values())
+    assert items == seen[-1]["response"]["output"]
+    chunks = streamed("openai", 3, END).decode().split("\n\n")
+    for one in (json.loads(part.partition("data: ")[2]) for part in chunks if "{" in part):
+        assert {*one} == {"id", "object", "created", "model", "choices"}
+        (choice,) = one["choices"]
+        assert {*choice} == {"index", "delta", "logprobs", "finish_reason"}
+        assert {*choice["delta"]} <= OF_DELTAS
 
 
 @pytest.mark.parametrize("kind", KINDS)

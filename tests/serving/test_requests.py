@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from edgespec.serving.leniency import header_of
 from edgespec.serving.problems import ApiProblem
 from edgespec.serving.request_bodies import COMPLETION_TOKENS, ChatRequest, TextRequest
 from edgespec.serving.requests import checked, parsed, submits_of
+from edgespec.serving.responses import ResponsesRequest
 from edgespec.types.grammar_spec import json_spec, spec
 from edgespec.wire.client_messages import ChatMessage, Submit, TokenBias, ToolCall
 from edgespec.wire.codec import decode, encode
@@ -92,6 +94,25 @@ def test_all_that_the_ring_takes_arrives() -> None:
     assert submitted(text(prompt=["only one"])).prompt == "only one"
     assert submitted(text(stop="x")).stop == ("x",)
     assert submitted(chat(logprobs=True)).top == 0
+
+
+def test_limits_and_stops_have_several_names() -> None:
+    for name in ("max_tokens", "max_completion_tokens", "max_output_tokens", "max_new_tokens"):
+        assert submitted(text(**{name: 7})).max_new_tokens == 7
+        assert submitted(chat(**{name: 7})).max_new_tokens == 7
+    assert submitted(text(stop_sequences=["!"])).stop == ("!",)
+    asked = checked(ResponsesRequest, {"input": "hello", "max_tokens": 7, "n": 1, "tools": []})
+    assert asked.max_output_tokens == 7
+
+
+def test_what_another_form_has_is_refused_if_it_would_change_the_answer() -> None:
+    for more in ({"top_k": 4}, {"stop": ["!"]}, {"regex": "a"}, {"n": 2}, {"logit_bias": {"1": 1}}):
+        with pytest.raises(ApiProblem, match="would change the answer"):
+            checked(ResponsesRequest, {"input": "hello", **more})
+    ignored: list[str] = []
+    body = {"prompt": "hello", "seed": 1, "enable_thinking": False, "store": True, "echo": False}
+    assert submitted(checked(TextRequest, body, ignored)) == submitted(text(seed=1))
+    assert ignored == ["enable_thinking", "store"]
 
 
 def test_a_budget_of_thoughts_arrives() -> None:
@@ -246,6 +267,8 @@ def test_what_cannot_be_served_is_refused_by_name(more: dict[str, Any], param: s
         ({"suffix": "x"}, "suffix"),
         ({"logprobs": True}, "logprobs"),
         ({"messages": MESSAGES}, "messages"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
     ],
 )
 def test_completions_refuse_by_name_as_well(more: dict[str, Any], param: str) -> None:
@@ -331,7 +354,9 @@ def test_no_name_of_a_parameter_is_trouble(name: str) -> None:
         assert caught.value.as_bytes()
 
 
-def test_what_changes_no_answer_is_taken_or_ignored_and_told() -> None:
+def test_what_changes_no_answer_is_taken_or_ignored_and_told(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     """Nothing of it changes what the ring is asked."""
     plain = chat(seed=1)
     neutral = {
@@ -345,6 +370,9 @@ def test_what_changes_no_answer_is_taken_or_ignored_and_told() -> None:
     told = ["mirostat", "typical_p", "echo", "client_metadata", "keep_alive", "cache_prompt"]
     assert ignored == [*told, "id_slot"]
     assert header_of(ignored) == {"x-edgespec-ignored": ", ".join([*told, "id_slot"])}
+    with caplog.at_level(logging.INFO):
+        assert header_of(["told once"]) == header_of(["told once"])
+    assert [one.message for one in caplog.records] == ["ignored in a request: told once"]
     assert header_of([]) == {}
     assert header_of(["", " a,b\n", "é ", ""]) == {"x-edgespec-ignored": r"'', a b\n, \xe9"}
     likeliest, off = submitted(chat(top_p=0)).top_p, submitted(chat(top_k=-1)).top_k

@@ -69,6 +69,8 @@ _WHOLE_FIRST = {"llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "tekken
 _COMPOSED = {"qwen2", "deepseek-r1-qwen"}
 """Text is brought into Unicode's composed form first."""
 
+_BY_TOKEN = {"<|begin_of_text|>": "llama-bpe", "<|return|>": "gpt-4o"}
+"""How a vocabulary with this token cuts, where its file does not say so."""
 _SAMPLING = {
     "temp": "temperature",
     "top_k": "top_k",
@@ -78,9 +80,6 @@ _SAMPLING = {
 }
 """Settings of sampling, by their names behind general.sampling."""
 _MOST_SAMPLING = 1e6
-
-_BY_TOKEN = {"<|begin_of_text|>": "llama-bpe", "<|return|>": "gpt-4o"}
-"""How a vocabulary with this token cuts, where its file does not say so."""
 
 _TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<|end|>", "<turn|>")
 """Control tokens that end a turn, by whatever model: files often state one end alone."""
