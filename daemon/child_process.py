@@ -16,7 +16,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
-from edgespec.daemon.process import EXIT_FAILED, PARENT
+from edgespec.daemon.process import PARENT
+from edgespec.errors import EXIT_FAILED
 
 END_S = 5.0
 """Seconds that it gets to end by itself."""
