@@ -350,7 +350,7 @@ def _added_difference(base: Tokenizer, draft: Tokenizer) -> str | None:
 
 def _specials_difference(base: Tokenizer, draft: Tokenizer) -> str | None:
     for kind in ("bos_token", "eos_token"):
-        ours, theirs = getattr(base.inner, kind), getattr(draft.inner, kind)
+        ours, theirs = base.special_tokens.get(kind), draft.special_tokens.get(kind)
         if ours != theirs:
             return f"{kind} is {_named(ours)} in the base and {_named(theirs)} in the draft"
     ours_put, theirs_put = base.encode(""), draft.encode("")

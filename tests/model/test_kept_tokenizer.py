@@ -15,7 +15,7 @@ from support.smollm2 import smollm2_file
 from edgespec.daemon.bundled_models import bundled
 from edgespec.model.hub import local_folder
 from edgespec.model.kept_tokenizer import KeptTokenizer
-from edgespec.model.tokenizer import Tokenizer
+from edgespec.model.tokenizer import Tokenizer, require_same_tokenizer
 
 TEXTS = (
     "",
@@ -59,6 +59,7 @@ def test_what_is_kept_does_the_same(tmp_path: Path, which: str) -> None:
         if ours.chat_template:
             talk = [{"role": "user", "content": text}]
             assert ours.encode_chat(talk) == theirs.encode_chat(talk)
+    require_same_tokenizer(folder, folder)
     for token in range(len(theirs.inner.get_vocab())):
         assert ours.token(token) == theirs.token(token)
         assert ours.leaves_text_open(token) == theirs.leaves_text_open(token)
