@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
@@ -21,6 +22,8 @@ import tokenizers
 
 from edgespec.files import cache_folder, is_own, kept, sound
 from edgespec.model.text_bound import TextBound, bound_of
+
+log = logging.getLogger(__name__)
 
 _FORM = "1"
 """Of what is kept; a new number where it changes, so that old ones are left alone."""
@@ -101,10 +104,12 @@ def tokenizer_of(folder: Path, make: Callable[[], Any], probe: str) -> Any:
         if is_own(store) and sound(store, _SEAL):
             return _read(store)
     made = make()
-    with suppress(OSError):
+    try:
         files = _files(made, probe)
         if files and is_own(store):
             kept(store, _SEAL, lambda: files)
+    except Exception:  # the disk, or a library, refuses: the next start takes as long again
+        log.debug("the tokenizer in %s is not kept", folder, exc_info=True)
     return made
 
 
