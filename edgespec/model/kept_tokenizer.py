@@ -164,4 +164,4 @@ def _is_same(ours: KeptTokenizer, theirs: Any, probe: str) -> bool:
             return False
         if ours.decode(ids) != theirs.decode(ids, clean_up_tokenization_spaces=False):
             return False
-    return ours.added_tokens_decoder == theirs.added_tokens_decoder
+    return bool(ours.added_tokens_decoder == theirs.added_tokens_decoder)

@@ -32,6 +32,7 @@ from edgespec.ring.events import (
     BlockFetched,
     BlockLoaded,
     BlockLoading,
+    ControlEnded,
     KeyRemoved,
     RingBroke,
     RingReached,
@@ -110,9 +111,10 @@ class Cluster:
         return peer
 
     def vanish(self, peer: bytes) -> None:
-        """It is gone."""
+        """It is gone, and so are its connections."""
         self.boards[peer].is_on = False
         self._later = [one for one in self._later if one[1] != peer]
+        self.tell(ControlEnded())
 
     def tell(self, event: Event) -> list[Effect]:
         """The coordinator's."""
