@@ -100,7 +100,7 @@ def tokenizer_of(folder: Path, make: Callable[[], Any], probe: str) -> Any:
     Raises what `make` raises.
     """
     store = cache_folder() / "tokenizers" / _mark(folder)
-    with suppress(OSError):
+    with suppress(Exception):  # whatever is wrong with it, it can be made again
         if is_own(store) and sound(store, _SEAL):
             return _read(store)
     made = make()
