@@ -11,7 +11,7 @@ from edgespec.errors import ConfigError
 
 DEFAULT_PORT = 7430
 LOOPBACK = "127.0.0.1"
-RESTS = 8
+RESTS = 12
 """Beats and silences are so many times as long in a ring that rests."""
 DEFAULT_LIVE, MOST_LIVE = 8, 64
 """Requests that are answered at once, at most: one segment holds rows of so many."""
