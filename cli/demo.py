@@ -22,7 +22,7 @@ from edgespec.daemon.local_ring import LOAD_S, LocalRing
 from edgespec.daemon.model_names import known_name, packaged
 from edgespec.daemon.precision import AUTO, precision_text
 from edgespec.daemon.settings import RingOptions, coordinator_config
-from edgespec.door.asking import USUAL, RequestSettings
+from edgespec.door.asking import GREEDY, RequestSettings
 from edgespec.door.llm import DEFAULT_MODEL, await_ready
 from edgespec.errors import EXIT_CANCELLED, EdgespecError
 from edgespec.model.hub import model_files
@@ -46,7 +46,7 @@ def demo(
     ),
     stages: int = options.STAGES_HERE,
     with_stage: int | None = options.WITH_STAGE,
-    request: RequestSettings = USUAL,
+    request: RequestSettings = GREEDY,
     model: str = options.MODEL,
     draft: str = options.DRAFT,
     quant: options.Quant = AUTO,
