@@ -196,7 +196,7 @@ class Cluster:
         for peer in self.machine.stage_peers:
             stage, first, end = shared[self.place(peer) - 1]
             assert self.boards[peer].is_on
-            assert self.boards[peer].holds == ("mark", first, end, "none", "float32", ""), stage
+            assert self.boards[peer].holds == ("mark", first, end, "none", "float32", "", ""), stage
 
 
 def ups(effects: Sequence[Effect]) -> int:
@@ -250,8 +250,8 @@ def test_all_fetch_their_layers_while_the_ring_goes_on() -> None:
     assert not downs(done)
     assert cluster.stages == 2
     assert [cluster.boards[peer].loads for peer in (peers[0], back)] == [0, 0]
-    assert ("mark", 0, 4, "none", "float32", "") in (cluster.boards[peers[0]].on_disk or ())
-    assert ("mark", 4, 8, "none", "float32", "") in (cluster.boards[back].on_disk or ())
+    assert ("mark", 0, 4, "none", "float32", "", "") in (cluster.boards[peers[0]].on_disk or ())
+    assert ("mark", 4, 8, "none", "float32", "", "") in (cluster.boards[back].on_disk or ())
     cluster.wait(5 + 20)
     assert cluster.stages == 3
     assert cluster.boards[back].loads == 1
