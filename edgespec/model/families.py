@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -14,6 +13,7 @@ from edgespec.errors import ModelError
 from edgespec.model.model_config import FULL, SLIDING, ModelConfig
 from edgespec.model.packed.settings import packing_of
 from edgespec.planning.architecture import MOST_EXPERTS, MOST_LAYERS
+from edgespec.planning.refused import refusal_of
 
 
 @dataclass(frozen=True)
@@ -66,20 +66,12 @@ FAMILIES: dict[str, Family] = {
 """Every value of `model_type` that is accepted."""
 
 _FIXED_ROPE = ("default", "linear", "llama3", "yarn")
-_RECURRENT = re.compile(
-    "bailing_hybrid|bamba|falcon_h1|falcon_mamba|jamba|kimi_linear|lfm[23]|mamba|minimax$|"
-    "nemotron_h|olmo_hybrid|qwen3_5|qwen3_next|qwen4_exp|recurrent_gemma|rwkv|xlstm|zamba"
-)
-"""How model types begin whose layers keep a state in place of keys, all of them or some."""
-_UNEVEN = re.compile("gemma(4|3n)")
-"""The same of those whose layers take more from others than rows, or have keys of two shapes."""
 _MOST = {
     "num_hidden_layers": MOST_LAYERS,
     "num_experts": MOST_EXPERTS,
     "num_local_experts": MOST_EXPERTS,
 }
 """Numbers in config.json of parts that are made one by one."""
-_STATES = {"linear_attention", "mamba", "conv", "hybrid"}  # of `layer_types`
 
 
 def embedding_scale(config: ModelConfig, dtype: torch.dtype) -> float | None:
@@ -121,7 +113,10 @@ def has_windows(config: ModelConfig) -> bool:
 def check_settings(folder: Path, settings: dict[str, Any]) -> None:
     """Raise ModelError if a config.json, as read, is not of a model type and packing that run."""
     kind = settings.get("model_type")
-    _check_kind(folder, kind, settings)
+    if (refusal := refusal_of(settings, FAMILIES)) is not None:
+        raise ModelError(
+            f"the model in {folder} is of type {kind!r}, which edgespec does not run: {refusal}"
+        )
     if not isinstance(kind, str) or kind not in FAMILIES:
         raise ModelError(
             f"the model in {folder} is of type {kind!r}, which edgespec does not run; it runs "
@@ -185,28 +180,6 @@ def check_config(folder: Path, settings: dict[str, Any], config: ModelConfig) ->
         raise ModelError(
             f"the model in {folder} asks for a soft cap in attention (attn_logit_softcapping in "
             f"config.json), which models of type {kind!r} do not have; use the original release"
-        )
-
-
-def _check_kind(folder: Path, kind: object, settings: dict[str, Any]) -> None:
-    """Refuse what rows alone cannot carry from layer to layer, and prune."""
-    named = kind if isinstance(kind, str) else ""
-    inner = settings.get("text_config")
-    listed = (inner if isinstance(inner, dict) else settings).get("layer_types")
-    states = isinstance(listed, list) and not _STATES.isdisjoint(map(str, listed))
-    if _UNEVEN.match(named):
-        raise ModelError(
-            f"the model in {folder} is of type {kind!r}, whose layers have keys of different "
-            "shapes, or take keys and token embeddings that are on other stages; use Gemma 3"
-        )
-    if states or _RECURRENT.match(named):
-        instead = "Qwen 3 (qwen3, qwen3_moe)" if named.startswith("qwen") else "Qwen 3 or Mistral"
-        if named.startswith("granite"):
-            instead = "a Granite 4 without -h- in its name"
-        raise ModelError(
-            f"the model in {folder} is of type {kind!r} with layers of linear attention, "
-            "convolution or another recurrent state, from which no single guess can be pruned as "
-            f"its keys can; use a model whose layers all have attention, such as {instead}"
         )
 
 

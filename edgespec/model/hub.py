@@ -13,6 +13,7 @@ from edgespec.errors import ModelError
 from edgespec.model.gguf.files import GgufFiles
 from edgespec.model.gguf.reader import is_gguf, part_names
 from edgespec.model.hub_download import cached_file, fetch, is_offline
+from edgespec.planning.catalogue import MODELS
 
 TOKENIZER_FILES = (
     "generation_config.json",
@@ -224,6 +225,12 @@ def local_folder(model: str | Path) -> Path:
     return files.file("config.json").parent
 
 
+def _given_to_all(hub_id: str) -> str:
+    """The name of the model's GGUF file, which makers give to everybody."""
+    named = (name for name, known in MODELS.items() if known.hub == hub_id and known.gguf)
+    return "".join(f"; {name}{GGUF} is given to all" for name in named)
+
+
 def _refusal(hub_id: str, name: str, error: Exception) -> ModelError:
     from huggingface_hub import errors
 
@@ -232,7 +239,8 @@ def _refusal(hub_id: str, name: str, error: Exception) -> ModelError:
         (
             errors.GatedRepoError,
             f"the Hugging Face Hub gives {hub_id} only to those who accepted its licence; accept "
-            f"it at https://huggingface.co/{hub_id}, then run `hf auth login`",
+            f"it at https://huggingface.co/{hub_id}, then run `hf auth login`"
+            f"{_given_to_all(hub_id)}",
         ),
         (
             errors.RepositoryNotFoundError,

@@ -252,7 +252,7 @@ def test_an_emulated_arm_core_has_the_same_bits(core: str, tmp_path: Path) -> No
 def filed(parts: Parts) -> bytes:
     """What multiply_file.c reads of one product."""
     product = parts.product()
-    matrix = product._matrix._obj  # type: ignore[attr-defined]
+    matrix = product.matrix
     held = [product.held.get(name) for name in ("weight", "scales", "zeros", "order", "bias")]
     tensors = [*held, product.held.get("levels"), parts.rows]
     sizes = [0 if tensor is None else tensor.nbytes for tensor in tensors]

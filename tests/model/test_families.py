@@ -568,11 +568,13 @@ DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
 @pytest.mark.parametrize(
     ("name", "changes", "message"),
     [
+        ("llama", {"model_type": "gpt2"}, r"'gpt2', which .* runs llama, mistral, .*mixtral$"),
         (
             "llama",
             {"model_type": "starcoder2"},
-            r"'starcoder2', which .* runs llama, mistral, .*mixtral$",
+            "its layers differ.*use qwen2.5-coder-7b$",
         ),
+        ("llama", {"model_type": "deepseek_v3"}, "latent rows.*use qwen3-30b-a3b-2507$"),
         ("llama", {"model_type": ["llama"]}, r"type \['llama'\].*llama, mistral"),
         ("gemma3_text", {"model_type": "gemma3"}, r"'gemma3', which .* runs llama"),
         (
@@ -580,14 +582,14 @@ DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
             {"model_type": "mistral3", "text_config": {"model_type": "mistral4"}},
             "'mistral4'",
         ),
-        ("qwen3", {"model_type": "qwen3_next"}, r"recurrent state.*such as Qwen 3 \(qwen3"),
-        ("qwen3", QWEN35, r"'qwen3_6'.*linear attention.*such as Qwen 3 \(qwen3"),
-        ("qwen3", {"model_type": "nemotron_h"}, "no single guess can be pruned.*Mistral"),
-        ("gemma3_text", {"model_type": "gemma4"}, "keys of different shapes.*use Gemma 3$"),
+        ("qwen3", {"model_type": "qwen3_next"}, "recurrent state.*use qwen3-8b$"),
+        ("qwen3", QWEN35, "'qwen3_6'.*linear attention.*use qwen3-8b$"),
+        ("qwen3", {"model_type": "nemotron_h"}, "no single guess can be pruned.*use qwen3-8b$"),
+        ("gemma3_text", {"model_type": "gemma4"}, "keys of different shapes.*use gemma-3-4b$"),
         (
             "granitemoehybrid",
             {"layer_types": ["mamba", "attention"] * 2},
-            "without -h- in its name",
+            "recurrent state.*use granite-4-micro$",
         ),
         ("granitemoehybrid", {"num_local_experts": 4}, "with experts"),
         ("gpt_oss", {"num_experts_per_tok": 7}, "a token goes to 7 of 6 experts"),

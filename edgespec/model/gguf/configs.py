@@ -66,7 +66,7 @@ class _Keys:
         value = self._value(name, default)
         if isinstance(value, str | LongArray) or not 0 < value < _MOST_REAL:
             raise self.refusal(f"says that {self.architecture}.{name} is {value!r}")
-        return _shortest(float(value))
+        return shortest(float(value))
 
     def text(self, name: str) -> str:
         return str(self.get(name) or "")
@@ -94,7 +94,7 @@ class _Keys:
         return default if value is None else value
 
 
-def _shortest(value: float) -> float:
+def shortest(value: float) -> float:
     """The shortest number that is the same in float32, as which files have it: 1e-05 again."""
     kept = struct.pack("<f", value)
     forms = (float(f"{value:.{digits}g}") for digits in range(1, 10))

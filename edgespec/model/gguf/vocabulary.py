@@ -24,6 +24,7 @@ from tokenizers import (
 )
 
 from edgespec.errors import ModelError
+from edgespec.model.gguf.configs import shortest
 from edgespec.model.gguf.reader import GgufFile
 from edgespec.model.reading import reading
 
@@ -74,6 +75,15 @@ _COMPOSED = {"qwen2", "deepseek-r1-qwen"}
 
 _BY_TOKEN = {"<|begin_of_text|>": "llama-bpe", "<|return|>": "gpt-4o"}
 """How a vocabulary with this token cuts, where its file does not say so."""
+_SAMPLING = {
+    "temp": "temperature",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "penalty_repeat": "repetition_penalty",
+}
+"""Settings of sampling, by their names behind general.sampling."""
+_MOST_SAMPLING = 1e6
 
 _TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<|end|>", "<turn|>")
 """Control tokens that end a turn, by whatever model: files often state one end alone."""
@@ -93,13 +103,26 @@ def tokenizer_files(file: GgufFile) -> dict[str, str]:
         "clean_up_tokenization_spaces": False,
         **named,
     }
-    files = {"generation_config.json": json.dumps({"eos_token_id": vocabulary.ends()})}
+    generation = {"eos_token_id": vocabulary.ends(), **_sampling(file)}
+    files = {"generation_config.json": json.dumps(generation)}
     files["tokenizer_config.json"] = json.dumps(settings, ensure_ascii=False, indent=2)
     template = file.values.get("tokenizer.chat_template")
     if isinstance(template, str) and template:
         files["chat_template.jinja"] = template
     files["tokenizer.json"] = tokenizer.to_str()
     return files
+
+
+def _sampling(file: GgufFile) -> dict[str, float]:
+    """What the file says of sampling, by the names of generation_config.json."""
+    found: dict[str, float] = {}
+    for key, name in _SAMPLING.items():
+        value = file.values.get(f"general.sampling.{key}")
+        if isinstance(value, float) and abs(value) < _MOST_SAMPLING:
+            found[name] = shortest(value)
+        elif isinstance(value, int) and not isinstance(value, bool):
+            found[name] = value
+    return found
 
 
 class _Vocabulary:

@@ -105,7 +105,10 @@ def test_what_is_not_read_is_named(model: Path, tmp_path: Path) -> None:
         r"cut off \(it ends within": whole[:500],
         r"cut off \(it is empty": b"",
         "counts 1099511627775": whole[:8] + b"\xff" * 5 + b"\0\0\0" + whole[16:],
-        "architecture 'mamba', which .* it runs llama": whole.replace(b"llama", b"mamba"),
+        "architecture 'gpt2s', which .* it runs llama": whole.replace(b"llama", b"gpt2s"),
+        "'mamba', which .*: its layers keep a recurrent state.*; use qwen3-8b": whole.replace(
+            b"llama", b"mamba"
+        ),
     }
     for number, (message, content) in enumerate(cases.items()):
         with case(message):
