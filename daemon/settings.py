@@ -72,6 +72,7 @@ class RingOptions:
     port: int | None = None
     with_stage: int | None = None
     head: str = ""
+    cache_dtype: str = ""
 
 
 def served_config(
@@ -142,6 +143,7 @@ def coordinator_config(
         context=ring.context,
         with_stage=stages if ring.with_stage == LAST_STAGE else ring.with_stage or 0,
         head=head,
+        cache_dtype=ring.cache_dtype,
     )
 
 

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from msgspec import structs
+
 from edgespec.config import FREE_SOURCES
 from edgespec.decoding.answer import Answer, RequestClient, TextCodec
 from edgespec.decoding.effects import EncodePrompt
@@ -18,6 +20,7 @@ from edgespec.errors import CapacityError, ConfigError, EdgespecError, PeerLost,
 from edgespec.policy.base import Policy
 from edgespec.policy.registry import policy_named
 from edgespec.types.features import NO_NEEDS, DraftNeeds
+from edgespec.types.usual_sampling import NAMES, NOTHING_SAID, UsualSampling
 from edgespec.verify.rules import Rules, ThoughtLimit
 from edgespec.verify.sampling import Sampling
 from edgespec.verify.top_logprobs import MOST
@@ -41,7 +44,7 @@ class CoordinatorSettings:
     source. `live`: requests that are answered at once, at most. `lenses`: what stages read their
     rows with, to give hints; `ends`: the layer behind each stage's last, until a RingUp says so.
     `vocabulary`: how many tokens the model has. `own_stage`: the stage on the coordinator's device,
-    0: none.
+    0: none. `usual`: how it is sampled where a request does not say.
     """
 
     stages: int
@@ -60,6 +63,7 @@ class CoordinatorSettings:
     ends: tuple[int, ...] = ()
     vocabulary: int = 1 << 31
     own_stage: int = 0
+    usual: UsualSampling = NOTHING_SAID
 
     def __post_init__(self) -> None:
         assert self.live >= 1
@@ -91,7 +95,8 @@ def admit(
     Raises ConfigError, or CapacityError for a prompt that is surely too long, fit for the user.
     """
     policy = _checked_policy(ring, submit.policy)
-    sampling = Sampling(submit.temperature, submit.top_k, submit.top_p, submit.min_p, submit.seed)
+    shape = _shape(ring, submit)
+    sampling = Sampling(shape.temperature, shape.top_k, shape.top_p, shape.min_p, submit.seed)
     if not -1 <= submit.top <= MOST:
         raise ConfigError(f"top_logprobs is {submit.top}; it must be from 0 to {MOST}")
     if submit.max_new_tokens < 0:
@@ -99,10 +104,11 @@ def admit(
     if not submit.messages and not submit.prompt:
         raise ConfigError("the prompt is empty; give at least one character")
     answer = Answer(codec, submit.stop, submit.max_new_tokens, submit.stop_token_ids)
-    rules = _rules_of(ring, submit, answer)
+    rules = _rules_of(ring, submit, answer, shape.repetition_penalty)
     if submit.prompt and not _is_chat(codec, submit):
         codec.check_length(submit.prompt, most_tokens(ring))
-    client = RequestClient(peer, submit, now)
+    own = shape.own_words([name for name in NAMES if getattr(submit, name) is not None])
+    client = RequestClient(peer, submit, now, own)
     needs = ring.needs if policy.drafts else NO_NEEDS
     choosing = choosing_of(sampling, submit.top) if ring.head_last else None
     asked = submit, sampling, policy, answer
@@ -110,7 +116,19 @@ def admit(
     return Request(number, client, *asked, shared, needs, choosing, rules or None, free)
 
 
-def _rules_of(ring: CoordinatorSettings, submit: Submit, answer: Answer) -> Rules:
+def _shape(ring: CoordinatorSettings, submit: Submit) -> UsualSampling:
+    """How the request is sampled: what it does not say is as the model publishes it. A last stage
+    that chooses tokens knows no penalty, so that the model's is left out there."""
+    usual = ring.usual
+    if ring.head_last:
+        usual = structs.replace(usual, repetition_penalty=1.0)
+    given = {name: value for name in NAMES if (value := getattr(submit, name)) is not None}
+    return structs.replace(usual, **given)
+
+
+def _rules_of(
+    ring: CoordinatorSettings, submit: Submit, answer: Answer, repetition: float
+) -> Rules:
     """What the request's logits are changed by, but for the grammar."""
     presence, frequency = submit.presence_penalty, submit.frequency_penalty
     for name, value, most in [
@@ -122,7 +140,6 @@ def _rules_of(ring: CoordinatorSettings, submit: Submit, answer: Answer) -> Rule
             raise ConfigError(f"{name} is {value}; it must be from {-most:g} to {most:g}")
     if any(one.token < 0 for one in submit.logit_bias):
         raise ConfigError("logit_bias names a negative token")
-    repetition = submit.repetition_penalty
     if not 0 < repetition <= MOST_REPETITION:
         words = f"repetition_penalty is {repetition}; it must be above 0, at most "
         raise ConfigError(f"{words}{MOST_REPETITION:g}")

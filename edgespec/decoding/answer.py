@@ -296,9 +296,11 @@ class RequestStats:
 
 
 class RequestClient:
-    """Who asked a request, and what it was told last of what the request waits for."""
+    """Who asked a request, and what it was told last of what the request waits for. `sampled`: see
+    Finished."""
 
-    def __init__(self, peer: bytes, submit: Submit, now: float) -> None:
+    def __init__(self, peer: bytes, submit: Submit, now: float, sampled: str = "") -> None:
+        self.sampled = sampled
         self.peer, self.tag, self.asker = peer, submit.tag, submit.scope
         self.asked_at = now
         self._last_notice = ""

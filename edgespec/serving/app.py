@@ -20,6 +20,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from edgespec.errors import EdgespecError, PeerLost
+from edgespec.planning.catalogue import squeezed
 from edgespec.runtime.async_client import AsyncClient
 from edgespec.serving.answering import AnswerResponse
 from edgespec.serving.formats import ChatFormat, CompletionFormat, Format, Served, encoded
@@ -175,7 +176,8 @@ class Service:
 
     def check_model(self, name: str, status: Status) -> None:
         """Raise ApiProblem for a name that is not the model's."""
-        if name != status.model and name not in self._aliases:
+        names = {squeezed(one) for one in (status.model, *status.names)}
+        if name not in self._aliases and squeezed(name) not in names:
             asked = ascii(name)[:200]
             words = (
                 f"there is no model {asked} here; the one that is served is {status.model!r}. "

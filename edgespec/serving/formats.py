@@ -344,6 +344,8 @@ def usage(ends: Sequence[Finished], n: int) -> Usage:
             rows_sent=sum(e.rows_sent for e in ends),
             rows_wasted=sum(e.rows_wasted for e in ends),
             recoveries=max(e.recoveries for e in ends),
+            sampled=ends[0].sampled,
+            looped=max(e.looped for e in ends),
         ),
     )
 

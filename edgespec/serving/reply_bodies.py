@@ -12,7 +12,7 @@ Seconds = Annotated[float, Meta(ge=0)]
 
 
 class RingUsage(Struct):
-    """An extension: what the ring did for the answer."""
+    """An extension: what the ring did for the answer. `sampled`, `looped`: see Finished."""
 
     policy: str
     seconds: Seconds
@@ -21,6 +21,8 @@ class RingUsage(Struct):
     rows_sent: Count
     rows_wasted: Count
     recoveries: Count
+    sampled: str
+    looped: str
 
 
 class CachedTokens(Struct):

@@ -16,7 +16,6 @@ from edgespec.serving.leniency import sifted, unread
 from edgespec.serving.problems import ApiProblem, refused
 from edgespec.serving.request_bodies import (
     MOST_INT,
-    AnswerRequest,
     ChatRequest,
     FieldError,
     RequestPart,
@@ -87,33 +86,22 @@ def checked(kind: type[Kind], body: bytes | Body, ignored: list[str] | None = No
     return request
 
 
-DEFAULTS: dict[str, Any] = {
-    "temperature": 1.0,
-    "top_p": 1.0,
-    "top_k": 0,
-    "min_p": 0.0,
-    "repetition_penalty": 1.0,
-}
-"""What is taken for what a request leaves out: OpenAI's defaults."""
-
-
-def sampling_of(request: AnswerRequest) -> dict[str, Any]:
-    """How a request has tokens taken, with a default for what it leaves out."""
-    given = {name: getattr(request, name) for name in DEFAULTS}
-    return {name: DEFAULTS[name] if value is None else value for name, value in given.items()}
-
-
 def submits_of(
     request: ChatRequest | TextRequest, context_length: int, form: ToolForm = HERMES
 ) -> list[Submit]:
     """What the ring is asked for each choice: those of the first prompt first, each with the next
     seed. `form`: how its model calls tools. A limit of more tokens than the context holds is as
-    none. Raises ApiProblem for what cannot be asked of a ring."""
+    none. What a request leaves out of its sampling is as the model publishes it (see
+    decoding.admission). Raises ApiProblem for what cannot be asked of a ring."""
     submit = Submit(
         tag=0,
         prompt="",
         max_new_tokens=min(request.limit or context_length, context_length),
-        **sampling_of(request),
+        temperature=request.temperature,
+        top_k=request.top_k,
+        top_p=request.top_p,
+        min_p=request.min_p,
+        repetition_penalty=request.repetition_penalty,
         # Negative ones are among OpenAI's; two that differ stay different.
         seed=request.seed % (1 << 64),
         stop=request.stops,

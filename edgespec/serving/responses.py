@@ -19,7 +19,6 @@ from edgespec.serving.request_bodies import (
     passed,
     text_of,
 )
-from edgespec.serving.requests import sampling_of
 from edgespec.wire.client_messages import Finished, Tokens
 
 _TEXTS = ("input_text", "output_text", "text")
@@ -146,8 +145,8 @@ class ResponseReply(Struct, tag_field="object", tag="response"):
     tools: list[dict[str, Any]]
     tool_choice: Any
     parallel_tool_calls: bool
-    temperature: float
-    top_p: float
+    temperature: float | None
+    top_p: float | None
     error: None = None
     instructions: None = None
     metadata: dict[str, str] = {}
@@ -233,7 +232,6 @@ class ResponsesFormat(BlockFormat):
     def _reply(self, end: Finished | None) -> ResponseReply:
         cut = end is not None and end.finish_reason == "length"
         done: Literal["completed", "incomplete"] = "incomplete" if cut else "completed"
-        sampling = sampling_of(self._chat)
         return ResponseReply(
             id=self._id,
             created_at=self.served.created,
@@ -245,8 +243,8 @@ class ResponsesFormat(BlockFormat):
             tools=self._asked.tools or [],
             tool_choice=self._asked.tool_choice or "auto",
             parallel_tool_calls=self._chat.parallel_tool_calls,
-            temperature=sampling["temperature"],
-            top_p=sampling["top_p"],
+            temperature=self._chat.temperature,
+            top_p=self._chat.top_p,
         )
 
 

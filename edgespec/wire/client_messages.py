@@ -8,6 +8,7 @@ from msgspec import Meta, field
 
 from edgespec.types.record import MOST_CHARS, Finite, Int64, Numbers, Record, Some, Text
 from edgespec.types.tool_forms import Tool
+from edgespec.types.usual_sampling import NOTHING_SAID, UsualSampling
 from edgespec.wire.messages import Message, require
 
 MOST_BIASES = 1024
@@ -80,17 +81,17 @@ class Submit(Message, tag=40, frozen=True):
     `logit_bias` and `min_tokens`: see verify.rules.Rules. `stop_token_ids` end the answer as the
     model's own ends do. `settings`: for the chat template, by the names that it knows.
     `thinking_budget`: tokens after which a thought ends; -1: it has no such limit. With
-    `max_new_tokens` 0 the prompt is counted and not answered. Raises ValueError for a conversation
-    that is too long.
+    `max_new_tokens` 0 the prompt is counted and not answered. How to sample that is None is as the
+    model publishes it (Status.usual). Raises ValueError for a conversation that is too long.
     """
 
     tag: int
     prompt: Text
     max_new_tokens: int
-    temperature: Finite
-    top_k: int
-    top_p: Finite
-    min_p: Finite
+    temperature: Finite | None
+    top_k: int | None
+    top_p: Finite | None
+    min_p: Finite | None
     seed: int
     stop: Some[Text]
     policy: Text
@@ -102,7 +103,7 @@ class Submit(Message, tag=40, frozen=True):
     frequency_penalty: Finite = 0.0
     logit_bias: Annotated[tuple[TokenBias, ...], Meta(max_length=MOST_BIASES)] = ()
     tools: Annotated[tuple[Tool, ...], Meta(max_length=MOST_TOOLS)] = ()
-    repetition_penalty: Finite = 1.0
+    repetition_penalty: Finite | None = None
     min_tokens: int = 0
     stop_token_ids: Numbers = ()
     settings: Annotated[dict[Text, Setting], Meta(max_length=MOST_SETTINGS)] = field(
@@ -161,7 +162,9 @@ class SourceFigures(Record, frozen=True):
 class Finished(Message, tag=44, frozen=True):
     """The one good end of a request: all of it again, with its figures (see docs/figures.md).
 
-    `stop`: the stop string that ended it, if one did. `thinks`: as in Tokens."""
+    `stop`: the stop string that ended it, if one did. `thinks`: as in Tokens. `sampled`:
+    which of the model's own settings counted, in words; `looped`: the same of an end that only
+    repeats itself."""
 
     tag: int
     text: Text
@@ -186,6 +189,8 @@ class Finished(Message, tag=44, frozen=True):
     prompt_rows: int = 0
     stop: Text = ""
     thinks: bool = False
+    sampled: Text = ""
+    looped: Text = ""
 
 
 class Failed(Message, tag=45, frozen=True):
@@ -265,7 +270,8 @@ class Status(Message, tag=47, frozen=True):
     second that plain decoding would give one request on this ring, from what single rows took so
     far, without the time of messages; 0: not known. `tools`: the form in which the model calls
     tools, by its name in types.tool_forms; "": its template has none of these. `thinking`: the name
-    of the tag within which it thinks; "": it does not.
+    of the tag within which it thinks; "": it does not. `names`: all by which the model may be asked
+    for, the one to show first. `usual`: how answers are sampled where a request does not say.
     """
 
     ready: bool
@@ -286,3 +292,5 @@ class Status(Message, tag=47, frozen=True):
     plain: Finite = 0.0
     tools: Text = ""
     thinking: Text = ""
+    names: Some[Text] = ()
+    usual: UsualSampling = NOTHING_SAID

@@ -47,6 +47,8 @@ def test_the_model_has_the_names_that_it_is_given(toy_ring: NodeRing) -> None:
         told = httpx.post(f"{url}/v1/completions", json={**ask(), "model": "gpt-4o"}).json()
         assert told["model"] == "toy"
         assert httpx.get(f"{url}/v1/models/gpt-4o").json()["id"] == "toy"
+        for name in ("org/Toy-1B", "ORG/toy:1b", "toys", "toys:latest"):
+            assert httpx.get(f"{url}/v1/models/{name}").json()["id"] == "toy", name
         other = httpx.post(f"{url}/v1/completions", json={**ask(), "model": "gpt-5"})
     assert (other.status_code, other.json()["error"]["code"]) == (404, "model_not_found")
     assert "--alias 'gpt-5'" in other.json()["error"]["message"]

@@ -35,10 +35,11 @@ def submitted(request: ChatRequest | TextRequest) -> Submit:
     return submit
 
 
-def test_what_is_left_out_is_as_openai_has_it() -> None:
+def test_what_is_left_out_is_as_openai_has_it_and_the_model() -> None:
     asked = chat()
     submit = submitted(asked)
-    assert (submit.temperature, submit.top_p, submit.top) == (1.0, 1.0, -1)
+    assert (submit.temperature, submit.top_p, submit.top) == (None, None, -1)
+    assert (submit.top_k, submit.min_p, submit.repetition_penalty) == (None, None, None)
     assert (asked.stream, asked.with_usage, asked.wait, asked.model) == (False, False, True, "")
     assert asked.limit == 0
     assert submitted(text()).max_new_tokens == COMPLETION_TOKENS
@@ -359,7 +360,7 @@ def test_what_changes_no_answer_is_taken_or_ignored_and_told(
     """Nothing of it changes what the ring is asked."""
     plain = chat(seed=1)
     neutral = {
-        **{"repetition_penalty": 1.0, "top_k": -1, "max_tokens": -1, "stop": "", "mirostat": 0},
+        **{"max_tokens": -1, "stop": "", "mirostat": 0},
         **{"typical_p": 1.0, "guided_json": None, "echo": False, "store": True, "verbosity": "low"},
     }
     ignored: list[str] = []
@@ -374,7 +375,9 @@ def test_what_changes_no_answer_is_taken_or_ignored_and_told(
     assert [one.message for one in caplog.records] == ["ignored in a request: told once"]
     assert header_of([]) == {}
     assert header_of(["", " a,b\n", "é ", ""]) == {"x-edgespec-ignored": r"'', a b\n, \xe9"}
-    assert 0 < submitted(chat(top_p=0)).top_p < 1e-300
+    likeliest, off = submitted(chat(top_p=0)).top_p, submitted(chat(top_k=-1)).top_k
+    assert likeliest is not None
+    assert (0 < likeliest < 1e-300, off) == (True, 0)
 
 
 def test_unknown_keys_within_messages_and_tools_are_ignored_and_told() -> None:

@@ -145,6 +145,8 @@ function figures(chat, told) {
   parts.push(`${usage.completion_tokens} ${usage.completion_tokens === 1 ? "token" : "tokens"}${trips}`);
   const cached = usage.prompt_tokens_details ? usage.prompt_tokens_details.cached_tokens : 0;
   parts.push(`prompt of ${usage.prompt_tokens} tokens, ${cached} of them cached`);
+  if (ring.sampled) parts.push(ring.sampled);
+  if (ring.looped) parts.push(ring.looped);
   if (ring.recoveries) parts.push(`the ring was lost ${ring.recoveries === 1 ? "once" : `${ring.recoveries} times`} meanwhile`);
   return parts.join(" · ");
 }
