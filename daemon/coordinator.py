@@ -305,19 +305,19 @@ class Loaded:
 
 
 def _codec(model: RingModel, ends: ExitStack) -> Tokenizer:
-    """The tokenizer, with processes of its own for templates and grammars that clients give."""
+    """The tokenizer, with processes of its own for templates and grammars that clients give, which
+    start with the first of them."""
     from edgespec.model.grammar_process import COMPILE_S, GrammarProcess
     from edgespec.model.template_process import RENDER_S, TemplateProcess
     from edgespec.model.tokenizer import Tokenizer
 
-    codec = Tokenizer(model.tokenizer)
+    codec = Tokenizer(model.tokenizer, is_kept=True)
     _ = codec.bound  # found here, and not while the first prompt waits
     if codec.chat_template:
         templates = TemplateProcess(
             codec.chat_template, codec.special_tokens, RENDER_S * slowness()
         )
         ends.callback(templates.close)
-        templates.start()
         codec.render = templates.render
     grammars = GrammarProcess(lambda: codec.vocabulary, COMPILE_S * slowness())
     ends.callback(grammars.close)
