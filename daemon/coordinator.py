@@ -334,6 +334,7 @@ def _membership(
     can_replan = loaded.model.can_be_cut_anew and home.costs is None
     what = "the ring cannot be shared out anew when a device is lost"
     needs = planned_needs(config, context, what, with_draft=False) if can_replan else None
+    rows, row_bytes = cache_rows(config, context, device)
     names, template = names_of(config.model), loaded.codec.chat_template
     return MembershipMachine(
         assignment.assigned,
@@ -344,8 +345,8 @@ def _membership(
         names=_names(config, home.own),
         replan=partial(assignment.repartition, needs) if needs else None,
         own_keys=[one.identity.own.public for one in (cluster, home.own) if one is not None],
-        rows=cache_rows(config, context, device),
-        rows_told=machine.rows_told,
+        rows=rows,
+        rows_told=lambda: (*machine.rows_told(), row_bytes),
         here=partial(_here, home.ends.enter_context(SensorReader(device))),
         plain=machine.learnt.plain_speed,
         about=partial(
