@@ -104,7 +104,7 @@ class Format:
     def said(self, index: int, end: Finished) -> list[Said]:
         """All that a choice says."""
         reader = self.readers[index]
-        return [*reader.push(end.text, thinks=end.thinks), *reader.flush()]
+        return [*reader.push(end.text, thinks=end.thinks), *reader.flush(end.finish_reason)]
 
 
 class ChoiceFormat(Format):
@@ -205,7 +205,7 @@ class ChatFormat(ChoiceFormat):
 
     def last_choices(self, index: int, reason: str) -> Sequence[AnswerChoice]:
         reader = self.readers[index]
-        last = [ChatChunkChoice(index, None, None, _delta(one)) for one in reader.flush()]
+        last = [ChatChunkChoice(index, None, None, _delta(one)) for one in reader.flush(reason)]
         return [*last, ChatChunkChoice(index, None, _reason(reason, reader), {})]
 
     def _listed(self, log_probs: list[Object]) -> Object | None:
@@ -282,7 +282,7 @@ class BlockFormat(Format):
         return self._take(self.readers[0].push(tokens.text, thinks=tokens.thinks))
 
     def endings(self, index: int, finished: Finished) -> list[Reply]:
-        return [*self._take(self.readers[0].flush()), *self._close()]
+        return [*self._take(self.readers[0].flush(finished.finish_reason)), *self._close()]
 
     def _take(self, said: Sequence[Said]) -> list[Reply]:
         """Add to the blocks; what is told of that."""
