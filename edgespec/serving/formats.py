@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
-from msgspec import UNSET, Struct, to_builtins
+from msgspec import UNSET, DecodeError, Struct, to_builtins
+from msgspec.json import decode
 from msgspec.structs import replace
 
 from edgespec.serving.reply_bodies import (
@@ -257,12 +258,11 @@ class AnswerBlock:
 
     @property
     def arguments(self) -> Object:
-        """Those of a call as an object; of one that was cut off, none."""
+        """Those of a call as an object; none if that is not JSON, as of one that was cut off."""
         try:
-            found = json.loads(self.text)
-        except (ValueError, RecursionError):
+            return decode(self.text, type=dict)
+        except (DecodeError, UnicodeError, RecursionError):
             return {}
-        return found if isinstance(found, dict) else {}
 
 
 class BlockFormat(Format):
