@@ -104,9 +104,6 @@ def dspark(
     draft_vocab: int = typer.Option(
         8192, min=0, help="Tokens that the head scores, the commonest of the text. 0: all."
     ),
-    direct: int = typer.Option(
-        64, min=0, help="Rank of the maps by which it begins as a regression. 0: none."
-    ),
     anchors: int = typer.Option(24, min=1, help="Blocks in every row of a step."),
     steps: Steps = 2000,
     batch: Batch = 8,
@@ -134,9 +131,7 @@ def dspark(
         settings = TrainingSettings(steps, batch, block, rate, low, seed)
         rows = (row_length, text_rows, own_rows)
         head = (layers, block, rank, intermediate, draft_vocab, anchors)
-        plan = DSparkPlan(
-            local_weights(base, say), text, out, settings, *rows, *head, start, direct
-        )
+        plan = DSparkPlan(local_weights(base, say), text, out, settings, *rows, *head, start)
         figures = train_dspark(plan, say, compute_dtype(dtype))
     _show(figures, out, as_json)
 

@@ -141,14 +141,13 @@ class NodeCosts:
     def pass_parts(self, one: DraftPass, seen: int, requests: int = 1) -> list[float]:
         """A pass as the draft source told it, by its parts (see draft_parts).
 
-        The matrix that joins rows of the base takes those that are new, direct maps (see
-        drafting.dspark) one row a block. Both are launched with the first layer.
+        The matrix that joins rows of the base takes those that are new, and is launched with the
+        first layer.
         """
         parts = self.draft_parts(one.rows, seen, one.source, requests, one.form)
         if parts:
             draft = self.model.draft_of(one.source, one.form)
-            blocks = requests if one.rows > one.joined else 0
-            parts[0] += self._head(one.joined, draft.joining) + self._head(blocks, draft.direct)
+            parts[0] += self._head(one.joined, draft.joining)
         return parts
 
     def draft_seconds(self, rows: int, seen: int, source: str = "", requests: int = 1) -> float:
