@@ -4,6 +4,7 @@ their arithmetic written out once more, row by row, in float64."""
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -11,6 +12,8 @@ from typing import Any, Literal
 import torch
 from safetensors.torch import save_file
 
+from edgespec.drafting.dspark.head import Attend
+from edgespec.drafting.eagle.head import attention
 from edgespec.model.loader import Checkpoint
 
 HIDDEN, VOCAB, HEADS, DIM, WIDE, LAYERS = 32, 96, 4, 8, 40, 8
@@ -169,6 +172,17 @@ def _shapes(form: Form) -> dict[str, tuple[int, ...]]:
     if form.mask_embedding:
         shapes["mask_embedding"] = (HIDDEN,)
     return shapes
+
+
+def masked(masks: Sequence[torch.Tensor]) -> Attend:
+    """Attention in which slots see what `masks` say: of each layer bool [B, 1, R, C + R]."""
+
+    def attend(
+        layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+    ) -> torch.Tensor:
+        return attention(query, key, value, masks[layer])
+
+    return attend
 
 
 class Reference:

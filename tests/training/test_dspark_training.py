@@ -11,9 +11,10 @@ from typing import ClassVar
 import pytest
 import torch
 from support.checkpoints import write_checkpoint, write_tokenizer
+from support.dspark_heads import masked
 
 from edgespec.drafting.dspark.format import read_head, write_head
-from edgespec.drafting.dspark.head import BlockPlaces, DSparkHead, masked, packed_masks
+from edgespec.drafting.dspark.head import BlockPlaces, DSparkHead, packed_masks
 from edgespec.drafting.dspark.shape import DSparkShape
 from edgespec.drafting.eagle.shape import Rope
 from edgespec.errors import ConfigError, ModelError

@@ -6,7 +6,7 @@ published names.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -18,7 +18,6 @@ from edgespec.drafting.eagle.head import (
     NormGains,
     RopeAngles,
     apply_rope,
-    attention,
     normed,
     rope_at,
 )
@@ -43,9 +42,9 @@ class DSparkHead(nn.Module):
 
     One pass takes C context rows and R slots of a batch of B. In training R is K blocks of
     `shape.block` slots, one after the other, for K anchors of the same text, and C is the whole
-    text: `attend` is then `masked(...)` of `packed_masks(...)`. In drafting C is what became
-    committed since the last pass (possibly nothing), R one block, and `attend` keeps the keys and
-    values of context rows: those do not depend on the anchor.
+    text: `attend` is then training.blocks.beside(...). In drafting C is what became committed since
+    the last pass (possibly nothing), R one block, and `attend` keeps the keys and values of context
+    rows: those do not depend on the anchor.
 
         given   [B, C, taps · base_hidden]    the base's rows that enter its tapped layers
         context = head.context(given)         [B, C, hidden]
@@ -176,17 +175,6 @@ def rows_of(tokens: torch.Tensor, shape: DSparkShape, scored: torch.Tensor | Non
         return tokens
     at = torch.searchsorted(scored, tokens).clamp(max=len(scored) - 1)
     return torch.where(scored[at] == tokens, at, -1)
-
-
-def masked(masks: Sequence[torch.Tensor]) -> Attend:
-    """Attention in which slots see what `masks` say: of each layer bool [B, 1, R, C + R]."""
-
-    def attend(
-        layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
-    ) -> torch.Tensor:
-        return attention(query, key, value, masks[layer])
-
-    return attend
 
 
 def packed_masks(shape: DSparkShape, places: BlockPlaces) -> list[torch.Tensor]:

@@ -7,10 +7,19 @@ from pathlib import Path
 import pytest
 import torch
 from support.checkpoints import write_checkpoint
-from support.dspark_heads import FORMS, HIDDEN, LAYERS, TAPS, VOCAB, Reference, write_dspark
+from support.dspark_heads import (
+    FORMS,
+    HIDDEN,
+    LAYERS,
+    TAPS,
+    VOCAB,
+    Reference,
+    masked,
+    write_dspark,
+)
 
 from edgespec.drafting.dspark.format import read_head, write_head
-from edgespec.drafting.dspark.head import BlockPlaces, DSparkHead, masked, packed_masks, rows_of
+from edgespec.drafting.dspark.head import BlockPlaces, DSparkHead, packed_masks, rows_of
 from edgespec.drafting.dspark.shape import DSparkShape
 
 TEXT = [5, 9, 90, 33, 7, 61, 2, 40, 11, 12, 80, 3]
