@@ -174,50 +174,6 @@ def ppd(
     _show(figures, out, as_json)
 
 
-@train.command()
-def hints(
-    base: str = BASE,
-    text: Path = TEXT,
-    out: Path = typer.Option(..., metavar="DIR", help="Folder to write the lenses to."),
-    rank: int = typer.Option(64, min=1, help="Numbers that a row is reduced to, 64 at most."),
-    steps: Steps = 800,
-    batch: Batch = 8,
-    row_length: int = ROW_LENGTH,
-    text_rows: int = TEXT_ROWS,
-    own_rows: int = OWN_ROWS,
-    rate: Rate = 3e-3,
-    dtype: str = DTYPE,
-    seed: int = SEED,
-    as_json: bool = options.JSON,
-) -> None:
-    """Train lenses for a base model, by which stages tell early what they expect (`--hints`).
-
-    Stopped, the same command goes on where it was. At the end they are measured on the base's own
-    answers to text that was held out.
-    """
-    _make(out)
-    with Notes().waiting("loading") as say:
-        # Imported late, as torch takes seconds: a wrong option is refused at once.
-        from edgespec.model.hub_cache import local_weights
-        from edgespec.model.tensors import compute_dtype
-        from edgespec.training.hints import HintPlan, train_hints
-        from edgespec.training.loop import TrainingSettings
-
-        settings = TrainingSettings(steps, batch, 1, rate, False, seed)
-        rows = (row_length, text_rows, own_rows)
-        plan = HintPlan(local_weights(base, say), text, out, settings, *rows, rank)
-        figures = train_hints(plan, say, compute_dtype(dtype))
-    if as_json:
-        print(json.dumps(figures))
-        return
-    print(f"lenses in {out}, measured on {figures['held_out_tokens']} held-out tokens")
-    for layer, shares in figures["agreement_by_layer"].items():
-        first, four, eight = shares
-        print(
-            f"rows that enter layer {layer}: first {first:.3f}, of 4 {four:.3f}, of 8 {eight:.3f}"
-        )
-
-
 def _make(out: Path) -> None:
     """Make the folder before hours of training. Raises ConfigError."""
     try:

@@ -43,9 +43,6 @@ not embed tokens, which saves the busiest machine the memory of a second large m
 SAME_VOCABULARY = 0.99
 """Sizes of one vocabulary that are at least so much alike: models pad it in different ways."""
 
-BUNDLED_HINTS = "bundled"
-"""As `--hints`."""
-
 _OF_ANY_RING = ("host", "port", "with_stage")
 """Options that change the cluster's ring; every other one describes a ring of its own."""
 
@@ -143,18 +140,6 @@ def coordinator_config(
         with_stage=stages if ring.with_stage == LAST_STAGE else ring.with_stage or 0,
         head=head,
     )
-
-
-def chosen_hints(hints: str, model: str) -> str:
-    """The folder that `--hints` names, for that base. Raises ConfigError."""
-    if hints != BUNDLED_HINTS:
-        return hints
-    if model != bundled("base"):
-        raise ConfigError(
-            f"the bundled lenses are for the bundled base model, not for {model}; make some with "
-            "`edgespec train hints`"
-        )
-    return bundled("hints")
 
 
 def chosen_draft(draft: str, model: str) -> DraftChoice:

@@ -31,9 +31,6 @@ layers that take the host all the time: 0.25 to 0.44."""
 _FOUR_OF_SIXTEEN = packed_bytes(2**20, 4) / packed_bytes(2**20, 16)
 """Weights in 16 bits that are in as many bytes as one in 4."""
 
-LENS_RANK = 64
-"""Of the lenses that are charged."""
-
 _FILL_LAUNCHES = 0.35
 """What the host launches to fill the buffers of a captured pass and to take its rows out, as a
 share of launching a usual layer. Estimated: 15 µs measured on a CPU, and 5 µs of a driver for each
@@ -122,13 +119,6 @@ class NodeCosts:
     def head_seconds(self, rows: int) -> float:
         """The base model's output head over `rows` rows."""
         return self._head(rows, self.model.head)
-
-    def lens_seconds(self, rows: int) -> float:
-        """A lens over `rows` rows (see drafting.lens), and the best tokens of their logits."""
-        model = self.model
-        weights = LENS_RANK * (model.activation_bytes / 2 + model.vocab) * 2
-        ranked = self.profile.ranking.of("greedy").seconds(rows * model.vocab)
-        return self._weights(rows, int(weights), 16) + ranked
 
     def choose_seconds(self, rows: int, way: TokenChoice) -> float:
         """Taking the tokens after `rows` rows of logits, one row after the other."""

@@ -22,13 +22,13 @@ from edgespec.errors import LocalProtocolError, RemoteProtocolError
 from edgespec.tree.ledger import MOST_RETAINED
 from edgespec.types.record import INT64, MOST_NUMBERS, MOST_RECORDS, Record
 from edgespec.types.tool_forms import DEEPEST
-from edgespec.wire import block_messages, hints, snapshots  # noqa: F401 (of their messages)
+from edgespec.wire import block_messages, snapshots  # noqa: F401 (of their messages)
 from edgespec.wire.client_messages import Finished, Submit, Tokens
 from edgespec.wire.messages import Message, Retain
 from edgespec.wire.segment import Segment
 
 MAGIC: Final = "edgespec"
-VERSION: Final = 16
+VERSION: Final = 17
 
 TAGS = {kind.__struct_config__.tag: kind for kind in Message.__subclasses__()}
 """All messages by their tags. A peer names a number in it, never a type."""
