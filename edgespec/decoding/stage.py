@@ -194,14 +194,10 @@ class StageMachine:
 
     def _staying(self, part: Part, ids: IntArray) -> IntArray:
         """Places of the rows that the request's retained set keeps; none if it is not held."""
-        if part.committed and part.request in self._held:
-            return np.arange(len(ids))
-        return self._keeps(part.request, ids)
-
-    def _keeps(self, request: int, ids: IntArray) -> IntArray:
-        """The same of rows that are guesses."""
-        held = self._held.get(request)
-        return _NOTHING if held is None else np.flatnonzero(held.keep.keeps(ids))
+        held = self._held.get(part.request)
+        if held is None:
+            return _NOTHING
+        return np.arange(len(ids)) if part.committed else np.flatnonzero(held.keep.keeps(ids))
 
     def _begin_walk(self, part: Part) -> None:
         if part.choosing is not None:
