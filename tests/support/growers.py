@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from edgespec.drafting.base import TokenPath
 from edgespec.drafting.grower import NOTHING_FURTHER, Further, TreeGrower
 from edgespec.drafting.steps import alone
+from edgespec.sim.oracle import Oracle
 from edgespec.tree.drafted import Children, DraftedTree
 from edgespec.types.features import NO_FEATURES, Features
 
@@ -37,3 +38,7 @@ class SoloGrower(TreeGrower):
         further: Further = NOTHING_FURTHER,
     ) -> Children:
         return alone(self.expanding(request, context, paths, width, features, further))
+
+
+class SoloOracle(Oracle, SoloGrower):
+    """The same of an oracle."""
