@@ -15,7 +15,7 @@ from support.cases import case
 from support.checkpoints import write_checkpoint
 from support.draft_sources import Chained, dspark, eagle, easyspec
 from support.fake_draft import FakeDraft
-from support.growers import SoloGrower
+from support.growers import SoloGrower, SoloOracle
 from support.passes import rows_of
 
 from edgespec.drafting.hybrid import HybridGuesser
@@ -25,7 +25,6 @@ from edgespec.model.ends import OutputHead
 from edgespec.model.kv_cache import TwoRegionCache
 from edgespec.model.loader import Checkpoint
 from edgespec.planning.memory import STEP
-from edgespec.sim.oracle import Oracle
 from edgespec.sim.toy import VOCABULARY
 from edgespec.sim.toy_model import toy_next
 from edgespec.tree.drafted import FROM_ROOT, Children, DraftedTree
@@ -44,8 +43,8 @@ LEVEL_BY_LEVEL = ("eagle", "eagle3")
 """Sources that read their own output: each level of missing guesses is a pass of its own."""
 
 
-def oracle() -> Oracle:
-    draft = Oracle(random.Random(3), 0.7)
+def oracle() -> SoloOracle:
+    draft = SoloOracle(random.Random(3), 0.7)
     draft.tell([*CONTEXT, 3, 4, 5, 6])
     return draft
 
@@ -212,7 +211,7 @@ def test_what_was_read_of_another_request_is_not_read_again(draft: SoloGrower, e
     draft.refresh(1, CONTEXT, 2, 2)
     draft.expand(1, [*CONTEXT, 3], [(4,)], 2)
     again = [*CONTEXT[:6], 9, 4, 30]
-    if isinstance(draft, Oracle):
+    if isinstance(draft, SoloOracle):
         return  # it says something else each time
     for request in (7, 8):
         draft.open(request, Sampling())
@@ -262,7 +261,7 @@ def test_work_is_let_in_between_layers_and_changes_no_guess(
     tree = draft.refresh(2, CONTEXT, 2, 3)
     shown = request.node.callspec.params["draft"] == "dspark-shown"
     assert calls == (2 * 2 + 2 if shown else CALLS.get(draft.name, 0))
-    if not isinstance(draft, Oracle):  # it says something else each time
+    if not isinstance(draft, SoloOracle):  # it says something else each time
         assert tree.tokens.tolist() == quiet.tokens.tolist()
         assert tree.scores.tolist() == quiet.scores.tolist()
 
@@ -327,7 +326,7 @@ def test_the_fakes_truth_is_where_its_accuracy_says(accuracy: float) -> None:
 
 @pytest.mark.parametrize("accuracy", [0.0, 1.0])
 def test_the_oracle_knows_what_it_was_told(accuracy: float) -> None:
-    draft = Oracle(random.Random(1), accuracy)
+    draft = SoloOracle(random.Random(1), accuracy)
     draft.open(1, Sampling())
     answer = list(range(20, 40))
     draft.tell([*CONTEXT, *answer])
