@@ -41,7 +41,7 @@ from edgespec.daemon.extras import require
 from edgespec.daemon.precision import AUTO
 from edgespec.daemon.process import EXIT_FAILED
 from edgespec.daemon.settings import RingOptions, coordinator_config
-from edgespec.door.asking import USUAL, SamplingOptions
+from edgespec.door.asking import GREEDY, SamplingOptions
 from edgespec.errors import ConfigError
 
 
@@ -55,7 +55,7 @@ def bench(
     prompts: str = options.PROMPTS,
     limit: int = options.LIMIT,
     live: int | None = options.LIVE,
-    sampling: SamplingOptions = USUAL,
+    sampling: SamplingOptions = GREEDY,
     model: str = options.MODEL,
     draft: str = options.DRAFT,
     quant: options.Quant = AUTO,

@@ -23,7 +23,7 @@ from edgespec.daemon.model_names import known_name, packaged
 from edgespec.daemon.precision import AUTO, precision_text
 from edgespec.daemon.process import EXIT_CANCELLED
 from edgespec.daemon.settings import RingOptions, coordinator_config
-from edgespec.door.asking import USUAL, RequestSettings
+from edgespec.door.asking import GREEDY, RequestSettings
 from edgespec.door.llm import DEFAULT_MODEL, await_ready
 from edgespec.errors import EdgespecError
 from edgespec.model.hub import model_files
@@ -47,7 +47,7 @@ def demo(
     ),
     stages: int = options.STAGES_HERE,
     with_stage: int | None = options.WITH_STAGE,
-    request: RequestSettings = USUAL,
+    request: RequestSettings = GREEDY,
     model: str = options.MODEL,
     draft: str = options.DRAFT,
     quant: options.Quant = AUTO,

@@ -218,6 +218,13 @@ ALIAS = typer.Option(
     "be given several times.",
     show_default=False,
 )
+OLLAMA = typer.Option(
+    "",
+    metavar="HOST:PORT",
+    help="Listen here too, where clients of Ollama look for it: 127.0.0.1:11434. They find the "
+    "same at --http.",
+    show_default=False,
+)
 EMULATE = typer.Option(
     "",
     metavar="PROFILE[,PROFILE...]",

@@ -48,7 +48,8 @@ def stage_rows(needs: Needs, live: int, d0: int | None, assign: Assign, join: Jo
     """
     has = join.memory // (assign.stages + 1 if ip_address(join.host).is_loopback else 1)
     is_last = assign.stage == assign.stages
-    more = _further_rows(needs, has, assign.first, assign.end, is_last, assign.dtype)
+    dtype = assign.cache_dtype or assign.dtype
+    more = _further_rows(needs, has, assign.first, assign.end, is_last, dtype)
     more = min(more, (live - 1) * assign.rows)
     return assign.rows + (more if d0 is None else min(more, d0))
 

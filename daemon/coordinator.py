@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
+from msgspec import structs
+
 from edgespec.backends.compute import CoordinatorCompute
 from edgespec.config import Address, CoordinatorConfig
 from edgespec.daemon.access_list import clean_name
@@ -22,6 +24,7 @@ from edgespec.daemon.emulation import coordinator_pace, described, emulated_cost
 from edgespec.daemon.health import UNKNOWN, SensorReader
 from edgespec.daemon.layer_assignment import LayerAssignment
 from edgespec.daemon.memory import yet_to_take
+from edgespec.daemon.model_names import names_of, published_sampling
 from edgespec.daemon.notify import Notifier
 from edgespec.daemon.own_stage import OwnStage, address_beside, admitted, machine_needs
 from edgespec.daemon.planning import planned_needs
@@ -32,6 +35,7 @@ from edgespec.decoding.admission import CoordinatorSettings
 from edgespec.decoding.coordinator import CoordinatorMachine
 from edgespec.drafting.choice import parse_draft
 from edgespec.model.hub import require_within_reach
+from edgespec.model.own_sampling import own_sampling
 from edgespec.net.block_server import BlockServer
 from edgespec.net.discovery_interfaces import reached_at
 from edgespec.net.emulated_link import PacedTransport
@@ -48,7 +52,9 @@ from edgespec.runtime.request_log import RequestLog
 from edgespec.runtime.shared_device import COORDINATOR, SharedDevice, new_file
 from edgespec.runtime.trace import Trace
 from edgespec.types.features import NO_NEEDS
+from edgespec.types.thinking import thinking_in
 from edgespec.types.tool_forms import form_in
+from edgespec.types.usual_sampling import UsualSampling
 from edgespec.wire.client_messages import NodeStatus
 from edgespec.wire.messages import Assign, Connect
 
@@ -88,12 +94,12 @@ def run_coordinator(
     config: CoordinatorConfig,
     cluster: ClusterFolder,
     http: Address | None,
-    aliases: tuple[str, ...] = (),
+    api_options: tuple[str, ...] = (),
 ) -> int:
     """Serve the devices and clients of a cluster until a signal ends it; returns the exit code.
 
-    `http`: address of the HTTP API, served by a child process; None: no API. `aliases`:
-    further names of the model there.
+    `http`: address of the HTTP API, served by a child process; None: no API. `api_options`:
+    further ones of `edgespec api`.
     The address is bound, and printed as the only line on standard output, before the models are
     loaded, so that stages can start meanwhile. Raises ConfigError for settings, models or an
     address that cannot be used.
@@ -140,7 +146,7 @@ def run_coordinator(
     node.supervisor = Notifier(slow=slowness())
     node.requests = requests
     node.keep_holders = cluster.keep_holders
-    api = ApiProcess(http, address, cluster, aliases) if http is not None else nullcontext()
+    api = ApiProcess(http, address, cluster, api_options) if http is not None else nullcontext()
     stage = _own_stage(config, own, beside, shared) if own is not None else nullcontext()
     try:
         with ends, api, stage:
@@ -265,7 +271,13 @@ class Loaded:
             live=config.live,
             vocabulary=int(self.model.head.config.vocab_size),
             own_stage=config.with_stage,
+            usual=self.usual,
         )
+
+    @property
+    def usual(self) -> UsualSampling:
+        """How it is sampled where a request does not say."""
+        return own_sampling(self.model.tokenizer, published_sampling(self.config.model))
 
     def assign(self, blocks_port: int) -> Assign:
         """What the assignments of all stages share."""
@@ -284,6 +296,7 @@ class Loaded:
             ring_key=secrets.token_hex(SECRET_BYTES),
             head=config.head_quantisation.name if config.head_last else "",
             rows=self.rows,
+            cache_dtype=config.cache_dtype,
         )
 
 
@@ -317,6 +330,7 @@ def _membership(
     can_replan = loaded.model.can_be_cut_anew and home.costs is None
     what = "the ring cannot be shared out anew when a device is lost"
     needs = planned_needs(config, context, what, with_draft=False) if can_replan else None
+    names, template = names_of(config.model), loaded.codec.chat_template
     return MembershipMachine(
         assignment.assigned,
         Connect("", home.transport.data_port, cluster.identity.own.public),
@@ -330,7 +344,14 @@ def _membership(
         rows_told=machine.rows_told,
         here=partial(_here, home.ends.enter_context(SensorReader(device))),
         plain=machine.learnt.plain_speed,
-        tools=form_in(loaded.codec.chat_template),
+        about=partial(
+            structs.replace,
+            model=names[0],
+            names=names,
+            tools=form_in(template),
+            thinking=thinking_in(template),
+            usual=loaded.usual,
+        ),
         own_stage=config.with_stage,
         holders=cluster.holders(),
     )

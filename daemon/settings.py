@@ -69,6 +69,7 @@ class RingOptions:
     port: int | None = None
     with_stage: int | None = None
     head: str = ""
+    cache_dtype: str = ""
 
 
 def served_config(
@@ -139,6 +140,7 @@ def coordinator_config(
         context=ring.context,
         with_stage=stages if ring.with_stage == LAST_STAGE else ring.with_stage or 0,
         head=head,
+        cache_dtype=ring.cache_dtype,
     )
 
 

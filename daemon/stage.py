@@ -256,7 +256,7 @@ def _load(
         say(f"loading {done} of {total} layers")
 
     layers, device = (assign.first, assign.end), best_device()
-    block = Block(source, *layers, assign.dtype, device, progress)
+    block = Block(source, *layers, assign.dtype, device, progress, cache_dtype=assign.cache_dtype)
     if ends is None:
         return StageCompute(TorchBlock(block))
     head = OutputHead(ends, assign.dtype, device, share=block)

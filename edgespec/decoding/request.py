@@ -75,6 +75,7 @@ class Request:
         self.needs = needs
         self.answer, self.stats = answer, RequestStats(client.asked_at)
         self.prompt: tuple[int, ...] = ()
+        self.thinks = False  # the prompt ends within a thought
         self.estimates = shared.learnt[policy.name]
         self._pace = Pace(self.estimates.plain_time, free=has_free_guesses)
         self._shared = shared
@@ -131,6 +132,11 @@ class Request:
         in_step = self.policy.results is Results.IN_STEP and not self.opening
         must_wait = self.head_job or (in_step and self.drafting.running)
         return bool(self.outbox.count_returned) and not must_wait and not self.answer.finish_reason
+
+    @property
+    def decides(self) -> bool:
+        """Whether tokens of it are being chosen, or are to be."""
+        return self.head_job is not None or self.has_result
 
     def take_result(self, now: float) -> list[Effect]:
         """Rows are back: have the tokens after those that are alive sampled."""
@@ -230,7 +236,8 @@ class Request:
         if self.is_only_live and not self.opening:
             self.estimates.came(self._pace, used, took)
         self.opening = False
-        return Tokens(self.client.tag, step.tokens[:used], "".join(text), logprobs)
+        said = step.tokens[:used], "".join(text), logprobs
+        return Tokens(self.client.tag, *said, len(self.prompt), self.thinks)
 
     # --- what leaves --------------------------------------------------------------------------
 
@@ -239,6 +246,11 @@ class Request:
         """Whether its policy may be asked: from the first token on, or as soon as the prompt is on
         its way if it begins with that."""
         return self.tree is not None and (not self.opening or self.policy.starts_with_prompt)
+
+    @property
+    def root_waits(self) -> bool:
+        """Whether it has a root that does not even wait to leave."""
+        return self.tree is not None and not self.tree.is_sent(self.tree.root)
 
     def want_decision(self, wanted: bool = True) -> None:
         """Its policy is to be asked, or not any more, as others decide for it."""
@@ -300,15 +312,25 @@ class Request:
 
     # --- the prompt ---------------------------------------------------------------------------
 
-    def encoded(self, tokens: tuple[int, ...], most_new: int, grammar: Grammar | None) -> None:
-        """Its prompt's tokens are known, and so how many new ones fit: it can be started."""
+    def encoded(
+        self,
+        tokens: tuple[int, ...],
+        most_new: int,
+        grammar: Grammar | None,
+        thinks: bool = False,
+    ) -> None:
+        """Its prompt's tokens are known, and so how many new ones fit: it can be started. `thinks`:
+        the prompt ends within a thought."""
         assert self.asked is not None
-        self.answer = Answer(self.answer.codec, self.asked.stop, most_new)
-        self.asked, self.prompt = None, tokens
+        more = self.asked.stop, most_new, self.asked.stop_token_ids
+        self.answer = Answer(self.answer.codec, *more)
+        self.asked, self.prompt, self.thinks = None, tokens, thinks
         if grammar is not None:
             self.rules = replace(self.rules or Rules(), grammar=grammar)
             # What alone may follow is known without a model.
             self._pace = Pace(self.estimates.plain_time, free=True)
+        if self.rules is not None:
+            self.rules = self.rules.begun(tokens, thinks=thinks)
         # The target token of a row after this position would be a token past the limit.
         self._last_position = len(tokens) + most_new - 2
         # Cache rows that it may come to take up on every stage.

@@ -3,8 +3,8 @@
 A template is a program that came with the model: it may loop, or take memory without bound, and a
 thread that does so cannot be stopped. This process can. The rendering is transformers' own, so that
 the text is what its apply_chat_template writes. As a program this module is that process: it is
-first told "template" and "tokens", then conversations, each with "messages" and "tools", and
-answers each with {"text"} or {"problem"}.
+first told "template" and "tokens", then conversations, each with "messages", "tools" and
+"settings", and answers each with {"text"} or {"problem"}.
 """
 
 from __future__ import annotations
@@ -36,15 +36,19 @@ class TemplateProcess(BoundedProcess):
         super().__init__(module, "the model's chat template", lambda: first, seconds)
 
     def render(
-        self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None
+        self,
+        messages: list[dict[str, Any]],
+        tools: list[dict[str, Any]] | None = None,
+        settings: Mapping[str, Any] | None = None,
     ) -> str:
         """The conversation as the template writes it, with these tools, up to where the model
-        answers.
+        answers. `settings`: what else it is told.
 
         Raises ConfigError if the template does not take it, or needs too much time or memory;
         ModelError if its process cannot be started.
         """
-        answer = self.ask({"messages": messages, "tools": tools})
+        told = {"messages": messages, "tools": tools, "settings": dict(settings or {})}
+        answer = self.ask(told)
         if answer is None:
             raise ConfigError(
                 "the model's chat template was stopped: it took all the time or memory that it may "
@@ -85,7 +89,7 @@ def _renderer(template: str, tokens: dict[str, str]) -> Callable[[Mapping[str, A
             tools=asked["tools"],
             chat_template=template,
             add_generation_prompt=True,
-            **tokens,
+            **{**asked["settings"], **tokens},
         )
         return str(texts[0])
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,6 +22,7 @@ from edgespec.model.chat_text import ChatText
 from edgespec.model.grammar import CompiledGrammar, GrammarCompiler, Vocabulary
 from edgespec.model.reading import reading
 from edgespec.model.text_bound import BYTES, TextBound, bound_of
+from edgespec.types.thinking import tags_of, thinking_in
 from edgespec.types.tool_forms import Message, Tool, form_in, form_named
 
 _MOST_TOKENS = 1 << 20
@@ -38,7 +39,10 @@ class Render(Protocol):
     """Writes a conversation by a chat template. Raises ConfigError if it does not take it."""
 
     def __call__(
-        self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None
+        self,
+        messages: list[dict[str, Any]],
+        tools: list[dict[str, Any]] | None = None,
+        settings: Mapping[str, Any] | None = None,
     ) -> str: ...
 
 
@@ -112,10 +116,14 @@ class Tokenizer:
             return list(self.inner.encode(text, add_special_tokens=True, verbose=False))
 
     def encode_chat(
-        self, messages: Sequence[Message], most: int | None = None, tools: Sequence[Tool] = ()
+        self,
+        messages: Sequence[Message],
+        most: int | None = None,
+        tools: Sequence[Tool] = (),
+        settings: Mapping[str, Any] | None = None,
     ) -> list[int]:
         """Token ids of a conversation by the model's chat template, up to where it answers; `tools`
-        may be called there.
+        may be called there. `settings`: what else the template is told, by name.
 
         Control tokens are those that the template writes; one that a message spells is plain text.
         Raises ConfigError if the model has no template, or it does not take this conversation;
@@ -133,7 +141,23 @@ class Tokenizer:
                 messages = form.as_text(messages, tools)
             else:
                 messages = form.with_words(form.for_template(messages), tools)
-        return self._encoded([dict(one) for one in messages], told, most)
+        return self._encoded([dict(one) for one in messages], told, most, settings)
+
+    @cached_property
+    def thought_marks(self) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+        """The tokens that begin a thought, and those that end one; None: it has no thoughts."""
+        tag = thinking_in(self.chat_template)
+        if not tag:
+            return None
+        with self._encoding:
+            marks = (self.inner.encode(one, add_special_tokens=False) for one in tags_of(tag))
+            opening, closing = map(tuple, marks)
+        return opening, closing
+
+    def opens_thought(self, tokens: Sequence[int]) -> bool:
+        """Whether a prompt ends within a thought: with the tag that begins one."""
+        tag = thinking_in(self.chat_template)
+        return bool(tag) and self.decode(tokens[-8:]).rstrip().endswith(f"<{tag}>")
 
     @cached_property
     def takes_tools(self) -> bool:
@@ -148,7 +172,11 @@ class Tokenizer:
             return False
 
     def _encoded(
-        self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None, most: int | None
+        self,
+        messages: list[dict[str, Any]],
+        tools: list[dict[str, Any]] | None,
+        most: int | None,
+        settings: Mapping[str, Any] | None,
     ) -> list[int]:
         template = self.chat_template
         if not template:
@@ -157,6 +185,8 @@ class Tokenizer:
                 "`edgespec prompt`)"
             )
         asked: dict[str, Any] = {"messages": messages, "tools": tools}
+        if settings:
+            asked["settings"] = dict(settings)
         said, marks = self._chat.mark(asked, template)
         # A template says itself where an opening token belongs.
         text = self.render(**said)
@@ -166,7 +196,10 @@ class Tokenizer:
             return self._chat.encode(text, marks)
 
     def _render(
-        self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None
+        self,
+        messages: list[dict[str, Any]],
+        tools: list[dict[str, Any]] | None = None,
+        settings: Mapping[str, Any] | None = None,
     ) -> str:
         from transformers.utils.chat_template_utils import render_jinja_template
 
@@ -177,7 +210,7 @@ class Tokenizer:
                 tools=tools,
                 chat_template=self.chat_template,
                 add_generation_prompt=True,
-                **self.special_tokens,
+                **{**(settings or {}), **self.special_tokens},
             )
             return str(texts[0])
         except Exception as error:  # templates raise what they like for what they do not take

@@ -74,7 +74,7 @@ class MembershipMachine:
         rows_told: Callable[[], tuple[int, int, int]] = lambda: (0, 0, 0),
         here: Callable[[], NodeStatus] = lambda: NodeStatus(0, 0, 0),
         plain: Callable[[], float] = lambda: 0.0,
-        tools: str = "",
+        about: Callable[[Status], Status] = lambda status: status,
         own_stage: int = 0,
         holders: Sequence[str] = (),
     ) -> None:
@@ -83,12 +83,12 @@ class MembershipMachine:
         `own_keys`: public keys of stages on this machine. `live(now)`: what those that run have
         done. `rows`: cache rows that a device has room for; None: as many as `assigns` say.
         `rows_told()`: see Status.rows_live and those behind it; `here()`, `plain()`: Status.home
-        and Status.plain; `tools`: Status.tools. `own_stage`: the number of the stage that the
-        coordinator starts; 0: none."""
+        and Status.plain; `about(status)`: with what it tells of the model. `own_stage`: the
+        number of the stage that the coordinator starts; 0: none."""
         self._ring = RingAssembly(Assignment(assigns, names, holders), home, rows)
         self._repartition = Repartition(self._ring, timing, requests, replan)
         self._requests, self._live, self._rows_told = requests, live, rows_told
-        self._here, self._plain, self._tools = here, plain, tools
+        self._here, self._plain, self._about = here, plain, about
         self._own_keys = own_keys
         self._timing, self._to_client = timing, Heartbeat(0, timing.answer_silence)
         self._clients: dict[bytes, float] = {}
@@ -375,7 +375,7 @@ class MembershipMachine:
         ]
         running, waiting = self._requests()
         of = next(iter(ring.assignment))
-        return Status(
+        told = Status(
             ring.is_up,
             tuple(line_of(assign, member) for assign, member in shown),
             tuple(nodes),
@@ -390,8 +390,8 @@ class MembershipMachine:
             *self._rows_told(),
             self._here(),
             self._plain(),
-            self._tools,
         )
+        return self._about(told)
 
 
 def _refuse(peer: bytes, reason: str) -> list[Effect]:

@@ -140,7 +140,8 @@ def test_every_family_is_read(family: str) -> None:
     other = {"shared_intermediate_size": 512, "num_local_experts": 32}
     of = architecture_of({**MIXTURE, **other, "model_type": family}, "config.json")
     assert of.intermediate == {"qwen3_moe": 768, "granitemoehybrid": 512}.get(family, 6144)
-    assert of.experts == {"qwen3_moe": 128, "gpt_oss": 32}.get(family, 0)
+    experts = {"qwen3_moe": 128, "olmoe": 128, "gpt_oss": 32, "mixtral": 32}
+    assert of.experts == experts.get(family, 0)
     assert of.layers == 48
 
 
@@ -168,6 +169,8 @@ def test_a_wrong_field_is_named(field: str) -> None:
     ("change", "message"),
     [
         ({"model_type": "gpt2"}, "model_type is 'gpt2', whose sizes are not known; known ones: "),
+        ({"model_type": "qwen3_5"}, "'qwen3_5', which does not run: .*recurrent.*use qwen3-8b$"),
+        ({"layer_types": ["mamba", "attention"]}, "does not run: .*recurrent state"),
         ({"model_type": None}, "model_type is None"),
         ({"num_key_value_heads": 7}, "num_key_value_heads is 7, which does not divide"),
         ({"num_experts_per_tok": 200}, "num_experts_per_tok is 200, more than"),

@@ -316,7 +316,7 @@ def test_a_failure_of_a_stage_ends_its_request_with_the_stages_name_and_nothing_
         (submit(policy="magic"), "unknown policy 'magic'"),
         (submit(prompt="x" * 400), "400 tokens and the model's context is 400"),
         (submit(prompt=""), "the prompt is empty"),
-        (submit(max_new_tokens=0), "must be at least 1"),
+        (submit(max_new_tokens=-1), "must be at least 0"),
         (submit(stop=("",)), "stop"),
         (Submit(1, "x", 5, -1.0, 0, 1.0, 0.0, 0, (), ""), "temperature is -1.0"),
         (Submit(1, "x", 5, 0.0, 0, 2.0, 0.0, 0, (), ""), "top_p is 2.0"),

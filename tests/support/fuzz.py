@@ -160,6 +160,8 @@ class Fuzzer:
             return None if dice.random() < 0.5 else self._tensor((len(some),))
         if hint == dict[str, Any]:
             return {dice.choice(TEXTS): [dice.choice(FLOATS), {"a": None}] for _ in some}
+        if get_origin(hint) is dict:
+            return {dice.choice(TEXTS): dice.choice((None, 0.5, True, 7, "a")) for _ in some}
         if hint == frozenset[int]:
             return frozenset(self._int64() for _ in some)
         if get_origin(hint) is tuple:

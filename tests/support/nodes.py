@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from functools import partial
 
+from msgspec import structs
 from support.fake_draft import FakeDraft
 from support.keys import OWN, OWNER_IDENTITY, ListedKeys
 
@@ -212,6 +213,7 @@ class NodeRing:
             self.machine.load,
             live=self.machine.live,
             plain=self.machine.learnt.plain_speed,
+            about=lambda status: structs.replace(status, names=("toy", "org/Toy-1B", "toys")),
         )
         node = CoordinatorNode(
             self.transport,

@@ -19,6 +19,7 @@ from edgespec.machines.events import (
 )
 from edgespec.sim.toy import VOCABULARY, Expected, ToyCodec, plain_answer
 from edgespec.sim.toy_model import FakeBlock, FakeHead
+from edgespec.types.usual_sampling import NOTHING_SAID, UsualSampling
 from edgespec.wire.client_messages import Failed, Finished, Submit, Tokens
 from edgespec.wire.messages import Message, Retain
 
@@ -54,7 +55,9 @@ class FakeRing:
         kept_rows: int = 0,
         head_last: bool = False,
         live: int = 1,
+        usual: UsualSampling = NOTHING_SAID,
     ) -> None:
+        """`usual`: what its model publishes."""
         self.stages = stages
         self.codec = ToyCodec(frozenset(eos_ids))
         self.context_length = context_length
@@ -78,6 +81,7 @@ class FakeRing:
                 head_last=head_last,
                 live=live,
                 vocabulary=VOCABULARY,
+                usual=usual,
             ),
             self.codec,
         )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
+import logging
 from collections.abc import Callable, Collection, Mapping
 from functools import cached_property
 from pathlib import Path
@@ -17,8 +19,11 @@ CONFIG = "config.json"
 _SEALS = "config.sha256.json", "tokenizer.sha256.json"
 """The hashes of the configuration, which a stage needs alone, and of the tokenizer's files."""
 
-_FORM = "2"
+_FORM = "3"
 """Of the files that are made; a new number where they change, so that old ones are left alone."""
+
+
+_log = logging.getLogger(__name__)
 
 
 class GgufFiles:
@@ -71,6 +76,9 @@ class GgufFiles:
 
             return tokenizer_files(self.opened)
 
+        said = self.opened.values
+        if said.get("tokenizer.ggml.model") == "gpt2" and not said.get("tokenizer.ggml.pre"):
+            _warn_of_cut(self.path)
         return self._kept(_SEALS[1], make)
 
     def _kept(self, seal: str, make: Callable[[], Mapping[str, str]]) -> Collection[str]:
@@ -88,3 +96,13 @@ class GgufFiles:
                 f"cannot keep the settings of {self.path} in {self.folder} "
                 f"({error.strerror or error}); make room, or choose a folder with XDG_CACHE_HOME"
             ) from error
+
+
+@functools.cache
+def _warn_of_cut(path: Path) -> None:
+    """Once a process."""
+    _log.warning(
+        "%s does not say how its tokenizer cuts text (tokenizer.ggml.pre): it is cut as is usual "
+        "for its kind of model, and answers may suffer; take a newer file of the model",
+        path,
+    )

@@ -7,15 +7,15 @@ from torch import nn
 
 from edgespec.config import Quantisation
 from edgespec.kernels.gpu.products import TILE, Codes, CodesProduct, chunk_of, words_of
-from edgespec.model.quantised import int4_kernels, nf4
+from edgespec.model.quantised import int4_kernels, levels, nf4
 from edgespec.model.quantised.rounding import Packed
 
 _CHUNK = 1 << 20  # codes that are repacked at a time
 
 
 def fits(form: Quantisation, shape: torch.Size) -> bool:
-    """Whether the kernel takes a matrix [out, in] of this form."""
-    return chunk_of(form.group or shape[1], shape[1]) is not None
+    """Whether the kernel takes a matrix [out, in] of this form; it has no codes of "fp8"."""
+    return form.kind != "fp8" and chunk_of(form.group or shape[1], shape[1]) is not None
 
 
 class TritonLinear(nn.Module):
@@ -77,7 +77,10 @@ def _scales(packed: Packed, form: Quantisation, shape: torch.Size, dtype: torch.
         parts = nf4.product_parts(packed, form, torch.float32)
         return {"scales": _turned(parts["scales"]), "levels": parts["levels"].to(dtype)}
     names = ("scales", "zeros", "blocks", "zero_blocks")
-    return {name: _turned(packed[name].view(shape[0], -1)) for name in names if name in packed}
+    parts = {name: _turned(packed[name].view(shape[0], -1)) for name in names if name in packed}
+    if form.kind in levels.LEVELS:
+        parts["levels"] = levels.table(form.kind).to(dtype)
+    return parts
 
 
 def _turned(numbers: torch.Tensor) -> torch.Tensor:
@@ -116,7 +119,7 @@ def _planes(
         tiles = packed["tiles"][first // TILE : -(-end // TILE)].to(device)
         return [int4_kernels.codes_of(tiles)[: end - first]]
     codes = packed["codes"][first:end].to(device)
-    if form.kind == "nf4":
+    if form.kind == "nf4" or form.kind in levels.LEVELS:
         return [torch.stack((codes >> 4, codes & 15), 2).flatten(1)]
     shifted = codes.view(torch.uint8) ^ 128
     return [shifted >> 4, shifted & 15]
