@@ -301,19 +301,19 @@ class Loaded:
 
 
 def _codec(model: RingModel, ends: ExitStack) -> Tokenizer:
-    """The tokenizer, with processes of its own for templates and grammars that clients give."""
+    """The tokenizer, with processes of its own for templates and grammars that clients give, which
+    start with the first of them."""
     from edgespec.model.grammar_process import COMPILE_S, GrammarProcess
     from edgespec.model.template_process import RENDER_S, TemplateProcess
     from edgespec.model.tokenizer import Tokenizer
 
-    codec = Tokenizer(model.tokenizer)
+    codec = Tokenizer(model.tokenizer, is_kept=True)
     _ = codec.bound  # found here, and not while the first prompt waits
     if codec.chat_template:
         templates = TemplateProcess(
             codec.chat_template, codec.special_tokens, RENDER_S * slowness()
         )
         ends.callback(templates.close)
-        templates.start()
         codec.render = templates.render
     grammars = GrammarProcess(lambda: codec.vocabulary, COMPILE_S * slowness())
     ends.callback(grammars.close)
@@ -330,6 +330,7 @@ def _membership(
     can_replan = loaded.model.can_be_cut_anew and home.costs is None
     what = "the ring cannot be shared out anew when a device is lost"
     needs = planned_needs(config, context, what, with_draft=False) if can_replan else None
+    rows, row_bytes = cache_rows(config, context, device)
     names, template = names_of(config.model), loaded.codec.chat_template
     return MembershipMachine(
         assignment.assigned,
@@ -340,8 +341,8 @@ def _membership(
         names=_names(config, home.own),
         replan=partial(assignment.repartition, needs) if needs else None,
         own_keys=[one.identity.own.public for one in (cluster, home.own) if one is not None],
-        rows=cache_rows(config, context, device),
-        rows_told=machine.rows_told,
+        rows=rows,
+        rows_told=lambda: (*machine.rows_told(), row_bytes),
         here=partial(_here, home.ends.enter_context(SensorReader(device))),
         plain=machine.learnt.plain_speed,
         about=partial(

@@ -218,7 +218,7 @@ def take_prompt(
         fits = _fitting(ring, len(event.tokens), request.asked.max_new_tokens)
     except EdgespecError as problem:
         return str(problem), kind_of(problem)
-    request.encoded(event.tokens, fits, event.grammar, event.thinks)
+    request.encoded(event, fits)
     return "", ""
 
 

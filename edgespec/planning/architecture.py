@@ -152,20 +152,23 @@ def matrix_bytes(rows: int, columns: int, quantisation: Quantisation) -> int:
     return -(-weights // 2) + 4 * scales
 
 
-Q4_K, Q6_K, Q8_0 = 4.5, 6.5625, 8.5
+Q4_K, Q6_K, Q8_0, MXFP4 = 4.5, 6.5625, 8.5, 4.25
 """Bits that a weight takes in GGUF's block types."""
 
 
 def gguf_bytes(of: Architecture, name: str) -> int:
-    """Bytes of the weights in a GGUF file of that name: of Q8_0, or else of Q4_K_M.
+    """Bytes of the weights in a GGUF file of that name: of Q8_0, of MXFP4, in which only experts
+    are and all else is of Q8_0, or else of Q4_K_M.
 
     llama.cpp holds all matrices of the latter as Q4_K, but as Q6_K the head (the embedding, if that
     is the head) and, in half of the layers, the values' and the last one of the MLP
     (src/llama-quant.cpp).
     """
     ends = of.head_bytes // 2 * (1 if of.tied else 2)
-    if "Q8_0" in name:
-        return int((of.layers * of.layer_weights + ends) * Q8_0 / 8)
+    if "Q8_0" in name or "MXFP4" in name:
+        experts = of.layers * of.mlp_weights if "MXFP4" in name else 0
+        rest = of.layers * of.layer_weights + ends - experts
+        return int((rest * Q8_0 + experts * MXFP4) / 8)
     eighth = of.layers // 8
     fine = sum(
         at < eighth or at >= 7 * of.layers // 8 or (at - eighth) % 3 == 2 for at in range(of.layers)

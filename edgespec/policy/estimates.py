@@ -65,12 +65,14 @@ class RingEstimates:
     ranks: Counter[int | None] = field(default_factory=Counter)
     calibrations: dict[object, Calibration] = field(default_factory=dict)
     plain_time: PlainTime = field(default_factory=PlainTime)
+    _counts: dict[tuple[int, int], int] = field(default_factory=dict)  # since the last segment
 
     def segment(self, ran: Sequence[tuple[int, float]], stages: int, answers: int = 0) -> None:
         """A segment came back; rows and seconds at each of the `stages` that computed it. It had
         rows of so many answers, and none of a prompt; 0: it had such."""
         bounded = [(rows, min(seconds, LONGEST_S)) for rows, seconds in ran[:stages]]
         self.step.record(bounded, stages)
+        self._counts.clear()
         if answers:
             self.shared.record([(answers, seconds) for _, seconds in bounded], stages)
         if bounded:
@@ -112,6 +114,12 @@ class RingEstimates:
         one; and no less than one segment's way round. A pass of more answers that takes hardly
         longer speaks for few segments, work at home and links for many, which overlap it.
         """
+        if (answers, stages) not in self._counts:
+            self._counts[answers, stages] = self._best_count(answers, stages)
+        return self._counts[answers, stages]
+
+    def _best_count(self, answers: int, stages: int) -> int:
+        """See segments."""
         most = stages + 1
         if not self.step.known or not self.home.known:
             return most

@@ -569,6 +569,11 @@ DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
     ("name", "changes", "message"),
     [
         ("llama", {"model_type": "gpt2"}, r"'gpt2', which .* runs llama, mistral, .*mixtral$"),
+        (
+            "llama",
+            {"model_type": "starcoder2"},
+            "its layers differ.*use qwen2.5-coder-7b$",
+        ),
         ("llama", {"model_type": "deepseek_v3"}, "latent rows.*use qwen3-30b-a3b-2507$"),
         ("llama", {"model_type": ["llama"]}, r"type \['llama'\].*llama, mistral"),
         ("gemma3_text", {"model_type": "gemma3"}, r"'gemma3', which .* runs llama"),

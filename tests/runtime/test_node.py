@@ -7,15 +7,19 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
 
 import pytest
-from support.nodes import HOST, PATIENCE_S, NodeRing, NodeThread, aging, heard, until
+from support import nodes
+from support.nodes import HOST, PATIENCE_S, QUICK, NodeRing, NodeThread, aging, heard, until
 from support.rings import assert_one_end, submit
 from support.tiers import thorough
 
 from edgespec.backends.compute import StageCompute
 from edgespec.errors import CapacityError, EdgespecError, ModelError, PeerLost, RequestFailed
 from edgespec.ring.effects import Stop
+from edgespec.runtime import node as node_module
 from edgespec.runtime.client import Client
 from edgespec.sim.toy_model import FakeBlock
 from edgespec.wire.client_messages import Finished, Progress, Submit, Tokens
@@ -36,6 +40,34 @@ def test_a_ring_answers_as_one_machine_would(stages: int, policy: str) -> None:
             ask = submit(prompt="what is " * 5, max_new_tokens=40, policy=policy, seed=seed)
             ring.assert_right(ask, ring.ask(ask))
         ring.assert_free()
+
+
+def test_nodes_wait_for_what_happens_and_look_at_nothing_in_between(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With beats of a minute an idle ring sleeps; a request, and the end, wake it."""
+    for module in (node_module, nodes):
+        monkeypatch.setattr(module, "LOOK_S", 600.0)
+    monkeypatch.setattr(node_module, "LONGEST_POLL", 600.0)
+    with NodeRing(2, timing=replace(QUICK, beat=60.0, silence=400.0)) as ring:
+        ring.await_up()
+        for _ in range(2):
+            ask = submit(max_new_tokens=10)
+            ring.assert_right(ask, ring.ask(ask))
+        ring.assert_free()
+        polls: list[float] = []
+
+        def counted(timeout: float, poll: Callable[[float], object]) -> object:
+            polls.append(timeout)
+            return poll(timeout)
+
+        for thread in ring.threads.values():
+            transport = thread.node.transport
+            monkeypatch.setattr(transport, "poll", partial(counted, poll=transport.poll))
+        time.sleep(0.5)
+        assert len(polls) <= 2 * len(ring.threads)
+    for thread in ring.threads.values():
+        thread.ended()
 
 
 def test_an_answer_streams_and_its_pieces_are_the_whole() -> None:

@@ -45,7 +45,7 @@ QUICK = Timing(beat=0.05, silence=60.0, answer_silence=60.0, client_silence=60.0
 too, without being lost. A test that loses one does not wait for them: see `age` and `aging`."""
 
 LOOK_S = 0.05  # after so long at most a node sees that it is to end
-AGE_S = 600.0  # longer than any silence of a test
+AGE_S = 1200.0  # longer than any silence of a test
 
 PATIENCE_S = 60.0
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from edgespec.errors import ModelError
 from edgespec.model.gguf.reader import GgufFile, StoredTensor
+from edgespec.planning.architecture import FAMILIES
 from edgespec.planning.refused import refusal_of
 
 _ENDS = {
@@ -121,7 +122,7 @@ def architecture_of(file: GgufFile) -> GgufArchitecture:
     """Raises ModelError for one that is not run."""
     name = file.values.get("general.architecture")
     if not isinstance(name, str) or name not in ARCHITECTURES:
-        refusal = refusal_of({"model_type": name}, ARCHITECTURES)
+        refusal = refusal_of({"model_type": name}, {*ARCHITECTURES, *FAMILIES})
         why = f": {refusal}" if refusal else f"; it runs {', '.join(ARCHITECTURES)}"
         raise ModelError(
             f"the model in {file.path} is of architecture {name!r}, which edgespec does not run "
