@@ -148,7 +148,8 @@ def _rules_of(
     if ring.head_last and (rules or submit.grammar):
         raise ConfigError(
             "the output head of this ring is on the last stage, which knows no grammar, schema, "
-            "penalty or logit_bias; its owner can start the ring with --head coordinator for them"
+            "penalty, logit_bias, min_tokens or budget of thoughts; its owner can start the ring "
+            "with --head coordinator for them"
         )
     return rules
 
