@@ -601,7 +601,13 @@ DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
             "packed as quark.* a GGUF",
         ),
         ("ministral3", {"rope_parameters": ANGLES}, "llama_4_scaling_beta"),
-        ("phi3", {"rope_scaling": LONGROPE}, "longrope.*angles that change.*use llama-3.2-3b$"),
+        (
+            "phi3",
+            {"rope_scaling": LONGROPE | {"short_factor": [1.0] * 3}},
+            "no 2 numbers above 0 as short_factor",
+        ),
+        ("phi3", {"rope_scaling": {"rope_type": "longrope"}}, r"'longrope'.*angles that change"),
+        ("llama", {"rope_parameters": LONGROPE | {"rope_theta": 1e4}}, "'longrope'.*angles that"),
         # Kernels would write behind the head, and behind the last one's memory.
         ("phi3", {"partial_rotary_factor": 8.0}, "turns 64 numbers of a head's 8 "),
         ("llama", {"head_dim": 7}, "turns 7 numbers of a head's 7 "),
