@@ -339,12 +339,10 @@ def _number(bits, index: tl.constexpr, KIND: tl.constexpr):
 
 
 @triton.jit
-def _zeros(STRIPS: tl.constexpr, STRIP: tl.constexpr, BLOCK: tl.constexpr):
-    """Sums of a block of rows by each strip of a tile."""
-    sums = ()
-    for _ in tl.static_range(STRIPS):
-        sums += (tl.zeros([STRIP, BLOCK], tl.float32),)
-    return sums
+def _zeros(STRIP: tl.constexpr, BLOCK: tl.constexpr):
+    """Sums of a block of rows by each of a tile's four strips."""
+    zeros = tl.zeros([STRIP, BLOCK], tl.float32)
+    return zeros, zeros, zeros, zeros
 
 
 @triton.jit
@@ -430,12 +428,12 @@ def _codes_product(
     tile_row = tile * (STRIPS * STRIP) + tl.arange(0, STRIPS * STRIP)
     held = None if FULL else tile_row < padded
     ones = tl.full([STRIP, CHUNK], UNIT, DTYPE)
-    wholes = _zeros(STRIPS, STRIP, BLOCK)
+    wholes = _zeros(STRIP, BLOCK)
     begin = tl.program_id(2) if APART else 0
     for section in range(begin, begin + (1 if APART else SECTIONS)):
         first = section * SECTION
         last = tl.minimum(first + SECTION, STEPS)
-        totals = _zeros(STRIPS, STRIP, BLOCK)
+        totals = _zeros(STRIP, BLOCK)
         # A number of stages of its own has Triton read ahead what is not for tensor cores, too.
         for step in tl.range(first, last, num_stages=STAGES):
             at = step * STEP
@@ -454,7 +452,7 @@ def _codes_product(
                 _rows_part(row_at, there, depth, at + 2 * CHUNK, COLUMNS, STEP),
                 _rows_part(row_at, there, depth, at + 3 * CHUNK, COLUMNS, STEP),
             )
-            added = ()
+            added = totals[:0]
             for strip in tl.static_range(STRIPS):
                 this = first_strip + strip
                 if not FULL:
@@ -495,7 +493,7 @@ def _codes_product(
                         total = tl.fma(own, tl.broadcast_to(zero[:, None], [STRIP, BLOCK]), total)
                 added += (total,)
             totals = added
-        added = ()
+        added = wholes[:0]
         for strip in tl.static_range(STRIPS):
             added += (wholes[strip] + totals[strip],)
         wholes = added
