@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 from support import gpu_parts
+from support.gpu_model import MEASURED, before
 from support.gpu_parts import PARTS, TINY, Line, Place
 from support.recorded_graphs import RecordedGraphs, torch_products
 
@@ -185,3 +186,8 @@ def test_a_row_that_depends_on_its_batch_is_found(monkeypatch: pytest.MonkeyPatc
 
 def test_parts_are_known_and_have_shares_of_eight_minutes() -> None:
     assert sum(share for _, share in PARTS.values()) == 480
+
+
+def test_the_model_of_a_product_is_near_what_a_device_took() -> None:
+    for out, form, rows, took, *code in MEASURED:
+        assert abs(before(out, form, *code) * 1e6 / took - 1) < 0.2, (out, form, rows)

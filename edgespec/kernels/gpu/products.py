@@ -346,6 +346,12 @@ def _zeros(STRIP: tl.constexpr, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def _sum(some, more):
+    """Of both, strip by strip."""
+    return some[0] + more[0], some[1] + more[1], some[2] + more[2], some[3] + more[3]
+
+
+@triton.jit
 def _by_strip(at, held, STRIP: tl.constexpr):
     """What is read there for the rows of a tile, in four tensors."""
     whole = tl.permute(tl.load(at, mask=held).reshape(2, 2, STRIP), (2, 0, 1))
@@ -429,78 +435,79 @@ def _codes_product(
     held = None if FULL else tile_row < padded
     ones = tl.full([STRIP, CHUNK], UNIT, DTYPE)
     wholes = _zeros(STRIP, BLOCK)
-    begin = tl.program_id(2) if APART else 0
-    for section in range(begin, begin + (1 if APART else SECTIONS)):
-        first = section * SECTION
+    totals = _zeros(STRIP, BLOCK)
+    first, last = 0, STEPS
+    if APART:
+        first = tl.program_id(2) * SECTION
         last = tl.minimum(first + SECTION, STEPS)
-        totals = _zeros(STRIP, BLOCK)
-        # A number of stages of its own has Triton read ahead what is not for tensor cores, too.
-        for step in tl.range(first, last, num_stages=STAGES):
-            at = step * STEP
-            group_at = (step if GROUP <= STEP else at // GROUP) * padded + tile_row
-            scale_bits = _by_strip(scales + group_at, held, STRIP)
-            if ZERO != "":
-                zero_bits = _by_strip(zeros + group_at, held, STRIP)
-            if DOUBLE:
-                block_at = at // SPREAD * padded + tile_row
-                block = _by_strip(blocks + block_at, held, STRIP)
-                if ZERO == "low":
-                    zero_block = _by_strip(zero_blocks + block_at, held, STRIP)
-            x = (
-                _rows_part(row_at, there, depth, at, COLUMNS, STEP),
-                _rows_part(row_at, there, depth, at + CHUNK, COLUMNS, STEP),
-                _rows_part(row_at, there, depth, at + 2 * CHUNK, COLUMNS, STEP),
-                _rows_part(row_at, there, depth, at + 3 * CHUNK, COLUMNS, STEP),
-            )
-            added = totals[:0]
-            for strip in tl.static_range(STRIPS):
-                this = first_strip + strip
-                if not FULL:
-                    this = tl.minimum(this, last_strip)
-                strip_at = word_at + (this.to(tl.int64) * STEPS + step) * WORDS
-                if PLANES == 1:
-                    low = _taken_apart(strip_at, levels, LEVELS, MIDDLE, DTYPE)
-                else:
-                    low = _taken_apart(strip_at + plane, levels, LEVELS, 0.0, DTYPE)
-                    high = _taken_apart(strip_at, levels, LEVELS, MIDDLE, DTYPE)
-                total = totals[strip]
-                for group in tl.static_range(GROUPS):
-                    own = tl.zeros([STRIP, BLOCK], tl.float32)
-                    if OFF != 0.0 or ZERO != "":
-                        for part in tl.static_range(group * EACH, (group + 1) * EACH):
-                            own = tl.dot(ones, x[part], own, input_precision="ieee")
-                    share = own * -OFF if OFF != 0.0 else tl.zeros([STRIP, BLOCK], tl.float32)
-                    if PLANES == 2:
-                        upper = tl.zeros([STRIP, BLOCK], tl.float32)
-                        for part in tl.static_range(group * EACH, (group + 1) * EACH):
-                            weight = _fragment(high[part], CHUNK, STRIP)
-                            upper = tl.dot(weight, x[part], upper, input_precision="ieee")
-                    for part in tl.static_range(group * EACH, (group + 1) * EACH):
-                        weight = _fragment(low[part], CHUNK, STRIP)
-                        share = tl.dot(weight, x[part], share, input_precision="ieee")
-                    if PLANES == 2:
-                        share = tl.fma(upper, tl.full([STRIP, BLOCK], 16.0, tl.float32), share)
-                    scale = _number(scale_bits[strip], group, SCALE)
-                    if DOUBLE:
-                        scale *= block[strip].to(tl.float32)
-                    total = tl.fma(share, tl.broadcast_to(scale[:, None], [STRIP, BLOCK]), total)
-                    if ZERO != "":
-                        zero = _number(zero_bits[strip], group, ZERO_KIND)
-                        if ZERO == "points":
-                            zero = (8.0 - zero if PLANES == 1 else -zero) * scale
-                        if DOUBLE and ZERO == "low":
-                            zero *= zero_block[strip].to(tl.float32) * -1.0
-                        total = tl.fma(own, tl.broadcast_to(zero[:, None], [STRIP, BLOCK]), total)
-                added += (total,)
-            totals = added
-        added = wholes[:0]
+    # A number of stages of its own has Triton read ahead what is not for tensor cores, too.
+    for step in tl.range(first, last, num_stages=STAGES):
+        at = step * STEP
+        group_at = (step if GROUP <= STEP else at // GROUP) * padded + tile_row
+        scale_bits = _by_strip(scales + group_at, held, STRIP)
+        if ZERO != "":
+            zero_bits = _by_strip(zeros + group_at, held, STRIP)
+        if DOUBLE:
+            block_at = at // SPREAD * padded + tile_row
+            block = _by_strip(blocks + block_at, held, STRIP)
+            if ZERO == "low":
+                zero_block = _by_strip(zero_blocks + block_at, held, STRIP)
+        x = (
+            _rows_part(row_at, there, depth, at, COLUMNS, STEP),
+            _rows_part(row_at, there, depth, at + CHUNK, COLUMNS, STEP),
+            _rows_part(row_at, there, depth, at + 2 * CHUNK, COLUMNS, STEP),
+            _rows_part(row_at, there, depth, at + 3 * CHUNK, COLUMNS, STEP),
+        )
+        added = totals[:0]
         for strip in tl.static_range(STRIPS):
-            added += (wholes[strip] + totals[strip],)
-        wholes = added
+            this = first_strip + strip
+            if not FULL:
+                this = tl.minimum(this, last_strip)
+            strip_at = word_at + (this.to(tl.int64) * STEPS + step) * WORDS
+            if PLANES == 1:
+                low = _taken_apart(strip_at, levels, LEVELS, MIDDLE, DTYPE)
+            else:
+                low = _taken_apart(strip_at + plane, levels, LEVELS, 0.0, DTYPE)
+                high = _taken_apart(strip_at, levels, LEVELS, MIDDLE, DTYPE)
+            total = totals[strip]
+            for group in tl.static_range(GROUPS):
+                own = tl.zeros([STRIP, BLOCK], tl.float32)
+                if OFF != 0.0 or ZERO != "":
+                    for part in tl.static_range(group * EACH, (group + 1) * EACH):
+                        own = tl.dot(ones, x[part], own, input_precision="ieee")
+                share = own * -OFF if OFF != 0.0 else tl.zeros([STRIP, BLOCK], tl.float32)
+                if PLANES == 2:
+                    upper = tl.zeros([STRIP, BLOCK], tl.float32)
+                    for part in tl.static_range(group * EACH, (group + 1) * EACH):
+                        weight = _fragment(high[part], CHUNK, STRIP)
+                        upper = tl.dot(weight, x[part], upper, input_precision="ieee")
+                for part in tl.static_range(group * EACH, (group + 1) * EACH):
+                    weight = _fragment(low[part], CHUNK, STRIP)
+                    share = tl.dot(weight, x[part], share, input_precision="ieee")
+                if PLANES == 2:
+                    share = tl.fma(upper, tl.full([STRIP, BLOCK], 16.0, tl.float32), share)
+                scale = _number(scale_bits[strip], group, SCALE)
+                if DOUBLE:
+                    scale *= block[strip].to(tl.float32)
+                total = tl.fma(share, tl.broadcast_to(scale[:, None], [STRIP, BLOCK]), total)
+                if ZERO != "":
+                    zero = _number(zero_bits[strip], group, ZERO_KIND)
+                    if ZERO == "points":
+                        zero = (8.0 - zero if PLANES == 1 else -zero) * scale
+                    if DOUBLE and ZERO == "low":
+                        zero *= zero_block[strip].to(tl.float32) * -1.0
+                    total = tl.fma(own, tl.broadcast_to(zero[:, None], [STRIP, BLOCK]), total)
+            added += (total,)
+        totals = added
+        if not APART and SECTIONS > 1:
+            if step % SECTION == SECTION - 1:
+                wholes = _sum(wholes, totals)
+                totals = _zeros(STRIP, BLOCK)
+    wholes = _sum(wholes, totals)
     if APART:
         wide = tl.num_programs(1) * (STRIPS * STRIP)
         for strip in tl.static_range(STRIPS):
-            at = sums + (begin * count + row).to(tl.int64)[None, :] * wide
+            at = sums + (tl.program_id(2) * count + row).to(tl.int64)[None, :] * wide
             tl.store(at + (column + strip * STRIP)[:, None], wholes[strip], mask=there)
         # Whoever comes last adds up what all have written, in the order of sections.
         tl.debug_barrier()
