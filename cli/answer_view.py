@@ -12,10 +12,11 @@ from rich.text import Text
 
 from edgespec.cli.notes import Notes
 from edgespec.types.shown import shown
+from edgespec.types.thinking import TAGS, ThoughtReader
 from edgespec.wire.client_messages import Finished, Progress, Tokens
 
 _RUN_COLOURS = (("green", "\033[32m"), ("magenta", "\033[35m"))
-_PLAIN = "\033[0m"
+_DIM, _PLAIN = "\033[2m", "\033[0m"
 
 # ESC D: a line down, which makes one where the screen ends; then the cursor back up.
 _ROOM_BELOW = "\033D\033[A"
@@ -24,7 +25,8 @@ _LINE_BELOW = "\033[B\r\033[2K"
 
 
 class AnswerView:
-    """Text goes to standard output, all else to standard error.
+    """Text goes to standard output, on a terminal thoughts before it dimmed; all else goes to
+    standard error.
 
     `text`: the answer so far. `runs`: how many tokens each result committed.
     """
@@ -36,6 +38,10 @@ class AnswerView:
         self._colours = speculation and not hidden and _takes_colours()
         self._beneath = _Beneath() if notes.is_terminal and _shows_text() else None
         self._on_terminal = sys.stdout.isatty()
+        self._dims = self._on_terminal and not hidden and _takes_colours()
+        # What is piped is the text as it is.
+        self._thoughts = ThoughtReader(*(TAGS if self._on_terminal else ()))
+        self._thinks = False
         self._written = False
         self.text = ""
         self.runs: list[int] = []
@@ -51,9 +57,13 @@ class AnswerView:
                             self._pause(why, waiting)
                         case Tokens(_, token_ids, text):
                             self.runs.append(len(token_ids))
-                            self._go_on(text, waiting)
+                            self.text += text
+                            for piece in self._thoughts.push(text, thinks=message.thinks):
+                                self._go_on(*piece, waiting)
                         case Finished():
                             finished = message
+                for piece in self._thoughts.flush():
+                    self._go_on(*piece, waiting)
         finally:
             self._end()
         assert finished is not None, "an answer ends with Finished or raises"
@@ -77,10 +87,12 @@ class AnswerView:
         else:
             waiting(why)
 
-    def _go_on(self, text: str, waiting: Callable[[str], None]) -> None:
-        self.text += text
+    def _go_on(self, text: str, thinks: bool, waiting: Callable[[str], None]) -> None:
         if not text or self._hidden:
             return
+        if self._thinks and not thinks:
+            text = f"\n\n{text}"
+        self._thinks = thinks
         waiting("")
         if self._beneath is not None:
             self._beneath.hide()
@@ -88,7 +100,9 @@ class AnswerView:
             text = shown(text)
         if self._beneath is not None:
             self._beneath.wrote(text)
-        if self._colours:
+        if thinks and self._dims:
+            text = f"{_DIM}{text}{_PLAIN}"
+        elif self._colours:
             text = f"{_RUN_COLOURS[len(self.runs) % 2][1]}{text}{_PLAIN}"
         self._written = True
         sys.stdout.write(text)
@@ -125,7 +139,7 @@ class _Beneath:
             room = "\r\n" + room
             self._line = ""
         text = set_cell_size(" ".join(remark.split()), width - 1).rstrip()
-        self._write(f"{room}{_SAVE}{_LINE_BELOW}\033[2m{text}{_PLAIN}{_RESTORE}")
+        self._write(f"{room}{_SAVE}{_LINE_BELOW}{_DIM}{text}{_PLAIN}{_RESTORE}")
         self._shown = True
 
     def hide(self) -> None:

@@ -14,6 +14,7 @@ from edgespec.cli.notes import Notes
 from edgespec.door.asking import Completion
 from edgespec.runtime.client import Client
 from edgespec.types.record import as_dict
+from edgespec.types.shown import shown
 from edgespec.wire.client_messages import Finished, Progress, Tokens
 
 
@@ -76,6 +77,8 @@ def show(
     else:
         view.legend()
         notes.say(summary(finished))
+        if finished.looped:
+            notes.say(shown(finished.looped))
         if notes.is_verbose:
             notes.table(described(finished))
     return finished
@@ -96,7 +99,9 @@ _ENDS = {
 def summary(finished: Finished) -> str:
     """One line: how many tokens, how fast, and why it ended if it is no whole answer."""
     end = _ENDS.get(finished.finish_reason, "")
-    return f"{finished.new_tokens} tokens, {tokens_per_second(finished):.1f} tokens a second{end}"
+    speed = f"{tokens_per_second(finished):.1f} tokens a second"
+    own = f"; {shown(finished.sampled)}" if finished.sampled else ""
+    return f"{finished.new_tokens} tokens, {speed}{own}{end}"
 
 
 def tokens_per_second(finished: Finished) -> float:

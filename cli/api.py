@@ -1,4 +1,4 @@
-"""edgespec api: the OpenAI-compatible HTTP API of a running coordinator."""
+"""edgespec api: the HTTP API of a running coordinator."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import typer
 from edgespec.cli import options
 from edgespec.cli.notes import Notes
 from edgespec.cli.reach import address_of
-from edgespec.daemon.api_process import check_keys, http_address
+from edgespec.daemon.api_process import check_keys, http_address, ollama_address
 from edgespec.daemon.cluster import ClusterFolder, folder_of
 from edgespec.daemon.extras import require
 from edgespec.daemon.process import end_with_parent, leave, start_logging
@@ -18,6 +18,7 @@ def api(
     coordinator: str | None = options.COORDINATOR,
     http: str = options.HTTP,
     alias: list[str] | None = options.ALIAS,
+    ollama: str = options.OLLAMA,
     policy: str = options.OWN_POLICY,
     wait: float = typer.Option(
         10.0, help="Seconds to look for the coordinator on the local network."
@@ -41,4 +42,5 @@ def api(
     folder = ClusterFolder.open(folder_of(cluster))
     check_keys(address, folder)
     reached = address_of(folder, coordinator, wait, Notes(), or_known=True)
-    leave(run_api(ApiConfig(address, reached, aliases=frozenset(alias or ())), folder))
+    door = ollama_address(ollama, folder)
+    leave(run_api(ApiConfig(address, reached, frozenset(alias or ()), door), folder))

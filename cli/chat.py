@@ -15,9 +15,15 @@ from edgespec.cli.line_input import History, LineInput, history_file
 from edgespec.cli.notes import Notes
 from edgespec.cli.reach import given_token, introduced, reach
 from edgespec.config import Address
-from edgespec.daemon.process import EXIT_CANCELLED
 from edgespec.door.asking import RequestSettings
-from edgespec.errors import AccessRefused, ConfigError, EdgespecError, OtherVersion, RequestFailed
+from edgespec.errors import (
+    EXIT_CANCELLED,
+    AccessRefused,
+    ConfigError,
+    EdgespecError,
+    OtherVersion,
+    RequestFailed,
+)
 from edgespec.net.keys import Identity
 from edgespec.runtime.client import Client
 from edgespec.types.shown import shown
@@ -61,7 +67,7 @@ def chat(
 
     with Client(*reached(), wait) as client:
         status = client.status()
-    session = _Chat(ChatState(settings, system), notes, reached, wait)
+    session = _Chat(ChatState(settings, system, status.usual), notes, reached, wait)
     session.show_speculation = show_speculation
     session.context = status.context_length
     lines = LineInput(History(None if no_history else history_file()), WORDS)
@@ -78,6 +84,8 @@ def _greet(status: Status, notes: Notes) -> None:
     notes.say(f"{model} on a ring of {status.stages} stage(s){context}")
     if not status.ready:
         notes.warn("the ring is not up: " + "; ".join(map(shown, status.lines)))
+    if own := status.usual.own_words():
+        notes.say(f"{own}; /set changes it")
     notes.say("/help lists the commands; Ctrl-C cancels an answer, Ctrl-D leaves")
 
 
@@ -177,6 +185,8 @@ class _Chat:
             self._notes.say("(cancelled; what there is of the answer stays)")
         elif reason == "length":
             self._notes.say(f"(cut at {finished.new_tokens} tokens: {self._why_cut(finished)})")
+        if finished.looped:
+            self._notes.say(f"({shown(finished.looped)}: /set)")
 
     def _why_cut(self, finished: Finished) -> str:
         if finished.new_tokens < self._state.settings.max_new_tokens:

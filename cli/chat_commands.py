@@ -10,8 +10,10 @@ from typing import Any
 from edgespec.cli.answering import described
 from edgespec.cli.conversation import Conversation
 from edgespec.cli.notes import Notes
-from edgespec.door.asking import USUAL, RequestSettings
+from edgespec.door.asking import GREEDY, RequestSettings
 from edgespec.errors import ConfigError
+from edgespec.types.usual_sampling import NAMES as OWN
+from edgespec.types.usual_sampling import UsualSampling
 from edgespec.wire.client_messages import Finished
 
 _HELP = [
@@ -40,8 +42,9 @@ _NAMES = [field.name for field in fields(RequestSettings)]
 class ChatState:
     """What the commands change. `last`: the newest answer."""
 
-    def __init__(self, settings: RequestSettings, system: str) -> None:
-        self.settings = settings
+    def __init__(self, settings: RequestSettings, system: str, usual: UsualSampling) -> None:
+        """`usual`: how the model samples where the settings do not say."""
+        self.settings, self.usual = settings, usual
         self.conversation = Conversation(system)
         self.last: Finished | None = None
         self.answers = self.tokens = 0
@@ -90,8 +93,8 @@ class Commands:
         question = self._state.conversation.take_back()
         if not question:
             raise ConfigError("there is no question to answer again")
-        settings = self._state.settings
-        if settings.temperature > 0:
+        settings, own = self._state.settings, self._state.usual.temperature
+        if (own if settings.temperature is None else settings.temperature) > 0:
             seed = (settings.seed + 1) % 2**64
             self._state.settings = replace(settings, seed=seed)
             self._notes.say(f"with seed {seed}")
@@ -124,7 +127,13 @@ class Commands:
             name = name.replace("-", "_")
             self._state.settings = changed(self._state.settings, name, value.strip())
         settings = self._state.settings
-        self._notes.table([(name, _spelt(getattr(settings, name))) for name in _NAMES])
+        self._notes.table([(name, self._spelt(settings, name)) for name in _NAMES])
+
+    def _spelt(self, settings: RequestSettings, name: str) -> str:
+        value = getattr(settings, name)
+        if value is None and name in OWN:
+            return f"{getattr(self._state.usual, name):g}, the model's own"
+        return _spelt(value)
 
     def _stats(self) -> None:
         state = self._state
@@ -147,7 +156,7 @@ _TAKE_ARGUMENT = ("/system", "/save", "/load", "/set")
 
 
 def changed(settings: RequestSettings, name: str, value: str) -> RequestSettings:
-    """The settings with one value, given as text, changed.
+    """The settings with one value, given as text, changed; "" leaves it to the model.
 
     Raises ConfigError for an unknown name and for a wrong value.
     """
@@ -155,9 +164,9 @@ def changed(settings: RequestSettings, name: str, value: str) -> RequestSettings
         raise ConfigError(f"there is no setting {name!r}; there are: {', '.join(_NAMES)}")
     if name == "stop":
         return replace(settings, stop=[value] if value else [])
-    kind = type(getattr(USUAL, name))
+    kind = type(getattr(GREEDY, name))
     try:
-        given: Any = kind(value)
+        given: Any = None if not value and name in OWN else kind(value)
     except ValueError:
         what = "a whole number" if kind is int else "a number"
         raise ConfigError(f"{name} must be {what}, not {value!r}") from None

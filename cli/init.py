@@ -79,6 +79,11 @@ def init(
         "blocks on a GPU or a processor that is faster by it, else float32; with "
         "a plan (--devices) always 16 bit.",
     ),
+    cache_dtype: str = typer.Option(
+        "",
+        help="Keys and values on CPUs in float16 or bfloat16, for a ring in float32: half the "
+        "memory, and fewer bytes to read the longer a text is.",
+    ),
     head: options.Head = AUTO,
     host: str = typer.Option(EVERY_ADDRESS, help="Address to listen on."),
     port: int = typer.Option(DEFAULT_PORT, help="Port to listen on; 0: any free."),
@@ -117,6 +122,7 @@ def init(
             *(model, draft, stages, dtype, quant, head_quant, draft_quant, layers, context),
             with_stage=with_stage,
             head=head,
+            cache_dtype=cache_dtype,
         ),
         Address(host, port),
     )

@@ -111,7 +111,7 @@ def join(
         accepts = ApiKeys(folder.path).accepts if needs_keys(served) else None
     address = address_of(folder, coordinator, wait, Logged(), import_meanwhile)
     if stage and PARENT not in os.environ:  # who starts this process knows the ring
-        require_stage(address, folder.identity, stage, ANSWER_S)
+        require_stage(address, folder.identity, stage, ANSWER_S, import_meanwhile)
     config, name = replace(config, coordinator=address), folder.name
     if folder.is_coordinator:
         name = clean_name(socket.gethostname())

@@ -10,7 +10,7 @@ import re
 import socket
 import threading
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from edgespec.daemon.device import ROOT, board_facts, gpu_facts, system_number, 
 from edgespec.daemon.doctor import Finding, examine
 from edgespec.daemon.health import SensorReader
 from edgespec.daemon.settings import RingOptions, coordinator_config
-from edgespec.door.asking import SamplingParams
+from edgespec.door.asking import GREEDY
 from edgespec.errors import EdgespecError
 from edgespec.net.control import takes_connections
 from edgespec.net.keys import Identity
@@ -128,7 +128,7 @@ def _exactness(notes: Notes) -> dict[str, Any]:
     """The tokens of the bundled pair in float64, on a ring of two stages of this machine."""
     options = RingOptions(bundled("base"), bundled("draft"), 2, "float64", "none", "none", "none")
     config = coordinator_config(options, Address(LOOPBACK, 0))
-    submit = SamplingParams(max_new_tokens=len(TOKENS)).complete(PROMPT)
+    submit = replace(GREEDY, max_new_tokens=len(TOKENS)).complete(PROMPT)
     with ring_here(config, notes) as client:
         *_, done = client.ask(submit)
     assert isinstance(done, Finished)

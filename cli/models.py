@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 
 import typer
 from rich.console import Console, JustifyMethod
@@ -11,15 +13,26 @@ from rich.table import Table
 from rich.text import Text
 
 from edgespec.cli import options
-from edgespec.config import MOST_STAGES
+from edgespec.cli.tables import show_table
+from edgespec.config import HEADS, MOST_STAGES
 from edgespec.daemon.model_names import known_name, resolved
-from edgespec.daemon.planning import DEFAULT_CONTEXT
+from edgespec.daemon.planning import (
+    DEFAULT_CONTEXT,
+    Quants,
+    chosen_context,
+    devices_of,
+    model_to_plan,
+)
+from edgespec.daemon.played_plans import SHORT_CONTEXT
 from edgespec.daemon.precision import four_bit_for
-from edgespec.errors import ConfigError
+from edgespec.drafting.choice import NONE
+from edgespec.errors import CapacityError, ConfigError
 from edgespec.model.hub_cache import cached, is_here, split_file
 from edgespec.model.manifest import size_text
-from edgespec.planning.catalogue import MODELS, KnownModel
+from edgespec.planning.catalogue import MODELS, REFUSED, KnownModel
 from edgespec.planning.memory import GIB, Needs, PlannedModel
+from edgespec.planning.plan import Plan, candidates
+from edgespec.planning.problem import Problem
 
 USUAL_STAGES = 4
 WIDE = 80
@@ -36,6 +49,11 @@ def models(
         show_default=False,
     ),
     stages: int = typer.Option(USUAL_STAGES, help="Stages of the ring whose memory is shown."),
+    fits: str = typer.Option(
+        "",
+        metavar="FILE|PROFILE[,PROFILE...]",
+        help="List what would run on these devices, and how fast; as `edgespec plan` takes them.",
+    ),
     as_json: bool = options.JSON,
 ) -> None:
     """List the models that edgespec knows by name: size, memory a board, drafts, what is here.
@@ -43,6 +61,9 @@ def models(
     They are of families that edgespec runs. GiB: what the fullest of the stages needs, in 4 bits
     and with a context of 4096 tokens.
     """  # fmt: skip
+    if fits:
+        _list_fitting(name, fits, as_json)
+        return
     if not 1 <= stages <= MOST_STAGES:
         raise ConfigError(f"{stages} stages; a ring has 1 to {MOST_STAGES}")
     only = known_name(name)
@@ -53,7 +74,9 @@ def models(
     if as_json:
         listed = [_as_object(*one, stages) for one in shown.items()]
         others_listed = [{"hub": hub, "bytes": size} for hub, size in others.items()]
-        print(json.dumps({"models": listed, "others_here": others_listed}))
+        refused = {} if only else {name: str(one.refusal) for name, one in REFUSED.items()}
+        told = {"models": listed, "others_here": others_listed, "refused": refused}
+        print(json.dumps(told))
     elif only:
         _show_one(only, MODELS[only])
     else:
@@ -93,6 +116,10 @@ def _as_object(name: str, model: KnownModel, stages: int) -> dict[str, object]:
         "hub": model.hub,
         "gguf": model.gguf,
         "gguf_here": _gguf_here(model),
+        "also": list(model.also),
+        "bytes": model.file_bytes(source),
+        "gguf_bytes": model.file_bytes(model.gguf) if model.gguf else 0,
+        "sampling": model.sampling,
         "family": model.family,
         "parameters": model.parameters,
         "licence": model.licence,
@@ -114,11 +141,74 @@ def _as_object(name: str, model: KnownModel, stages: int) -> dict[str, object]:
     }
 
 
+# --- what fits ----------------------------------------------------------------------------------
+
+
+def _list_fitting(name: str, devices: str, as_json: bool) -> None:
+    """Each model, or that of the name, as its fastest ring on those devices without a draft."""
+    coordinator, others = devices_of(devices)
+    only = known_name(name)
+    wanted = {only: MODELS[only]} if only else MODELS
+    found = {}
+    for one, model in wanted.items():
+        asked = model_to_plan(model.hub, Quants(), NONE)
+        context = chosen_context(asked, 0)
+        problem = Problem(asked.model, coordinator, others, context)
+        with suppress(CapacityError):
+            ways = candidates(problem, HEADS, needs_draft=False)
+            found[one] = min(ways, key=lambda way: way.trip_seconds(SHORT_CONTEXT))
+    if as_json:
+        print(json.dumps({"models": [_fitting_object(*one) for one in found.items()]}))
+        return
+    if not found:
+        raise CapacityError(
+            f"no model of `edgespec models` fits {devices}; plan one with --context"
+        )
+    largest = sorted(found, key=lambda one: -MODELS[one].parameters)
+    titles = ("name", "size", "boards", "layers", "GiB", "tokens/s", "drafts")
+    rows = [_fitting_row(one, found[one]) for one in largest]
+    notes = (
+        f"GiB: what the fullest board needs, in 4 bits, {DEFAULT_CONTEXT} tokens of context",
+        "tokens/s: of plain decoding by the cost model; edgespec plan plays a ring with its draft",
+        f"{len(wanted) - len(found)} other models do not fit",
+    )
+    show_table(titles, rows, *notes, left=("name", "layers", "drafts"))
+
+
+def _fitting_row(name: str, made: Plan) -> tuple[str, ...]:
+    model = MODELS[name]
+    return (
+        *(name, parameters_text(model.parameters), str(len(_boards(made)))),
+        ",".join(map(str, made.split)),
+        f"{max(_boards(made).values()) / GIB:.1f}",
+        f"{1 / made.trip_seconds(SHORT_CONTEXT):.1f}",
+        ",".join(draft.source for draft in model.drafts),
+    )
+
+
+def _boards(made: Plan) -> dict[str, int]:
+    """Bytes that each of its devices needs; the coordinator's may be a stage too."""
+    needed = Counter[str]()
+    for node in made.nodes:
+        needed[node.device.name] += node.need.total
+    return needed
+
+
+def _fitting_object(name: str, made: Plan) -> dict[str, object]:
+    return {
+        "name": name,
+        "layers": list(made.split),
+        "needed_bytes": _boards(made),
+        "plain_tokens_per_second": 1 / made.trip_seconds(SHORT_CONTEXT),
+        "drafts": [draft.source for draft in MODELS[name].drafts],
+    }
+
+
 # --- showing ------------------------------------------------------------------------------------
 
 
 _ROOMY = 100
-_MOST = {"family": 9, "licence": 10}
+_MOST = {"family": 9, "licence": 10, "drafts": 16}
 """Columns that are cut on a terminal of fewer columns than _ROOMY, so that all others fit."""
 
 
@@ -143,7 +233,7 @@ def _show_all(stages: int, others: dict[str, int]) -> None:
     console.print(table)
     lines = [
         f"GiB: of each board of {stages}, in 4 bits, {DEFAULT_CONTEXT} tokens of context",
-        "edgespec models NAME shows one; edgespec pull NAME downloads it",
+        "edgespec models NAME shows one, or why it does not run; edgespec pull NAME downloads it",
         *(f"here too: {hub}, {size_text(size)}" for hub, size in others.items()),
         "without --model: the bundled toy pair",
     ]
@@ -160,15 +250,23 @@ def _show_one(name: str, model: KnownModel) -> None:
     Console(markup=False, highlight=False, emoji=False).print(table)
 
 
+def _where(model: KnownModel, source: str) -> str:
+    return ", which is here" if is_here(source) else f", {size_text(model.file_bytes(source))}"
+
+
 def _facts(name: str, model: KnownModel) -> Iterator[tuple[str, str]]:
     tried = "run here" if model.tried else "its family runs; this model was not run here"
     yield name, f"{parameters_text(model.parameters)}, family {model.family}; {tried}"
     accept = f"; accept it at https://huggingface.co/{model.hub}" if model.gated else ""
     yield "licence", model.licence + accept
     source = resolved(name)
-    yield "from", source + (", which is here" if is_here(source) else "")
+    yield "from", source + _where(model, source)
     if model.gguf:
-        yield f"{name}.gguf", model.gguf + (", which is here" if _gguf_here(model) else "")
+        yield f"{name}.gguf", model.gguf + _where(model, model.gguf)
+    if model.also:
+        yield "also called", ", ".join(model.also)
+    if model.sampling:
+        yield "its own settings", ", ".join(f"{n} {v:g}" for n, v in model.sampling.items())
     boards = [f"{board_bytes(model, n)[0] / GIB:.1f} of each of {n}" for n in _RINGS]
     yield "GiB in 4 bits", ", ".join(boards)
     yield "coordinator", f"{board_bytes(model, 1)[1] / GIB:.1f} GiB, and its draft"

@@ -28,7 +28,7 @@ from edgespec.daemon.precision import AUTO
 from edgespec.daemon.profiles import unproven
 from edgespec.drafting.choice import NONE
 from edgespec.planning.catalogue import MODELS
-from edgespec.planning.memory import GIB
+from edgespec.planning.memory import GIB, gib
 from edgespec.planning.plan import Plan, PlannedNode
 from edgespec.planning.problem import SEGMENT_ROWS, Problem
 
@@ -92,7 +92,8 @@ def plan(
     made = found[0].plan
     commands = list(commands_of(made, model, draft, draft_quant))
     if as_json_object:
-        print(json.dumps(plan_as_json(found, commands), ensure_ascii=False))
+        told = plan_as_json(found, commands) | {"file_bytes": _file_bytes(model)}
+        print(json.dumps(told, ensure_ascii=False))
         return
     remarks = (*_remarks(found, model), *_other_cut(asked, made))
     show_table(_COLUMNS, _rows(made), *remarks, "", *commands, left=_LEFT)
@@ -148,6 +149,8 @@ def _remarks(found: list[PlayedPlan], model: str) -> Iterator[str]:
         f"{problem.requests} "
         f"request(s) of {problem.context} tokens; memory in GiB, times at half the context"
     )
+    if published := _file_bytes(model):
+        yield f"its files on the hub: {gib(published)}"
     rows = planned_rows(made, DTYPE)
     lengths = sorted({problem.context, min(SHORT_REQUEST, problem.context)}, reverse=True)
     counts = (f"{live_requests(rows, tokens)} of {tokens} tokens" for tokens in lengths)
@@ -177,6 +180,12 @@ def _remarks(found: list[PlayedPlan], model: str) -> Iterator[str]:
         yield f"with guesses: not predicted, as there is no draft{_drafts_of(model)}"
     yield from _compared(found)
     yield from _sureness(made)
+
+
+def _file_bytes(model: str) -> int:
+    """Of its files on the hub; 0 if they are not known."""
+    known = MODELS.get(known_name(model))
+    return known.file_bytes(model) if known else 0
 
 
 def _drafts_of(model: str) -> str:

@@ -8,7 +8,7 @@ import typer
 
 from edgespec.cli import options
 from edgespec.config import DEFAULT_LIVE, DEFAULT_PORT, Emulation, Timing
-from edgespec.daemon.api_process import served_http
+from edgespec.daemon.api_process import ollama_address, options_of, served_http
 from edgespec.daemon.cluster import ClusterFolder, folder_of
 from edgespec.daemon.coordinator import run_coordinator
 from edgespec.daemon.process import end_with_parent, leave, start_logging
@@ -55,6 +55,7 @@ def serve(
     ),
     http: str = options.HTTP,
     alias: list[str] | None = options.ALIAS,
+    ollama: str = options.OLLAMA,
     recovery: float = typer.Option(
         60.0, help="Seconds that a request waits for a stage that was lost; 0: not at all."
     ),
@@ -99,4 +100,5 @@ def serve(
     )
     config = replace(config, hints=chosen_hints(hints, config.model))
     with folder.served():
-        leave(run_coordinator(config, folder, served_http(http, folder), tuple(alias or ())))
+        doors = options_of(ollama_address(ollama, folder), alias or ())
+        leave(run_coordinator(config, folder, served_http(http, folder), doors))

@@ -32,7 +32,7 @@ from edgespec.daemon.bundled_models import bundled
 from edgespec.daemon.precision import AUTO
 from edgespec.daemon.profiles import profile_named, ring_of, unproven
 from edgespec.daemon.settings import LAST_STAGE, chosen_draft, chosen_hints
-from edgespec.door.asking import USUAL, SamplingOptions
+from edgespec.door.asking import GREEDY, SamplingOptions
 from edgespec.door.simulation import DEFAULT_PROFILE, charged_model
 from edgespec.drafting.own import say_measured
 from edgespec.errors import ConfigError
@@ -161,7 +161,7 @@ def simulate(
         help="Instead of --live: so many requests come a second, at random times, whether those "
         "before them are answered or not.",
     ),
-    sampling: SamplingOptions = USUAL,
+    sampling: SamplingOptions = GREEDY,
     jobs: int = options.JOBS,
     as_json_object: bool = options.JSON,
 ) -> None:

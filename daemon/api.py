@@ -5,14 +5,15 @@ from __future__ import annotations
 import logging
 import socket
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 from edgespec.config import Address
 from edgespec.daemon.api_keys import ApiKeys
 from edgespec.daemon.api_process import needs_keys
 from edgespec.daemon.cluster import ClusterFolder
-from edgespec.daemon.process import EXIT_OK, take_file_descriptors
-from edgespec.errors import AddressUnavailable
+from edgespec.daemon.process import take_file_descriptors
+from edgespec.errors import EXIT_OK, AddressUnavailable
 from edgespec.net.discovery_interfaces import reached_at
 from edgespec.net.slowness import slowness
 from edgespec.runtime.async_client import AsyncClient
@@ -29,12 +30,13 @@ log = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True)
 class ApiConfig:
     """What `edgespec api` runs: where it listens, and which coordinator it asks. `aliases`: see
-    serving.app.Service."""
+    serving.app.Service. `ollama`: where it listens too, for clients of Ollama."""
 
     http: Address
     coordinator: Address
-    limits: HttpLimits = field(default_factory=HttpLimits)
     aliases: frozenset[str] = frozenset()
+    ollama: Address | None = None
+    limits: HttpLimits = field(default_factory=HttpLimits)
 
 
 def run_api(config: ApiConfig, folder: ClusterFolder) -> int:
@@ -45,29 +47,41 @@ def run_api(config: ApiConfig, folder: ClusterFolder) -> int:
     """
     take_file_descriptors()
     keys = ApiKeys(folder.path)
-    accepts: Callable[[str], bool] | None = keys.accepts if needs_keys(config.http) else None
-    with listening(config.http) as listener:
-        http = Address(config.http.host, listener.getsockname()[1])
+    doors = {"--http": config.http, **({"--ollama": config.ollama} if config.ollama else {})}
+    with ExitStack() as ends:
+        listeners = [ends.enter_context(listening(at, name)) for name, at in doors.items()]
+        ports = [listener.getsockname()[1] for listener in listeners]
+        keyed = {p for p, at in zip(ports, doors.values(), strict=True) if needs_keys(at)}
+        accepts = keys.accepts if keyed else None
+        http = Address(config.http.host, ports[0])
         client = AsyncClient(config.coordinator, folder.identity, CONNECT_S * slowness())
         urls = [f"http://{one}" for one in reached_at(http)]
         print(f"API at {urls[0]}", flush=True)
         log.info("the page and the HTTP API at %s", " or ".join(urls))
-        server_of(Service(client, config.limits, config.aliases), accepts).run(sockets=[listener])
+        if config.ollama is not None:
+            log.info("for clients of Ollama at http://%s", Address(config.ollama.host, ports[-1]))
+        service = Service(client, config.limits, config.aliases)
+        server_of(service, accepts, frozenset(ports) - keyed).run(sockets=listeners)
     return EXIT_OK
 
 
-def server_of(service: Service, accepts: Callable[[str], bool] | None) -> ApiServer:
-    """The uvicorn server of an API; its socket is passed to `run`."""
-    app = application(service, accepts, routes(service.client))
+def server_of(
+    service: Service,
+    accepts: Callable[[str], bool] | None,
+    open_ports: frozenset[int] = frozenset(),
+) -> ApiServer:
+    """The uvicorn server of an API; its sockets are passed to `run`. `accepts`, `open_ports`: see
+    Guard."""
+    app = application(service, accepts, routes(service.client), open_ports)
     return ApiServer(settings_of(app, service.limits, BACKLOG), service)
 
 
-def listening(http: Address) -> socket.socket:
-    """A listening socket. Raises AddressUnavailable."""
+def listening(http: Address, option: str = "--http") -> socket.socket:
+    """A listening socket; `option`: the one that gave its address. Raises AddressUnavailable."""
     try:
         return opened(http, BACKLOG)
     except OSError as problem:
         raise AddressUnavailable(
             f"the HTTP API cannot listen on {http} ({problem.strerror or problem}); stop the "
-            "program that uses it, or choose another address with --http (none: no API)"
+            f"program that uses it, or choose another address with {option} (none: no API)"
         ) from None

@@ -15,7 +15,7 @@ from edgespec.errors import ConfigError
 from edgespec.net.discovery_interfaces import listens_everywhere
 from edgespec.plugins import own_policy_options
 
-HTTP_PORT = 8000
+HTTP_PORT, OLLAMA_PORT = 8000, 11434
 NONE = "none"
 LOOPBACK_HOSTS = frozenset({LOOPBACK, "localhost", "::1"})
 
@@ -25,10 +25,10 @@ AGAIN_S = 2.0
 log = logging.getLogger(__name__)
 
 
-def http_address(text: str) -> Address | None:
-    """HOST or HOST:PORT of the option --http; None for "none". Port 0: any free one.
+def http_address(text: str, port: int = HTTP_PORT) -> Address | None:
+    """HOST or HOST:PORT of an option like --http; None for "none". Port 0: any free one.
 
-    Raises ConfigError for anything else.
+    `port`: the usual one. Raises ConfigError for anything else.
     """
     text = text.strip()
     if text == NONE:
@@ -37,7 +37,21 @@ def http_address(text: str) -> Address | None:
         return Address(text.removesuffix(":0").strip("[]"), 0)
     address = Address.parse(text)
     has_port = text.endswith(f":{address.port}") and text != address.host
-    return address if has_port else Address(address.host, HTTP_PORT)
+    return address if has_port else Address(address.host, port)
+
+
+def ollama_address(text: str, folder: ClusterFolder) -> Address | None:
+    """That of the option --ollama; None for "". Raises ConfigError, also if it needs a key."""
+    address = http_address(text, OLLAMA_PORT) if text else None
+    if address is not None:
+        check_keys(address, folder, "--ollama")
+    return address
+
+
+def options_of(ollama: Address | None, aliases: Sequence[str]) -> tuple[str, ...]:
+    """What `edgespec serve` passes on to `edgespec api`."""
+    doors = ("--ollama", str(ollama)) if ollama is not None else ()
+    return (*doors, *(part for name in aliases for part in ("--alias", name)))
 
 
 def needs_keys(http: Address) -> bool:
@@ -77,14 +91,13 @@ class ApiProcess(ChildProcess):
         http: Address,
         coordinator: Address,
         folder: ClusterFolder,
-        aliases: Sequence[str] = (),
+        options: Sequence[str] = (),
     ) -> None:
-        """`coordinator`: its address. `aliases`: further names of the model."""
+        """`coordinator`: its address. `options`: further ones, see options_of."""
         host = LOOPBACK if listens_everywhere(coordinator.host) else coordinator.host
         command = [sys.executable, "-m", "edgespec.cli.main", "api"]
         command += ["--coordinator", str(Address(host, coordinator.port)), "--http", str(http)]
-        command += [part for name in aliases for part in ("--alias", name)]
-        command += own_policy_options()
+        command += [*options, *own_policy_options()]
         super().__init__("the HTTP API", command, {VARIABLE: str(folder.path)})
 
     def again_after(self, code: int, lived: float) -> float | None:

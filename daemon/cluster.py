@@ -45,7 +45,7 @@ COORDINATOR_NAME = "coordinator"
 DeviceName = Annotated[str, Meta(min_length=1)]
 
 _VERSION = ("version", 1)
-_NEWER = ("with_stage", "head", "head_quant", "share_prefixes")
+_NEWER = ("with_stage", "head", "head_quant", "share_prefixes", "cache_dtype")
 """Settings that the folders of earlier releases do not have."""
 
 _CLUSTER_KEY = "cluster.key"
@@ -75,7 +75,7 @@ class ClusterSettings(FileStruct, frozen=True):
     the devices that a plan assigns to stages 1, 2, …; () if any device may be any stage.
     `with_stage`: the stage on the coordinator's own machine; 0: none. `head`: one of config.HEADS.
     `share_prefixes`: prompts of different users may begin with the same rows; for the owner to say,
-    in this file alone (docs/security.md).
+    in this file alone (docs/security.md). `cache_dtype`: see CoordinatorConfig.
     """
 
     model: str = ""
@@ -93,6 +93,7 @@ class ClusterSettings(FileStruct, frozen=True):
     with_stage: int = 0
     head: str = HEAD_ON_COORDINATOR
     share_prefixes: bool = False
+    cache_dtype: str = ""
 
     def __post_init__(self) -> None:
         """Raises ConfigError for settings that no coordinator could use."""
@@ -109,6 +110,7 @@ class ClusterSettings(FileStruct, frozen=True):
             context=self.context,
             with_stage=self.with_stage,
             head=self.head,
+            cache_dtype=self.cache_dtype,
         )
         if self.places and len(set(self.places)) != self.stages:
             raise ConfigError(

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
+from msgspec import structs
+
 from edgespec.backends.compute import CoordinatorCompute
 from edgespec.config import Address, CoordinatorConfig
 from edgespec.daemon.access_list import clean_name
@@ -22,6 +24,7 @@ from edgespec.daemon.emulation import coordinator_pace, described, emulated_cost
 from edgespec.daemon.health import UNKNOWN, SensorReader
 from edgespec.daemon.layer_assignment import LayerAssignment
 from edgespec.daemon.memory import yet_to_take
+from edgespec.daemon.model_names import names_of, published_sampling
 from edgespec.daemon.notify import Notifier
 from edgespec.daemon.own_stage import OwnStage, address_beside, admitted, machine_needs
 from edgespec.daemon.planning import planned_needs
@@ -32,6 +35,7 @@ from edgespec.decoding.admission import CoordinatorSettings
 from edgespec.decoding.coordinator import CoordinatorMachine
 from edgespec.drafting.choice import parse_draft
 from edgespec.model.hub import require_within_reach
+from edgespec.model.own_sampling import own_sampling
 from edgespec.net.block_server import BlockServer
 from edgespec.net.discovery_interfaces import reached_at
 from edgespec.net.emulated_link import PacedTransport
@@ -48,7 +52,9 @@ from edgespec.runtime.request_log import RequestLog
 from edgespec.runtime.shared_device import COORDINATOR, SharedDevice, new_file
 from edgespec.runtime.trace import Trace
 from edgespec.types.features import NO_NEEDS
+from edgespec.types.thinking import thinking_in
 from edgespec.types.tool_forms import form_in
+from edgespec.types.usual_sampling import UsualSampling
 from edgespec.wire.client_messages import NodeStatus
 from edgespec.wire.messages import Assign, Connect
 
@@ -88,12 +94,12 @@ def run_coordinator(
     config: CoordinatorConfig,
     cluster: ClusterFolder,
     http: Address | None,
-    aliases: tuple[str, ...] = (),
+    api_options: tuple[str, ...] = (),
 ) -> int:
     """Serve the devices and clients of a cluster until a signal ends it; returns the exit code.
 
-    `http`: address of the HTTP API, served by a child process; None: no API. `aliases`:
-    further names of the model there.
+    `http`: address of the HTTP API, served by a child process; None: no API. `api_options`:
+    further ones of `edgespec api`.
     The address is bound, and printed as the only line on standard output, before the models are
     loaded, so that stages can start meanwhile. Raises ConfigError for settings, models or an
     address that cannot be used.
@@ -140,7 +146,7 @@ def run_coordinator(
     node.supervisor = Notifier(slow=slowness())
     node.requests = requests
     node.keep_holders = cluster.keep_holders
-    api = ApiProcess(http, address, cluster, aliases) if http is not None else nullcontext()
+    api = ApiProcess(http, address, cluster, api_options) if http is not None else nullcontext()
     stage = _own_stage(config, own, beside, shared) if own is not None else nullcontext()
     try:
         with ends, api, stage:
@@ -269,7 +275,13 @@ class Loaded:
             lenses=read_lenses(hints, layers, settings) if hints else None,
             vocabulary=int(settings.vocab_size),
             own_stage=config.with_stage,
+            usual=self.usual,
         )
+
+    @property
+    def usual(self) -> UsualSampling:
+        """How it is sampled where a request does not say."""
+        return own_sampling(self.model.tokenizer, published_sampling(self.config.model))
 
     def assign(self, blocks_port: int) -> Assign:
         """What the assignments of all stages share."""
@@ -288,23 +300,24 @@ class Loaded:
             ring_key=secrets.token_hex(SECRET_BYTES),
             head=config.head_quantisation.name if config.head_last else "",
             rows=self.rows,
+            cache_dtype=config.cache_dtype,
         )
 
 
 def _codec(model: RingModel, ends: ExitStack) -> Tokenizer:
-    """The tokenizer, with processes of its own for templates and grammars that clients give."""
+    """The tokenizer, with processes of its own for templates and grammars that clients give, which
+    start with the first of them."""
     from edgespec.model.grammar_process import COMPILE_S, GrammarProcess
     from edgespec.model.template_process import RENDER_S, TemplateProcess
     from edgespec.model.tokenizer import Tokenizer
 
-    codec = Tokenizer(model.tokenizer)
+    codec = Tokenizer(model.tokenizer, is_kept=True)
     _ = codec.bound  # found here, and not while the first prompt waits
     if codec.chat_template:
         templates = TemplateProcess(
             codec.chat_template, codec.special_tokens, RENDER_S * slowness()
         )
         ends.callback(templates.close)
-        templates.start()
         codec.render = templates.render
     grammars = GrammarProcess(lambda: codec.vocabulary, COMPILE_S * slowness())
     ends.callback(grammars.close)
@@ -321,6 +334,8 @@ def _membership(
     can_replan = loaded.model.can_be_cut_anew and home.costs is None
     what = "the ring cannot be shared out anew when a device is lost"
     needs = planned_needs(config, context, what, with_draft=False) if can_replan else None
+    rows, row_bytes = cache_rows(config, context, device)
+    names, template = names_of(config.model), loaded.codec.chat_template
     return MembershipMachine(
         assignment.assigned,
         Connect("", home.transport.data_port, cluster.identity.own.public),
@@ -330,11 +345,18 @@ def _membership(
         names=_names(config, home.own),
         replan=partial(assignment.repartition, needs) if needs else None,
         own_keys=[one.identity.own.public for one in (cluster, home.own) if one is not None],
-        rows=cache_rows(config, context, device),
-        rows_told=machine.rows_told,
+        rows=rows,
+        rows_told=lambda: (*machine.rows_told(), row_bytes),
         here=partial(_here, home.ends.enter_context(SensorReader(device))),
         plain=machine.learnt.plain_speed,
-        tools=form_in(loaded.codec.chat_template),
+        about=partial(
+            structs.replace,
+            model=names[0],
+            names=names,
+            tools=form_in(template),
+            thinking=thinking_in(template),
+            usual=loaded.usual,
+        ),
         own_stage=config.with_stage,
         holders=cluster.holders(),
     )

@@ -17,8 +17,8 @@ from typing import IO, Any
 from edgespec.config import Address, CoordinatorConfig
 from edgespec.daemon.child_process import last_words
 from edgespec.daemon.cluster import VARIABLE, ClusterFolder, ClusterSettings
-from edgespec.daemon.process import EXIT_USAGE, PARENT
-from edgespec.errors import ConfigError, EdgespecError, PeerLost
+from edgespec.daemon.process import PARENT
+from edgespec.errors import EXIT_USAGE, ConfigError, EdgespecError, PeerLost
 from edgespec.model.bounded_process import STILL_S, speaks
 from edgespec.plugins import own_policy_options
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -12,34 +13,56 @@ from edgespec.config import check_path
 from edgespec.daemon.bundled_models import bundled_weights
 from edgespec.errors import ModelError
 from edgespec.model.hub import GGUF
-from edgespec.planning.catalogue import MODELS, KnownModel
+from edgespec.planning.catalogue import MODELS, NAMES, REFUSED, KnownModel, squeezed
 
 _LIKE_ENOUGH = 0.5
 """Of two names, for difflib: from which on one is suggested for the other."""
 
+_PACKED = re.compile(r"[-._](UD-)?(I?Q\d\w*|BF16|F(16|32)|MXFP4|GGUF)$", re.IGNORECASE)
+"""How names of files and repositories end that hold a model in some form."""
+
 
 def resolved(model: str) -> str:
-    """A model as every part of edgespec takes it: a short name becomes a hub id or a file.
+    """A model as every part of edgespec takes it: a name becomes a hub id or a file.
 
-    NAME stands for the model as it was published, or for the file of an installed package,
-    NAME.gguf for its file on the hub that is packed already. Everything else (a folder, a file, a
-    hub id, "") stays as it is, and what is here comes before a name. Raises ModelError for what can
-    only be a short name and is none, and ConfigError for a name that is not valid UTF-8.
+    NAME, or any other name that the catalogue has for it, stands for the model as it was published,
+    or for the file of an installed package, NAME.gguf for its file on the hub that is packed
+    already. Everything else (a folder, a file, a hub id, "") stays as it is, and what is here comes
+    before a name. Raises ModelError for what can only be a name and is none, and for a model by its
+    name or hub id that does not run; ConfigError for a name that is not valid UTF-8.
     """
     check_path("model", model)
-    if not model or "/" in model or Path(model).exists():
+    if not model or Path(model).exists():
         return model
     name = model.lower().removesuffix(GGUF)
     ending = model[len(name) :].lower()
+    _require_running(model)
+    if "/" in model:
+        return model
     names = {one: known.gguf if ending else known.hub for one, known in MODELS.items()}
-    if names.get(name):
-        return names[name] if ending else packaged(MODELS[name]) or names[name]
+    found = NAMES.get(squeezed(name), "")
+    if names.get(found):
+        return names[found] if ending else packaged(MODELS[found]) or names[found]
     close = difflib.get_close_matches(name, filter(names.get, names), n=3, cutoff=_LIKE_ENOUGH)
     meant = f"did you mean {' or '.join(one + ending for one in close)}? " if close else ""
     raise ModelError(
         f"there is no model folder or file {model}, and no model is called so; {meant}"
         "`edgespec models` lists the names"
     )
+
+
+def _require_running(model: str) -> None:
+    """Raise ModelError for a model that is known not to run, by any name or as a file."""
+    refused = REFUSED.get(_name_within(model))
+    if refused is not None:
+        raise ModelError(f"{model} does not run: {refused.refusal} (docs/families.md)")
+
+
+def _name_within(model: str) -> str:
+    """The catalogue's name that a hub id, a folder or a file bears, however it is packed; or ""."""
+    last = re.sub(f"{re.escape(GGUF)}$", "", model.rpartition("/")[2], flags=re.IGNORECASE)
+    found = (NAMES.get(squeezed(one), "") for one in (last, _PACKED.sub("", last)))
+    return next(filter(None, found), "")
 
 
 def known_name(model: str) -> str:
@@ -60,6 +83,22 @@ def spoken(model: str) -> str:
     """A resolved model as a user would name it: by its short name, if it has one."""
     name = known_name(model)
     return f"{name}{GGUF}" if name and model == MODELS[name].gguf else name or model
+
+
+def names_of(model: str) -> tuple[str, ...]:
+    """Every name by which a resolved model may be asked for, the one to show first."""
+    known = MODELS.get(known_name(model))
+    own = Path(model).name, Path(model).resolve().name
+    if known is None:
+        return tuple(dict.fromkeys(own))
+    hub = known.hub.partition("/")[2]
+    return tuple(dict.fromkeys((known_name(model), known.hub, hub, *known.also, model, *own)))
+
+
+def published_sampling(model: str) -> Mapping[str, float]:
+    """What the catalogue knows of how a model is to be sampled, by its file's name if need be."""
+    name = known_name(model) or _name_within(model)
+    return MODELS[name].sampling if name in MODELS else {}
 
 
 def packaged(known: KnownModel) -> str:

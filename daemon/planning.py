@@ -52,6 +52,8 @@ log = logging.getLogger(__name__)
 
 GGUF_BITS = 6
 """Of a weight as held, in the largest layers of a Q4_K_M file that is not here to be looked at."""
+OTHER_BITS = {"Q8_0": 9, "MXFP4": 5}
+"""The same of files whose names say so."""
 
 
 GGUF_HEAD_BITS = 9
@@ -156,7 +158,8 @@ def _base(model: str, quants: Quants) -> ModelToPlan:
 
 def _usual_file_bytes(model: str, of: Architecture) -> int:
     """Bytes of a layer in a GGUF file that is not here."""
-    return of.layer_weights * (9 if "Q8_0" in model else GGUF_BITS) // 8
+    bits = next((bits for kind, bits in OTHER_BITS.items() if kind in model), GGUF_BITS)
+    return of.layer_weights * bits // 8
 
 
 def chosen_context(asked: ModelToPlan, context: int) -> int:

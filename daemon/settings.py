@@ -33,6 +33,7 @@ from edgespec.model.manifest import manifest_of
 from edgespec.model.reading import read_object, reading
 from edgespec.planning.catalogue import MODELS, KnownModel
 from edgespec.planning.partition import blocks_of, parse_split
+from edgespec.planning.text_part import text_settings
 
 Value = TypeVar("Value", str, int, tuple[int, ...])
 
@@ -72,6 +73,7 @@ class RingOptions:
     port: int | None = None
     with_stage: int | None = None
     head: str = ""
+    cache_dtype: str = ""
 
 
 def served_config(
@@ -142,6 +144,7 @@ def coordinator_config(
         context=ring.context,
         with_stage=stages if ring.with_stage == LAST_STAGE else ring.with_stage or 0,
         head=head,
+        cache_dtype=ring.cache_dtype,
     )
 
 
@@ -202,7 +205,7 @@ def look_at_models(config: CoordinatorConfig) -> None:
     known = MODELS.get(known_name(config.model))
     file = _config_of(config.model)
     try:
-        settings = read_object(file)
+        settings = text_settings(read_object(file))
         with reading(file):
             layers = int(settings["num_hidden_layers"])
             longest = int(settings.get("max_position_embeddings", config.context))

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING
 
 from edgespec.backends.compute import StageCompute
@@ -166,8 +166,9 @@ class _Watch:
             return
 
 
+@cache
 def import_meanwhile() -> None:
-    """Begin with the imports, in a thread: a board is often up before its coordinator."""
+    """Begin with the imports, once, in a thread: a board is often up before its coordinator."""
     threading.Thread(target=_import, name="edgespec-import").start()
 
 
@@ -256,7 +257,7 @@ def _load(
         say(f"loading {done} of {total} layers")
 
     layers, device = (assign.first, assign.end), best_device()
-    block = Block(source, *layers, assign.dtype, device, progress)
+    block = Block(source, *layers, assign.dtype, device, progress, cache_dtype=assign.cache_dtype)
     if ends is None:
         return StageCompute(TorchBlock(block))
     head = OutputHead(ends, assign.dtype, device, share=block)

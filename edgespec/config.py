@@ -11,9 +11,13 @@ from edgespec.errors import ConfigError
 
 DEFAULT_PORT = 7430
 LOOPBACK = "127.0.0.1"
+RESTS = 12
+"""Beats and silences are so many times as long in a ring that rests."""
 DEFAULT_LIVE, MOST_LIVE = 8, 64
 """Requests that are answered at once, at most: one segment holds rows of so many."""
 DTYPES = ("float32", "bfloat16", "float64", "float16")
+CACHE_DTYPES = ("float16", "bfloat16")
+"""In which a ring in float32 may hold keys and values."""
 MOST_STAGES = 256
 HEADS = (HEAD_ON_COORDINATOR, HEAD_ON_LAST_STAGE) = ("coordinator", "last-stage")
 """Where the output head can be."""
@@ -30,17 +34,18 @@ class Quantisation:
 
     `kind`: "none" (as the model has them), "int8" (codes of 8 bits), "int4" (of 4 bits), "nf4"
     (QLoRA's NormalFloat) or "file" (each matrix as the model's own file packs it, so that forms
-    differ). `group`: columns that share a scale; 0 in "int8": a row does.
+    differ). Only files have "iq4" and "fp4", codes of 4 bits for the numbers of a table, and "fp8",
+    floating point of 8 bits (E4M3). `group`: columns that share a scale; 0 in "int8": a row does.
 
     The rest is of the forms that files come in (docs/quantisation.md has the formulas). `double`:
     the scales are quantised too: of "nf4" as bitsandbytes does it, else a whole number for each
     group times a float16 for 256 columns. `zeros`: what is added in a group: "" (nothing),
     "middle" (a number, to 8 steps up from the least code), "low" (a number, to the code 0) or
-    "points" (minus a whole number of steps). `scales`: dtype of scales and zeros of "int4" and
-    "int8". `ordered`: columns are stored in an order of their own.
+    "points" (minus a whole number of steps). `scales`: dtype of scales and zeros, but of "nf4".
+    `ordered`: columns are stored in an order of their own.
     """
 
-    kind: Literal["none", "int8", "int4", "nf4", "file"] = "none"
+    kind: Literal["none", "int8", "int4", "nf4", "iq4", "fp4", "fp8", "file"] = "none"
     group: int = 0
     double: bool = False
     zeros: Literal["", "middle", "low", "points"] = ""
@@ -96,6 +101,10 @@ class Timing:
     replaces it; 0: not at all. What a coordinator has, it tells stages and clients in its
     heartbeats.
 
+    In a ring in which nothing has run for a while nodes wake up as seldom as can be (`resting`).
+    What is lost then is noticed by its connection, if it has ended, or after a longer silence, and
+    in any case within `silence` of the next request.
+
     A dead stage is noticed within two seconds, as promised. A false alarm is cheap: a stage keeps
     its block and is back within a beat or two, so that only the committed tokens are read again;
     but one every minute would be a nuisance. A stage's loop runs in a thread beside torch, which
@@ -114,6 +123,11 @@ class Timing:
     def loading_silence(self) -> float:
         """The silence of a stage that does not hold its block yet: the ring is idle then."""
         return 4 * self.silence
+
+    @property
+    def resting(self) -> Timing:
+        """That of a ring which has nothing to do."""
+        return replace(self, beat=RESTS * self.beat, silence=RESTS * self.silence)
 
     def slowed(self, slow: float) -> Timing:
         """That of a machine on which things take `slow` times as long as usual, or which has a
@@ -245,6 +259,7 @@ class CoordinatorConfig:
     that are answered at once, at most; fewer if their rows do not fit into the stages' caches.
     `share_prefixes`: prompts of different users may begin with the same rows. `hints`: the folder
     of what stages read rows with, to tell what they expect; "" means that they tell nothing.
+    `cache_dtype`: of the keys and values that stages hold on CPUs; "": `dtype`.
     """
 
     model: str
@@ -268,12 +283,18 @@ class CoordinatorConfig:
     live: int = DEFAULT_LIVE
     share_prefixes: bool = False
     hints: str = ""
+    cache_dtype: str = ""
 
     def __post_init__(self) -> None:
         if not 1 <= self.live <= MOST_LIVE:
             raise ConfigError(f"live is {self.live}; it must be from 1 to {MOST_LIVE} requests")
         if self.dtype not in DTYPES:
             raise ConfigError(f"unknown dtype {self.dtype!r}; choose one of: {', '.join(DTYPES)}")
+        if self.cache_dtype and (self.dtype != "float32" or self.cache_dtype not in CACHE_DTYPES):
+            raise ConfigError(
+                f"caches in {self.cache_dtype!r} of a ring in {self.dtype}; one in float32 may "
+                f"have them in {' or '.join(CACHE_DTYPES)}"
+            )
         if self.head not in HEADS:
             raise ConfigError(f"unknown head {self.head!r}; choose one of: {', '.join(HEADS)}")
         check_path("model", self.model)

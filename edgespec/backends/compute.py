@@ -48,6 +48,10 @@ FIRST = (RunHead, RunHeads)
 """Of these, what the worker does before anything else that waits: the ring waits for a head, and it
 depends on no draft."""
 
+UNHURRIED = (GatherRows,)
+"""What nothing waits for but the block that runs next: it wakes no worker by itself, which would
+only compete with the loop that reads that block's segment."""
+
 INTERRUPTIBLE = (Draft, Drafts, ReadPart)
 """What such a head interrupts between two layers (see backends.charged_time)."""
 

@@ -58,14 +58,9 @@ class TorchBlock:
             return from_torch(torch.empty((0, self._block.hidden_size), dtype=self._block.dtype))
         inputs = self._inputs(job, rows)
         self._taps = []
-
-        def enters(layer: int, entering: torch.Tensor) -> None:
-            if layer in job.aux_layers:
-                self._taps.append(entering)
-
         positions = torch.from_numpy(rows.positions).to(self._block.device)
-        tapped = enters if job.aux_layers else None
-        hidden = self._block.forward_joint(inputs, positions, parts, stop, tapped)
+        tapped = self._taps.append if job.aux_layers else None
+        hidden = self._block.forward_joint(inputs, positions, parts, stop, job.aux_layers, tapped)
         return None if hidden is None else from_torch(hidden)
 
     def _cached(self, job: int, part: BlockPart) -> CachedPart:

@@ -197,7 +197,7 @@ def load_base(model: str, dtype: str, stages: int) -> LoadedBase:
 
     source = open_source(model)
     cuts = split_layers(source.layers, stages)
-    tokenizer = Tokenizer(local_folder(model))
+    tokenizer = Tokenizer(local_folder(model), is_kept=True)
     render_apart(tokenizer)
     return LoadedBase(
         tokenizer,
@@ -236,7 +236,7 @@ def answerable(model: str, prompts: Sequence[Prompt], say: Callable[[str], None]
     from edgespec.model.tokenizer import Tokenizer
 
     context = int(open_source(model).config.max_position_embeddings)
-    tokenizer = Tokenizer(local_folder(model))
+    tokenizer = Tokenizer(local_folder(model), is_kept=True)
     lengths = {prompt: len(tokenizer.encode(prompt.text)) for prompt in prompts}
     fit = [prompt for prompt in prompts if 0 < lengths[prompt] < context]
     if len(fit) < len(prompts):

@@ -60,7 +60,7 @@ def submit_of(tag: int, text: str, limit: int, sampling: Sampling, policy: str) 
     """The request for an answer of at most `limit` tokens."""
     s = sampling
     shape = (float(s.temperature), s.top_k, float(s.top_p), float(s.min_p), s.seed)
-    return Submit(tag, text, limit, *shape, (), policy)
+    return Submit(tag, text, limit, *shape, (), policy, repetition_penalty=1.0)
 
 
 def default_prompts(limit: int = 0) -> list[Prompt]:

@@ -5,7 +5,9 @@ What costs no time is said at once; the prompt is encoded beside the I/O loop (E
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+from msgspec import structs
 
 from edgespec.config import FREE_SOURCES
 from edgespec.decoding.answer import Answer, RequestClient, TextCodec
@@ -18,7 +20,8 @@ from edgespec.errors import CapacityError, ConfigError, EdgespecError, PeerLost,
 from edgespec.policy.base import Policy
 from edgespec.policy.registry import policy_named
 from edgespec.types.features import NO_NEEDS, DraftNeeds
-from edgespec.verify.rules import Rules
+from edgespec.types.usual_sampling import NAMES, NOTHING_SAID, UsualSampling
+from edgespec.verify.rules import Rules, ThoughtLimit
 from edgespec.verify.sampling import Sampling
 from edgespec.verify.top_logprobs import MOST
 from edgespec.wire.client_messages import Submit
@@ -41,7 +44,7 @@ class CoordinatorSettings:
     source. `live`: requests that are answered at once, at most. `lenses`: what stages read their
     rows with, to give hints; `ends`: the layer behind each stage's last, until a RingUp says so.
     `vocabulary`: how many tokens the model has. `own_stage`: the stage on the coordinator's device,
-    0: none.
+    0: none. `usual`: how it is sampled where a request does not say.
     """
 
     stages: int
@@ -60,6 +63,7 @@ class CoordinatorSettings:
     ends: tuple[int, ...] = ()
     vocabulary: int = 1 << 31
     own_stage: int = 0
+    usual: UsualSampling = NOTHING_SAID
 
     def __post_init__(self) -> None:
         assert self.live >= 1
@@ -74,6 +78,7 @@ class CoordinatorSettings:
 
 MOST_PENALTY, MOST_BIAS = 2.0, 100.0
 """As in OpenAI's API."""
+MOST_REPETITION = 10.0
 
 
 def admit(
@@ -90,20 +95,20 @@ def admit(
     Raises ConfigError, or CapacityError for a prompt that is surely too long, fit for the user.
     """
     policy = _checked_policy(ring, submit.policy)
-    sampling = Sampling(submit.temperature, submit.top_k, submit.top_p, submit.min_p, submit.seed)
+    shape = _shape(ring, submit)
+    sampling = Sampling(shape.temperature, shape.top_k, shape.top_p, shape.min_p, submit.seed)
     if not -1 <= submit.top <= MOST:
         raise ConfigError(f"top_logprobs is {submit.top}; it must be from 0 to {MOST}")
-    if submit.max_new_tokens < 1:
-        raise ConfigError(f"max_new_tokens is {submit.max_new_tokens}; it must be at least 1")
+    if submit.max_new_tokens < 0:
+        raise ConfigError(f"max_new_tokens is {submit.max_new_tokens}; it must be at least 0")
     if not submit.messages and not submit.prompt:
         raise ConfigError("the prompt is empty; give at least one character")
-    rules = _rules_of(ring, submit)
+    answer = Answer(codec, submit.stop, submit.max_new_tokens, submit.stop_token_ids)
+    rules = _rules_of(ring, submit, answer, shape.repetition_penalty)
     if submit.prompt and not _is_chat(codec, submit):
         codec.check_length(submit.prompt, most_tokens(ring))
-    answer, client = (
-        Answer(codec, submit.stop, submit.max_new_tokens),
-        RequestClient(peer, submit, now),
-    )
+    own = shape.own_words([name for name in NAMES if getattr(submit, name) is not None])
+    client = RequestClient(peer, submit, now, own)
     needs = ring.needs if policy.drafts else NO_NEEDS
     choosing = choosing_of(sampling, submit.top) if ring.head_last else None
     asked = submit, sampling, policy, answer
@@ -111,7 +116,19 @@ def admit(
     return Request(number, client, *asked, shared, needs, choosing, rules or None, free)
 
 
-def _rules_of(ring: CoordinatorSettings, submit: Submit) -> Rules:
+def _shape(ring: CoordinatorSettings, submit: Submit) -> UsualSampling:
+    """How the request is sampled: what it does not say is as the model publishes it. A last stage
+    that chooses tokens knows no penalty, so that the model's is left out there."""
+    usual = ring.usual
+    if ring.head_last:
+        usual = structs.replace(usual, repetition_penalty=1.0)
+    given = {name: value for name in NAMES if (value := getattr(submit, name)) is not None}
+    return structs.replace(usual, **given)
+
+
+def _rules_of(
+    ring: CoordinatorSettings, submit: Submit, answer: Answer, repetition: float
+) -> Rules:
     """What the request's logits are changed by, but for the grammar."""
     presence, frequency = submit.presence_penalty, submit.frequency_penalty
     for name, value, most in [
@@ -123,8 +140,15 @@ def _rules_of(ring: CoordinatorSettings, submit: Submit) -> Rules:
             raise ConfigError(f"{name} is {value}; it must be from {-most:g} to {most:g}")
     if any(one.token < 0 for one in submit.logit_bias):
         raise ConfigError("logit_bias names a negative token")
+    if not 0 < repetition <= MOST_REPETITION:
+        words = f"repetition_penalty is {repetition}; it must be above 0, at most "
+        raise ConfigError(f"{words}{MOST_REPETITION:g}")
     bias = tuple((one.token, one.bias) for one in submit.logit_bias)
-    rules = Rules(None, presence, frequency, bias)
+    rules = Rules(None, presence, frequency, bias, repetition)
+    if submit.min_tokens:
+        rules = replace(rules, least=submit.min_tokens, ends=tuple(sorted(answer.ends)))
+    if submit.thinking_budget >= 0 and (marks := answer.codec.thought_marks):
+        rules = replace(rules, thought=ThoughtLimit(submit.thinking_budget, *marks))
     if ring.head_last and (rules or submit.grammar):
         raise ConfigError(
             "the output head of this ring is on the last stage, which knows no grammar, schema, "
@@ -144,7 +168,7 @@ def encode(codec: TextCodec, effect: EncodePrompt) -> PromptEncoded:
     try:
         if _is_chat(codec, asked):
             told = [one.as_json() for one in asked.messages]
-            tokens = codec.encode_chat(told, effect.most, asked.tools)
+            tokens = codec.encode_chat(told, effect.most, asked.tools, asked.settings)
         else:
             tokens = codec.encode(asked.prompt)
         grammar = codec.grammar(asked.grammar) if asked.grammar else None
@@ -153,7 +177,8 @@ def encode(codec: TextCodec, effect: EncodePrompt) -> PromptEncoded:
     except RecursionError:
         words = "tools, or the arguments of a call, are nested too deep"
         return PromptEncoded(effect.request, (), words, "invalid")
-    return PromptEncoded(effect.request, tuple(tokens), grammar=grammar)
+    thinks = codec.opens_thought(tokens)
+    return PromptEncoded(effect.request, tuple(tokens), grammar=grammar, thinks=thinks)
 
 
 def _is_chat(codec: TextCodec, asked: Submit) -> bool:
@@ -197,7 +222,7 @@ def take_prompt(
         fits = _fitting(ring, len(event.tokens), request.asked.max_new_tokens)
     except EdgespecError as problem:
         return str(problem), kind_of(problem)
-    request.encoded(event.tokens, fits, event.grammar)
+    request.encoded(event, fits)
     return "", ""
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any, Protocol
@@ -60,14 +60,25 @@ class TextCodec(Protocol):
         """Token ids of a prompt, with the tokenizer's own opening token."""
 
     def encode_chat(
-        self, messages: Sequence[Message], most: int, tools: Sequence[Tool] = ()
+        self,
+        messages: Sequence[Message],
+        most: int,
+        tools: Sequence[Tool] = (),
+        settings: Mapping[str, Any] | None = None,
     ) -> Sequence[int]:
         """Token ids of a conversation by the model's chat template, up to where it answers; these
-        `tools` may be called there.
+        `tools` may be called there. `settings`: what else the template is told, by name.
 
         Raises ConfigError if the model has none, or does not take this conversation, CapacityError
         if what the template wrote is too long for `most` tokens (see check_length).
         """
+
+    @property
+    def thought_marks(self) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+        """The tokens that begin a thought, and those that end one; None: there are no thoughts."""
+
+    def opens_thought(self, tokens: Sequence[int]) -> bool:
+        """Whether a prompt ends within a thought."""
 
     def grammar(self, text: str) -> Grammar:
         """What an answer may be by that text, which is as the message Submit has it.
@@ -88,16 +99,32 @@ class Answer:
     `finish_reason` is "" while it grows, then "stop" (end token or stop string) or "length".
     """
 
-    def __init__(self, codec: TextCodec, stop: tuple[str, ...], max_new_tokens: int) -> None:
-        """Raises ConfigError for an empty stop string."""
+    def __init__(
+        self,
+        codec: TextCodec,
+        stop: tuple[str, ...],
+        max_new_tokens: int,
+        stop_token_ids: tuple[int, ...] = (),
+    ) -> None:
+        """`stop_token_ids`: further end tokens. Raises ConfigError for an empty stop string."""
         self.codec = codec
-        self._eos_ids = codec.eos_ids
+        self.ends = frozenset(codec.eos_ids).union(stop_token_ids)
+        """Tokens that end it."""
         self._stream = codec.stream()
         self._scanner = StopScanner(stop) if stop else None
         self._limit = max_new_tokens
         self._text: list[str] = []
         self.token_ids: list[int] = []
         self.finish_reason = ""
+
+    def limit_to(self, most_new: int) -> None:
+        """So many tokens fit, which is known once its prompt is."""
+        self._limit = most_new
+
+    @property
+    def stop(self) -> str:
+        """The stop string that ended it; "" if none did."""
+        return self._scanner.found if self._scanner is not None else ""
 
     @property
     def text(self) -> str:
@@ -111,7 +138,7 @@ class Answer:
         stop string is not part of the text; the token that completes it is part of `token_ids`.
         """
         self.token_ids.append(token)
-        at_end = token in self._eos_ids
+        at_end = token in self.ends
         at_limit = len(self.token_ids) == self._limit
         piece = "" if at_end else self._stream.push(token)
         if at_end or at_limit:
@@ -269,9 +296,11 @@ class RequestStats:
 
 
 class RequestClient:
-    """Who asked a request, and what it was told last of what the request waits for."""
+    """Who asked a request, and what it was told last of what the request waits for. `sampled`: see
+    Finished."""
 
-    def __init__(self, peer: bytes, submit: Submit, now: float) -> None:
+    def __init__(self, peer: bytes, submit: Submit, now: float, sampled: str = "") -> None:
+        self.sampled = sampled
         self.peer, self.tag, self.asker = peer, submit.tag, submit.scope
         self.asked_at = now
         self._last_notice = ""

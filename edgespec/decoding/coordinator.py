@@ -263,8 +263,12 @@ class CoordinatorMachine:
         request = self._requests.get(event.request)
         effects: list[Effect] = []
         if request is not None and request.asked is not None:
+            only_counted = request.asked.max_new_tokens == 0
             problem, kind = admission.take_prompt(self._ring, request, event)
-            effects = self._fail(request, problem, now, kind) if problem else []
+            if problem:
+                effects = self._fail(request, problem, now, kind)
+            elif only_counted:
+                effects = self._finish(request, "length", now)
         return effects + self._waiting.encode_next() + self._start_next(now)
 
     def _on_cancel(self, peer: bytes, tag: int, now: float) -> list[Effect]:

@@ -26,13 +26,15 @@ class SegmentArrived(Event):
 @dataclass(frozen=True, slots=True)
 class PromptEncoded(Event):
     """EncodePrompt ended: the prompt's tokens; or none and the `problem`, fit for a user, of a
-    `kind` that the message Failed knows. `grammar`: the compiled one, if one was asked for."""
+    `kind` that the message Failed knows. `grammar`: the compiled one, if one was asked for.
+    `thinks`: the prompt ends within a thought."""
 
     request: int
     tokens: tuple[int, ...]
     problem: str = ""
     kind: str = ""
     grammar: Grammar | None = None
+    thinks: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,11 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from fractions import Fraction
 
 from edgespec.decoding.admission import CoordinatorSettings
 from edgespec.decoding.request import Request
 from edgespec.wire.client_messages import Finished
+
+LONGEST_LOOP, LEAST_LOOPED = 64, 48
+"""Tokens of what an answer repeats, at most; and of an end that is nothing but that, at least."""
+
+
+def looped(tokens: Sequence[int]) -> str:
+    """A sentence if the answer's end is the same few tokens, four times at least; else ""."""
+    for length in range(1, LONGEST_LOOP + 1):
+        least = max(LEAST_LOOPED, 4 * length)
+        if len(tokens) < least or tokens[-least:-length] != tokens[length - least :]:
+            continue
+        begin = len(tokens) - least
+        while begin and tokens[begin - 1] == tokens[begin - 1 + length]:
+            begin -= 1
+        return (
+            f"from its token {begin + 1} on the answer repeats the same {length} token(s); another "
+            "temperature, or a repetition penalty of 1.1, may keep it from that"
+        )
+    return ""
 
 
 def finished(
@@ -37,4 +57,8 @@ def finished(
         cached_tokens=stats.cached,
         sources=stats.of_sources(ring.sources if request.policy.drafts else ()),
         prompt_rows=stats.ppd_rows,
+        stop=answer.stop,
+        thinks=request.thinks,
+        sampled=request.client.sampled,
+        looped=looped(answer.token_ids),
     )

@@ -79,10 +79,11 @@ class PartFlight:
 @dataclass(frozen=True, slots=True)
 class Flight:
     """A segment on the ring: the rows of each request in it, and when it entered (see
-    RingClock)."""
+    RingClock). `alone`: no other was there."""
 
     parts: tuple[PartFlight, ...]
     entered: Fraction
+    alone: bool = False
 
     @property
     def rows(self) -> int:
@@ -177,6 +178,9 @@ class Flights:
         self._newest = 0
         self.is_given_up = False
         """What comes back of this ring counts no more."""
+        self.between: float | None = None
+        """Seconds that the last segment that came back was between stages; None if it may have
+        waited there for another one."""
 
     def __len__(self) -> int:
         return len(self._flying)
@@ -199,7 +203,8 @@ class Flights:
         each one's request."""
         self._newest += 1
         flights = tuple(map(_part_flight, parts, choosing))
-        flight = self._flying[self._newest] = Flight(flights, self.clock.enter())
+        alone = not self._flying
+        flight = self._flying[self._newest] = Flight(flights, self.clock.enter(), alone)
         self._queued.add(self._newest)
         self.watch.left(self._newest, now)
         return self._newest, flight
@@ -225,7 +230,9 @@ class Flights:
             is_late = flight is not None and seq != oldest
             raise RemoteProtocolError("left out segments" if is_late else "sent rows of no segment")
         self._queued.discard(seq)
-        self.watch.came(seq, now)
+        trip = self.watch.came(seq, now)
+        computed = sum(time.seconds for time in segment.cost)
+        self.between = max(trip - computed, 0.0) if flight.alone else None
         return self._flying.pop(seq).parts_of(segment)
 
     def credited(self, seq: int) -> bool:
@@ -262,10 +269,12 @@ class FlightWatch:
         """A segment is on the ring."""
         self._left[seq] = now
 
-    def came(self, seq: int, now: float) -> None:
-        """It is back."""
-        self._trips.append(now - self._left.pop(seq))
+    def came(self, seq: int, now: float) -> float:
+        """It is back, after so many seconds."""
+        trip = now - self._left.pop(seq)
+        self._trips.append(trip)
         self._returned_at, self._doubts = now, 0
+        return trip
 
     def new_ring(self) -> None:
         """Nothing of the one before comes back."""

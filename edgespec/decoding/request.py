@@ -12,14 +12,13 @@ carried out by the scheduler, which knows the other requests (scheduler.py). Its
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import numpy as np
 
 from edgespec.decoding.answer import Answer, HeadLog, RequestClient, RequestStats
 from edgespec.decoding.drafting import READ_ONLY, Drafting
 from edgespec.decoding.effects import RunHead
-from edgespec.decoding.events import Drafted, HeadDone
+from edgespec.decoding.events import Drafted, HeadDone, PromptEncoded
 from edgespec.decoding.flights import Flight, Returned
 from edgespec.decoding.outbox import Outbox
 from edgespec.decoding.row_account import ReusedPrefix
@@ -36,7 +35,7 @@ from edgespec.tree.ledger import Rows
 from edgespec.tree.node import Advance
 from edgespec.types.features import NO_NEEDS, DraftNeeds
 from edgespec.types.tensor import Tensor
-from edgespec.verify.rules import Grammar, Rules, RulesAt
+from edgespec.verify.rules import Rules, RulesAt
 from edgespec.verify.sampling import Choice, Sampling
 from edgespec.verify.top_logprobs import TopLogprobs
 from edgespec.wire.client_messages import Submit, Tokens
@@ -76,6 +75,7 @@ class Request:
         self.needs = needs
         self.answer, self.stats = answer, RequestStats(client.asked_at)
         self.prompt: tuple[int, ...] = ()
+        self.thinks = False  # the prompt ends within a thought
         self.estimates = shared.learnt[policy.name]
         self._pace = Pace(self.estimates.plain_time, free=has_free_guesses)
         self._shared = shared
@@ -134,6 +134,11 @@ class Request:
         in_step = self.policy.results is Results.IN_STEP and not self.opening
         must_wait = self.head_job or (in_step and self.drafting.running)
         return bool(self.outbox.count_returned) and not must_wait and not self.answer.finish_reason
+
+    @property
+    def decides(self) -> bool:
+        """Whether tokens of it are being chosen, or are to be."""
+        return self.head_job is not None or self.has_result
 
     def take_result(self, now: float) -> list[Effect]:
         """Rows are back: have the tokens after those that are alive sampled."""
@@ -233,7 +238,8 @@ class Request:
         if self.is_only_live and not self.opening:
             self.estimates.came(self._pace, used, took)
         self.opening = False
-        return Tokens(self.client.tag, step.tokens[:used], "".join(text), logprobs)
+        said = step.tokens[:used], "".join(text), logprobs
+        return Tokens(self.client.tag, *said, len(self.prompt), self.thinks)
 
     # --- what leaves --------------------------------------------------------------------------
 
@@ -242,6 +248,11 @@ class Request:
         """Whether its policy may be asked: from the first token on, or as soon as the prompt is on
         its way if it begins with that."""
         return self.tree is not None and (not self.opening or self.policy.starts_with_prompt)
+
+    @property
+    def root_waits(self) -> bool:
+        """Whether it has a root that does not even wait to leave."""
+        return self.tree is not None and not self.tree.is_sent(self.tree.root)
 
     def want_decision(self, wanted: bool = True) -> None:
         """Its policy is to be asked, or not any more, as others decide for it."""
@@ -303,14 +314,14 @@ class Request:
 
     # --- the prompt ---------------------------------------------------------------------------
 
-    def encoded(self, tokens: tuple[int, ...], most_new: int, grammar: Grammar | None) -> None:
+    def encoded(self, known: PromptEncoded, most_new: int) -> None:
         """Its prompt's tokens are known, and so how many new ones fit: it can be started."""
-        assert self.asked is not None
-        self.answer = Answer(self.answer.codec, self.asked.stop, most_new)
+        tokens, self.thinks = known.tokens, known.thinks
+        self.answer.limit_to(most_new)
         self.asked, self.prompt = None, tokens
-        if grammar is not None:
-            self.rules = replace(self.rules or Rules(), grammar=grammar)
-            # What alone may follow is known without a model.
+        rules = self.rules or Rules()
+        self.rules = rules.begun(tokens, known.grammar, thinks=known.thinks) or None
+        if known.grammar is not None:  # what alone may follow is known without a model
             self._pace = Pace(self.estimates.plain_time, free=True)
         # The target token of a row after this position would be a token past the limit.
         self._last_position = len(tokens) + most_new - 2

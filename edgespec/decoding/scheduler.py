@@ -4,8 +4,10 @@ A request alone sends what its policy decides, as it decides. Of several, what i
 here until the first stage is free: then those that have waited longest share a segment, one part
 each. So late rows are dropped at no cost, and nobody's rows pile up in front of a stage.
 
-Requests that leave together come home together, and what they do next leaves together: the ring's
-other places stay empty. So no more share a segment than are needed to fill all places.
+Requests that leave together come home together, and what they do next leaves together. How many
+share a segment is decided by what a pass of so many takes (see RingEstimates.segments). A segment
+that is not full waits for those whose tokens are being chosen, if the pass that this spares takes
+longer.
 """
 
 from __future__ import annotations
@@ -31,15 +33,9 @@ from edgespec.wire.segment import MOST_PARTS, Header, Part, Segment, StageTime
 MOST_QUEUED = 2
 """Segments that the first stage may have: the one that it is at, and one that waits."""
 
-SLOWEST = 2.0
-"""Times as long a step may take for rows of a prompt in it, while others wait for answers."""
-
 ROOM_TO_GROW = 128
 """Tokens for which there must be room in each answer when a further request starts: one that has to
 wait again reads all that it has once more."""
-
-LEAST_CHUNK = 8
-"""Rows of a prompt that leave together however long they take: else it would never be read."""
 
 
 class Scheduler:
@@ -51,6 +47,8 @@ class Scheduler:
         self._rows = rows
         self._live: dict[int, Request] = {}
         self._over: dict[int, Request] = {}
+        # Of each segment that came home: when, with how many, and those of them that decide.
+        self._deciding: list[tuple[float, int, set[Request]]] = []
 
     def __len__(self) -> int:
         return len(self._live)
@@ -107,6 +105,7 @@ class Scheduler:
         del self._live[request.number]
         self._over.pop(request.number, None)
         self._d0.forget(request.number)
+        self._deciding = [one for one in self._deciding if request not in one[2]]
         for other in self._live.values():  # one that is alone now was not asked before
             if other.policy.pool:
                 other.want_decision()
@@ -123,13 +122,20 @@ class Scheduler:
     ) -> list[Effect]:
         """A segment is back: each request gets its own part. What each stage computed of it, and in
         how many seconds, is learnt once for each policy that had a part in it."""
-        numbers = [one.flight.request for one in returned]
-        live = [self._live[number] for number in numbers if number in self._live]
+        told = [(one.flight.request, one) for one in returned]
+        owned = [(self._live[number], one) for number, one in told if number in self]
         ran = [(time.rows, time.seconds) for time in cost]
         self._d0.stages_ran(ran)
-        for estimates in {id(r.estimates): r.estimates for r in live}.values():
-            estimates.segment(ran, self._flights.clock.stages)
-        return self.step(zip(numbers, returned, strict=True), now)
+        is_one, has_prompt = self._is_one, any(one.part.committed for one in returned)
+        answers = 0 if is_one or has_prompt else len(returned)
+        for estimates in {id(r.estimates): r.estimates for r, _ in owned}.values():
+            estimates.segment(ran, self._flights.clock.stages, answers)
+            if self._flights.between is not None:
+                estimates.links.record(1, self._flights.between)
+        deciding = {r for r, one in owned if len(one.part.ids) or not one.part.committed}
+        if deciding and not is_one:
+            self._deciding.append((now, len(deciding), deciding))
+        return self.step(told, now)
 
     def step(self, events: Iterable[tuple[int, Event | Hint]], now: float) -> list[Effect]:
         """Hand events to those of their requests that are live."""
@@ -138,20 +144,26 @@ class Scheduler:
         for request, event in told:
             request.only_live(self._is_one)
             effects += request.handle(event, now)
-            self._note(request)
+            self._note(request, now)
         effects += self.work(now)
         for request, _ in told:
             while request.has_result:
                 request.only_live(self._is_one)
                 effects += request.take_result(now)
-                self._note(request)
+                self._note(request, now)
                 effects += self.work(now)
         return effects
 
-    def _note(self, request: Request) -> None:
-        """Its answer may be whole."""
+    def _note(self, request: Request, now: float) -> None:
+        """Its answer may be whole, and what follows known in all that came home with it."""
         if request.answer.finish_reason:
             self._over[request.number] = request
+        if not request.decides:
+            for since, answers, deciding in self._deciding:
+                deciding.discard(request)
+                if not deciding:
+                    request.estimates.home.record(answers, now - since)
+            self._deciding = [one for one in self._deciding if one[2]]
 
     def on_credit(self, seq: int, now: float) -> list[Effect]:
         """The first stage has handed on a segment: policies that wait for that are asked."""
@@ -166,7 +178,7 @@ class Scheduler:
 
     def work(self, now: float) -> list[Effect]:
         """Carry out what the policies decide; whatever may leave leaves."""
-        return self._alone(*self._in_turn(), now=now) if self._is_one else self._together(now)
+        return self._alone(*self._going_on, now=now) if self._is_one else self._together(now)
 
     def _alone(self, request: Request, *, now: float) -> list[Effect]:
         effects = self._decided(now)
@@ -181,11 +193,8 @@ class Scheduler:
         """Ask the policies that are to be asked, but for the pool's; returns what is to be
         drafted."""
         effects: list[Effect] = []
-        going_on = self._in_turn()
-        for request in going_on:
-            if not request.wants_decision:
-                continue
-            if len(going_on) > 1 and request.policy.pool:
+        for request in _in_turn([r for r in self._going_on if r.wants_decision]):
+            if request.policy.pool and not self._is_one:
                 request.want_decision(False)
                 continue
             for decision in request.decide():
@@ -195,32 +204,34 @@ class Scheduler:
     def _together(self, now: float) -> list[Effect]:
         effects = self._decided(now)
         effects += self._expand(now)
-        while self._flights.queued < MOST_QUEUED and len(self._flights) < self._max_in_flight:
-            parts = self._next_parts()
-            if not parts:
-                break
+        while self._flights.queued < MOST_QUEUED and (parts := self._next_parts(now)):
             effects += self._launch(parts, now)
             # A part of which nothing is wanted any more is dropped, and its policy asked again.
             effects += self._decided(now)
         return effects
 
-    def _next_parts(self) -> list[Request]:
+    def _next_parts(self, now: float) -> list[Request]:
         """The requests that have something in the next segment.
 
         Behind a segment that the first stage is at, only what waits for no better guess leaves:
         that spares the stage the way of its credit.
         """
         is_free = not self._flights.queued
-        going_on = self._in_turn()
-        starting = [request for request in going_on if not request.is_read]
+        if len(self._flights) >= self._max_in_flight:
+            return []
+        going_on = self._going_on
+        starting = _in_turn([request for request in going_on if not request.is_read])
         # PPD rows below a prompt's last row leave before the policy may be asked.
         answering = [r for r in going_on if (r.decodes or r.outbox.waiting) and r.is_read]
         first = [request for request in starting if request.policy.prompts_first]
         if first and (parts := self._take_chunk(first[0], 0, others=False)):
             return parts
-        share = self._share(answering)
+        count, share = self._share(answering)
+        if len(self._flights) >= count or self._holds(going_on, count, share, now):
+            return []
+        answering = _in_turn(answering)
         parts = [request for request in answering if request.outbox.waiting][:share]
-        if is_free or any(not _root_sent(request) for request in answering):
+        if is_free or any(request.root_waits for request in answering):
             roots = min(len(answering), share)
             coming = self._chunk(starting[0], roots, others=bool(answering)) if starting else 0
             parts += self._take_rows(answering, share - len(parts), coming)
@@ -240,19 +251,13 @@ class Scheduler:
         """How many rows of its prefix may leave; none if so much of it is on the ring that it is
         full.
 
-        Beside answers they are so many that a step takes no more than SLOWEST times as long.
+        Beside answers their number follows what rows cost (see RingEstimates.chunk_beside).
         """
-        outbox = request.outbox
+        outbox, most = request.outbox, request.outbox.chunk
         if outbox.in_flight > self._flights.clock.stages or outbox.waiting:
             return 0
-        most, step = outbox.chunk, request.estimates.step
         if others:
-            if not step.known:
-                most = min(most, LEAST_CHUNK)
-            while most > LEAST_CHUNK and (
-                step.seconds(beside + most) > SLOWEST * step.seconds(max(beside, 1))
-            ):
-                most = max(most - LEAST_CHUNK, LEAST_CHUNK)
+            most = request.estimates.chunk_beside(most, beside)
         return min(most, outbox.prefix_left)
 
     # --- the pool -----------------------------------------------------------------------------
@@ -260,12 +265,11 @@ class Scheduler:
     def _expand(self, now: float) -> list[Effect]:
         """If no pass of the pool is at work, have its best nodes expanded. A prompt that is read
         keeps nobody but its own request waiting: it may take long, and goes in parts."""
-        going_on = self._in_turn()
-        pooled = [request for request in going_on if request.policy.pool]
+        pooled = [request for request in self._going_on if request.policy.pool]
         drafts = [request.drafting.running for request in pooled]
         if any(draft is not None and isinstance(draft.plan, Expand) for draft in drafts):
             return []
-        requests = [r for r in pooled if r.drafting.running is None and r.decodes]
+        requests = _in_turn([r for r in pooled if r.drafting.running is None and r.decodes])
         pool = requests[0].policy.pool if requests else None
         if pool is None or not requests[0].estimates.step.known:
             return []
@@ -289,33 +293,54 @@ class Scheduler:
                 found.append(request)
         return found
 
-    def _in_turn(self) -> list[Request]:
-        """The live requests that go on: those of which nothing has left, in order of their starts,
-        and then those first of which nothing has left for longest."""
-        going_on = [r for r in self._live.values() if not r.answer.finish_reason]
-        sent = {r.number: r.outbox.last_sent_seq for r in going_on}
-        return sorted(going_on, key=lambda r: (sent[r.number], r.number if sent[r.number] else 0))
+    @property
+    def _going_on(self) -> list[Request]:
+        """The live requests that go on, in order of their starts."""
+        return [request for request in self._live.values() if not request.answer.finish_reason]
 
     @property
     def _is_one(self) -> bool:
         """Whether a single request goes on."""
-        return sum(not request.answer.finish_reason for request in self._live.values()) == 1
+        return len(self._going_on) == 1
 
     @property
     def _max_in_flight(self) -> int:
         """Segments that should be in flight: one on every stage, and one on its way."""
         return self._flights.clock.stages + 1
 
-    def _share(self, answering: list[Request]) -> int:
-        """Requests that may share a segment: as many as fill all places with what their policies
-        want in flight; of the pool that is each one's root."""
+    def _share(self, answering: list[Request]) -> tuple[int, int]:
+        """Segments that should be in flight, and requests that may share one: together as many as
+        their policies want in flight; of the pool that is each one's root."""
         places = self._max_in_flight
+        decoding = [request for request in answering if request.decodes]
         wanted = sum(
-            1 if r.policy.pool else min(r.policy.window(places - 1), places)
-            for r in answering
-            if r.decodes
+            1 if r.policy.pool else min(r.policy.window(places - 1), places) for r in decoding
         )
-        return min(max(math.ceil(wanted / places), 1), MOST_PARTS)
+        count = places
+        # What waits for a draft of its own does not come home ready to leave.
+        if decoding and not any(r.policy.drafts and not r.policy.pool for r in decoding):
+            count = decoding[0].estimates.segments(wanted, places - 1)
+        return count, min(max(math.ceil(wanted / count), 1), MOST_PARTS)
+
+    def _holds(self, going_on: list[Request], count: int, share: int, now: float) -> bool:
+        """Whether a segment that is not full waits for answers that came home and are not decided.
+
+        While the first stage is busy nothing is lost by that. Else what is lost is what is left of
+        their time here, and what is gained a pass. Guesses of `count` segments do not take the
+        place of roots.
+        """
+        ready = sum(bool(r.outbox.waiting) or (r.root_waits and r.decodes) for r in going_on)
+        if not self._deciding or ready >= share or self._flights.queued:
+            return bool(self._deciding) and ready < share
+        if not ready:
+            return len(self._flights) + 1 >= count < self._max_in_flight
+        (since, answers, deciding), times = self._deciding[0], going_on[0].estimates
+        if not times.home.known:
+            return False
+        both = min(ready + len(deciding), share)
+        spared = times.pass_seconds(ready) + times.pass_seconds(both - ready)
+        left = times.home.seconds(answers) - (now - since)
+        return spared - times.pass_seconds(both) > left
 
     def _launch(self, requests: Iterable[Request], now: float) -> list[Effect]:
         """What waits longest of each of these requests leaves, as one segment."""
@@ -341,5 +366,12 @@ class Scheduler:
         return [SendRing(Segment(Header(seq, layers, hints), tuple(parts), ppd_tokens=vectors))]
 
 
-def _root_sent(request: Request) -> bool:
-    return request.tree is None or request.tree.is_sent(request.tree.root)
+def _in_turn(requests: list[Request]) -> list[Request]:
+    """Those of which nothing has left, in order of their starts, and then those first of which
+    nothing has left for longest."""
+
+    def turn(request: Request) -> tuple[int, int]:
+        sent = request.outbox.last_sent_seq
+        return sent, request.number if sent else 0
+
+    return sorted(requests, key=turn) if len(requests) > 1 else requests

@@ -35,23 +35,30 @@ class _PolicyOption:
 
 @dataclass(frozen=True)
 class SamplingOptions:
-    """Sampling and length; the texts are also what commands say of their options."""
+    """Sampling and length; the texts are also what commands say of their options. What is None is
+    as the model publishes it, or, where no ring is asked, as at temperature 0."""
 
     max_new_tokens: Annotated[
         int, "Tokens to generate at most; fewer if the context has no room for them."
     ] = 128
     temperature: Annotated[
-        float, f"From 0, which takes the most likely token every time, to {MAX_TEMPERATURE:g}."
-    ] = 0.0
-    top_k: Annotated[int, "Sample from the K most likely tokens; 0 is off."] = 0
-    top_p: Annotated[float, "Sample from the likeliest tokens of total share P."] = 1.0
-    min_p: Annotated[float, "Leave out tokens below P times the likeliest one's share."] = 0.0
+        float | None,
+        f"From 0, which takes the most likely token every time, to {MAX_TEMPERATURE:g}. Not given: "
+        "as the model publishes it, like the filters and the repetition penalty.",
+    ] = None
+    top_k: Annotated[int | None, "Sample from the K most likely tokens; 0 is off."] = None
+    top_p: Annotated[float | None, "Sample from the likeliest tokens of total share P."] = None
+    min_p: Annotated[float | None, "Leave out tokens below P times the likeliest one's share."] = (
+        None
+    )
     seed: Annotated[int, "The same seed gives the same text."] = 0
 
     @property
     def sampling(self) -> Sampling:
-        """Raises ConfigError for values out of range."""
-        return Sampling(self.temperature, self.top_k, self.top_p, self.min_p, self.seed)
+        """With what is None at temperature 0. Raises ConfigError for values out of range."""
+        names = "temperature", "top_k", "top_p", "min_p", "seed"
+        given = {name: value for name in names if (value := getattr(self, name)) is not None}
+        return Sampling(**given)
 
 
 @dataclass(frozen=True)
@@ -62,6 +69,10 @@ class RequestSettings(SamplingOptions, _PolicyOption):  # the last base's field 
     """
 
     stop: Annotated[list[str] | None, "End before this text; may be given several times."] = None
+    repetition_penalty: Annotated[
+        float | None,
+        "Divide the logits of tokens that the prompt or the answer has; 1 is off, 1.1 is usual.",
+    ] = None
 
     def __post_init__(self) -> None:
         for text in self.stop or ():
@@ -101,14 +112,15 @@ class RequestSettings(SamplingOptions, _PolicyOption):  # the last base's field 
                 tag,
                 prompt,
                 self.max_new_tokens,
-                float(self.temperature),
+                _number(self.temperature),
                 self.top_k,
-                float(self.top_p),
-                float(self.min_p),
+                _number(self.top_p),
+                _number(self.min_p),
                 self.seed,
                 tuple(self.stop or ()),
                 policy,
                 messages,
+                repetition_penalty=_number(self.repetition_penalty),
             )
             encode(submit)  # what no peer would take would be dropped without a word
         except (ProtocolError, ValueError) as problem:
@@ -132,6 +144,12 @@ class SamplingParams(RequestSettings):
 
 
 USUAL = SamplingParams()
+GREEDY = SamplingParams(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, repetition_penalty=1.0)
+"""The likeliest token every time, whatever the model publishes: of what is compared."""
+
+
+def _number(value: float | None) -> float | None:
+    return None if value is None else float(value)
 
 
 def _check_prompt(prompt: str) -> None:

@@ -1,6 +1,9 @@
-/* Numbers of 16 bits as floats, and back: exactly, or to the nearest, of two to the even one. */
+/* Types of numbers; those of 16 bits as floats, and back: exactly, or to the nearest, of two to the
+ * even one. */
 #include <stdint.h>
 #include <string.h>
+
+enum { FLOAT32, FLOAT16, BFLOAT16, FLOAT64 };
 
 #define INLINE static inline __attribute__((always_inline))
 

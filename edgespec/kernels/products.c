@@ -37,11 +37,13 @@
 #define TILE 64  /* outputs of a tile; a column of it is 32 bytes */
 #define AHEAD 6  /* groups of a tile whose scales are on their way */
 #define MANY (NATIVE > 32 ? 12 : 8) /* rows for which it pays to unpack weights once */
+#define FEW 12 /* rows of a tile for which it pays */
+#define LONGEST 256 /* columns of a group that are unpacked: more do not stay near */
 #define CHUNK 32 /* rows that are multiplied by a tile at a time */
 #define MOST (REGISTERS / 2) /* vectors of sums at a time: the others hold what is added */
 #define UNROLL _Pragma("GCC unroll 32")
 
-enum { FLOAT32, FLOAT64, FLOAT16, BFLOAT16, INT8, NF4, INT4 };
+enum { INT8 = FLOAT64 + 1, NF4, INT4, FP8 }; /* kinds of matrices beside those of numbers */
 
 typedef struct {
     const void *weight;    /* [out, columns]; NF4: [out, columns / 2]; INT4: [tiles, columns, 32] */
@@ -49,7 +51,7 @@ typedef struct {
     const void *zeros;     /* [out, groups] or NULL */
     const int32_t *order;  /* [columns]: which column of a row each stored one is for; or NULL */
     const void *bias;      /* [out], float, or double for rows of float64; or NULL */
-    const float *levels;   /* NF4: its 16 values */
+    const float *levels;   /* NF4: the 16 values of its codes, or of any others of 4 bits */
     int64_t out, columns, group;
     int32_t kind, scale_kind, middle; /* INT4: a code less `middle` is what is scaled */
 } Matrix;

@@ -18,8 +18,10 @@ from edgespec.kernels.compiled import load
 TILE = 64
 """Outputs of a stored tile of 4-bit codes."""
 
-_TYPES = {torch.float32: 0, torch.float64: 1, torch.float16: 2, torch.bfloat16: 3}
-_CODES = {"int8": 4, "nf4": 5, "int4": 6}
+NUMBERS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.float64: 3}
+"""Types of numbers as numbers.h has them."""
+
+_CODES = {"int8": 4, "nf4": 5, "iq4": 5, "fp4": 5, "int4": 6, "fp8": 7}
 _BLOCK = 16  # rows of torch's own product, always
 _SLICE = 1 << 20  # weights that are dequantised at a time
 
@@ -57,9 +59,10 @@ class RowProduct:
         """`shape`: (out, columns); `dtype`: of the rows. All tensors are contiguous, on the CPU.
 
         `weight` is plain, [out, columns] in `dtype`, or holds `codes`: "int8", int8 of that shape;
-        "nf4", uint8 [out, columns / 2], the even column in the high nibble, for the 16 `levels` in
-        float32; or "int4", uint8 [tiles, columns, TILE / 2], of a tile output j in the low nibble
-        of byte j, or in the high one of byte j - TILE / 2.
+        "nf4", "iq4" or "fp4", uint8 [out, columns / 2], the even column in the high nibble, for the
+        16 `levels` in float32; "fp8", uint8 [out, columns], E4M3 without NaNs; or "int4", uint8
+        [tiles, columns, TILE / 2], of a tile output j in the low nibble of byte j, or in the high
+        one of byte j - TILE / 2.
 
         A weight is code * scale + zero, of int4 code - `middle`. `scales` and `zeros` [out, groups]
         are of so many columns (`group`); int4 has both as pairs, [groups, tiles * TILE, 2]. They
@@ -79,17 +82,16 @@ class RowProduct:
         self.held = {name: part for name, part in parts.items() if part is not None}
         assert all(part.is_contiguous() for part in self.held.values())
         self._multiply = _multiply()
-        self._kind = _TYPES[dtype]
-        matrix = _Matrix(
+        self._kind = NUMBERS[dtype]
+        self.matrix = _Matrix(
             **{name: part.data_ptr() for name, part in self.held.items()},
             out=shape[0],
             columns=shape[1],
             group=group or shape[1],
-            kind=_CODES[codes] if codes else _TYPES[weight.dtype],
-            scale_kind=0 if scales is None else _TYPES[scales.dtype],
+            kind=_CODES[codes] if codes else NUMBERS[weight.dtype],
+            scale_kind=0 if scales is None else NUMBERS[scales.dtype],
             middle=middle,
         )
-        self._matrix = ctypes.byref(matrix)
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
         """x Wᵀ + bias, in new memory."""
@@ -102,7 +104,7 @@ class RowProduct:
         rows = rows.contiguous()
         result = rows.new_empty(count, self.out_features)
         if multiply(
-            self._matrix,
+            ctypes.byref(self.matrix),
             rows.data_ptr(),
             result.data_ptr(),
             count,

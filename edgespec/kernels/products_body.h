@@ -200,11 +200,13 @@ INLINE void FN(add)(
 /* Adds the sums over one group of columns of x * code, times the scale, and of x, times the zero.
  *
  * Of `rows` rows and `strips` strips, both constants where this is called. x [columns, step] and
- * `sums` [rows]: of these rows; `totals` [rows, 64]: of the first strip's first output on.
+ * `sums` [rows]: of these rows; `totals` [rows, 64]: of the first strip's first output on. `ready`:
+ * all codes of the columns as `unpacked_tile` writes them, from that strip on; or NULL.
  */
 INLINE void FN(group)(
-    const int strips, const int rows, const uint8_t *codes, int64_t columns, const REAL *x,
-    int64_t step, const REAL *sums, const VECTOR *scale, const VECTOR *zero, int middle, REAL *totals)
+    const int strips, const int rows, const uint8_t *codes, const REAL *ready, int64_t columns,
+    const REAL *x, int64_t step, const REAL *sums, const VECTOR *scale, const VECTOR *zero,
+    int middle, REAL *totals)
 {
     VECTOR sum[MOST];
     UNROLL
@@ -214,7 +216,11 @@ INLINE void FN(group)(
         UNROLL
         for (int s = 0; s < strips; s++) {
             VECTOR low, high;
-            FN(strip)(codes + k * (TILE / 2) + s * WIDTH, middle, &low, &high);
+            if (ready) {
+                low = LOAD(VECTOR, ready + k * TILE + 2 * s * WIDTH);
+                high = LOAD(VECTOR, ready + k * TILE + (2 * s + 1) * WIDTH);
+            } else
+                FN(strip)(codes + k * (TILE / 2) + s * WIDTH, middle, &low, &high);
             UNROLL
             for (int r = 0; r < rows; r++) {
                 VECTOR value = FN(all)(x[k * step + r]);
@@ -229,14 +235,25 @@ INLINE void FN(group)(
 /* The same by all strips, at a time as many as there are registers for. */
 #define GROUP(rows) \
     for (int s = 0; s < STRIPS; s += STRIPS_OF(rows)) \
-        FN(group)(STRIPS_OF(rows), rows, codes + s * WIDTH, m->group, x, step, sums, scale + 2 * s, \
-                  zero + 2 * s, m->middle, totals + s * WIDTH)
+        FN(group)(STRIPS_OF(rows), rows, codes + s * WIDTH, ready ? ready + 2 * s * WIDTH : NULL, \
+                  m->group, x, step, sums, scale + 2 * s, zero + 2 * s, m->middle, totals + s * WIDTH)
 #define STRIPS_OF(rows) (MOST / (2 * rows) < STRIPS ? MOST / (2 * rows) : STRIPS)
 
+/* Codes less `middle` of some columns of a tile [columns, TILE], each strip's low nibbles before its
+ * high ones. */
+static void FN(unpacked_tile)(const uint8_t *codes, int64_t columns, int middle, REAL *to)
+{
+    for (int64_t i = 0; i < columns * STRIPS; i++) {
+        VECTOR both[2];
+        FN(strip)(codes + i * WIDTH, middle, both, both + 1);
+        memcpy(to + 2 * i * WIDTH, both, sizeof both);
+    }
+}
+
 /* The same for some of up to `rows` rows. How many it did: 8, 4, 2 or 1. */
-static int FN(some)(
-    const Matrix *m, int rows, const uint8_t *codes, const REAL *x, int64_t step, const REAL *sums,
-    const VECTOR *scale, const VECTOR *zero, REAL *totals)
+INLINE int FN(some)(
+    const Matrix *m, int rows, const uint8_t *codes, const REAL *ready, const REAL *x, int64_t step,
+    const REAL *sums, const VECTOR *scale, const VECTOR *zero, REAL *totals)
 {
 #if MOST >= 16
     if (rows >= 8) {
@@ -302,7 +319,9 @@ static void FN(tile)(
     const Matrix *m, int64_t tile, const REAL *x, const REAL *sums, void *y, int64_t first, int rows,
     int kind)
 {
+    const int once = rows >= FEW && m->group <= LONGEST;
     REAL totals[CHUNK * TILE] __attribute__((aligned(64)));
+    REAL ready[(once ? m->group : 1) * TILE] __attribute__((aligned(64)));
     VECTOR scale[2 * STRIPS], zero[2 * STRIPS];
     int64_t groups = m->columns / m->group, tiles = (m->out + TILE - 1) / TILE;
     const uint8_t *codes = (const uint8_t *)m->weight + tile * m->columns * (TILE / 2);
@@ -330,10 +349,15 @@ static void FN(tile)(
             continue;
         }
 #endif
-        for (int r = 0; r < rows;)
-            r += FN(some)(m, rows - r, codes + g * m->group * (TILE / 2),
-                          x + g * m->group * rows + r, rows, sums + g * rows + r, scale, zero,
-                          totals + r * TILE);
+        const uint8_t *own = codes + g * part;
+        if (once)
+            FN(unpacked_tile)(own, m->group, m->middle, ready);
+        for (int r = 0; r < rows;) {
+            const REAL *of = x + g * m->group * rows + r, *sum = sums + g * rows + r;
+            REAL *at = totals + r * TILE;
+            r += once ? FN(some)(m, rows - r, own, ready, of, rows, sum, scale, zero, at)
+                      : FN(some)(m, rows - r, own, NULL, of, rows, sum, scale, zero, at);
+        }
     }
     int64_t left = m->out - tile * TILE, width = left < TILE ? left : TILE;
     for (int r = 0; r < rows; r++)
@@ -405,6 +429,9 @@ INLINE void FN(weights)(const void *weight, int64_t k, int kind, const float *le
         WORDS codes = FN(wide_bytes)((const uint8_t *)weight + k);
         to[0] = FN(wide)(FN(looked_up)(levels, codes >> 4));
         to[1] = FN(wide)(FN(looked_up)(levels, codes));
+    } else if (kind == FP8) { /* E4M3: the bits of a half 2^8 times as small */
+        WORDS codes = FN(wide_bytes)((const uint8_t *)weight + k);
+        to[0] = FN(wide)(FN(widened_half)((codes & 0x7f) << 7 | (codes & 0x80) << 8) * 256);
     } else
         to[0] = FN(numbers)(weight, k, kind);
 }
@@ -566,6 +593,7 @@ static void FN(shaped)(
     case FLOAT64: SHAPES(FLOAT64, 0, 0) break;
 #endif
     case NF4: SHAPES(NF4, 1, 0) break;
+    case FP8: SHAPES(FP8, 1, 0) break;
     default:
         if (zero) {
             SHAPES(INT8, 1, 1)
@@ -646,6 +674,8 @@ static void FN(unpacked)(
         UNPACK(BFLOAT16, NULL, NULL);
     else if (m->kind == NF4)
         UNPACK(NF4, scale, NULL);
+    else if (m->kind == FP8)
+        UNPACK(FP8, scale, NULL);
     else if (zero)
         UNPACK(INT8, scale, zero);
     else

@@ -15,10 +15,12 @@
 
 #include <math.h>
 #include <stdlib.h>
+#ifdef __F16C__
+#include <immintrin.h>
+#endif
 
 #include "numbers.h"
 
-enum { FLOAT32, FLOAT16, BFLOAT16, FLOAT64 };
 enum { SILU, GELU, GELU_TANH };
 
 /* How attention is shared out, which no result depends on. */
@@ -31,6 +33,33 @@ typedef struct {
     const char *keys, *values;
     int64_t head_stride, row_stride, rows;
 } Piece;
+
+/* Of two vectors of four the numbers at these places. */
+#ifdef __clang__
+#define MIXED(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define MIXED(a, b, ...) __builtin_shuffle(a, b, (PLACES){__VA_ARGS__})
+#endif
+typedef int32_t Places4 __attribute__((vector_size(16)));
+typedef int64_t Places8 __attribute__((vector_size(32)));
+
+/* Bytes that are needed next: a core that reads nothing while it reckons waits for each of them. */
+typedef struct {
+    const char *at;
+    int64_t left, share; /* lines of 64 bytes: that are still to be asked for, and at a time */
+} Ahead;
+
+static inline void ask(Ahead *ahead)
+{
+    for (int64_t i = 0; i < ahead->share && ahead->left > 0; i++, ahead->left--, ahead->at += 64)
+        __builtin_prefetch(ahead->at);
+}
+
+static inline Ahead ahead_of(const char *at, int64_t bytes, int64_t steps)
+{
+    int64_t lines = bytes / 64;
+    return (Ahead){at, lines, steps > 0 ? (lines + steps - 1) / steps : 0};
+}
 
 static inline int64_t item_size(int dtype)
 {
@@ -65,6 +94,7 @@ static inline float exp_float(float x)
 #define ERF erff
 #define SQRT sqrtf
 #define WIDE 0
+#define PLACES Places4
 #include "rows_of.h"
 #undef REAL
 #undef NAME
@@ -74,6 +104,7 @@ static inline float exp_float(float x)
 #undef ERF
 #undef SQRT
 #undef WIDE
+#undef PLACES
 
 #define REAL double
 #define NAME(name) name##_double
@@ -83,6 +114,7 @@ static inline float exp_float(float x)
 #define ERF erf
 #define SQRT sqrt
 #define WIDE 1
+#define PLACES Places8
 #include "rows_of.h"
 
 #define BOTH(name, ...) \
@@ -153,11 +185,14 @@ void row_gated(int dtype, int64_t rows, int64_t n, int kind, const void *gate_up
     BOTH(gated, dtype, rows, n, kind, gate_up, out);
 }
 
-int row_attention(int dtype, int64_t parts, const int64_t *part_rows, const int64_t *part_pieces,
-                  const Piece *pieces, const int64_t *firsts, const int32_t *runs, int64_t heads,
-                  int64_t kv_heads, int64_t head_dim, double scaling, double softcap,
-                  const void *sinks, const void *query, int64_t stride, void *out, int threads)
+int row_attention(int dtype, int held_as, int64_t parts, const int64_t *part_rows,
+                  const int64_t *part_pieces, const Piece *pieces, const int64_t *firsts,
+                  const int32_t *runs, int64_t heads, int64_t kv_heads, int64_t head_dim,
+                  double scaling, double softcap, const void *sinks, const void *query,
+                  int64_t stride, void *out, int threads)
 {
-    return BOTH(attention, dtype, parts, part_rows, part_pieces, pieces, firsts, runs, heads,
+    return BOTH(attention, dtype, held_as, parts, part_rows, part_pieces, pieces, firsts, runs, heads,
                 kv_heads, head_dim, scaling, softcap, sinks, query, stride, out, threads);
 }
+
+#include "layers.h"

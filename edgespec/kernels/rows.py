@@ -15,9 +15,11 @@ from typing import NamedTuple
 import torch
 
 from edgespec.kernels.compiled import load
+from edgespec.kernels.products import NUMBERS
 
-_CODES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.float64: 3}
-_ACTIVATIONS = {"silu": 0, "gelu": 1, "gelu_pytorch_tanh": 2}
+ACTIVATIONS = {"silu": 0, "gelu": 1, "gelu_pytorch_tanh": 2}
+"""As rows.c has them."""
+
 _INT, _LONG, _REAL, _AT = ctypes.c_int, ctypes.c_int64, ctypes.c_double, ctypes.c_void_p
 
 Pieces = tuple[torch.Tensor, ...]
@@ -58,7 +60,7 @@ class RowKernels:
         self._norm.argtypes = [_INT, _LONG, _LONG, _AT, _AT, _REAL, _AT, _AT, _REAL, _AT, _AT]
         self._turn.argtypes = [_INT, *[_LONG] * 6, *[_AT] * 5, _REAL]
         self._gated.argtypes = [_INT, _LONG, _LONG, _INT, _AT, _AT]
-        self._attention.argtypes = [_INT, _LONG, *[_AT] * 5, *[_LONG] * 3, _REAL, _REAL]
+        self._attention.argtypes = [_INT, _INT, _LONG, *[_AT] * 5, *[_LONG] * 3, _REAL, _REAL]
         self._attention.argtypes += [_AT, _AT, _LONG, _AT, _INT]
         for one in (self._angles, self._norm, self._turn, self._gated):
             one.restype = None
@@ -100,7 +102,7 @@ class RowKernels:
         rows = rows.contiguous()
         out = torch.empty_like(rows)
         self._norm(
-            _CODES[rows.dtype], *rows.shape, rows.data_ptr(), None, 1.0, None, gain.data_ptr(),
+            NUMBERS[rows.dtype], *rows.shape, rows.data_ptr(), None, 1.0, None, gain.data_ptr(),
             eps, None, out.data_ptr(),
         )  # fmt: skip
         return out
@@ -118,7 +120,7 @@ class RowKernels:
         rows, more = rows.contiguous(), more.contiguous()
         out = torch.empty_like(rows)
         self._norm(
-            _CODES[rows.dtype], *rows.shape, rows.data_ptr(), more.data_ptr(), share,
+            NUMBERS[rows.dtype], *rows.shape, rows.data_ptr(), more.data_ptr(), share,
             _address(more_gain), None, eps, out.data_ptr(), None,
         )  # fmt: skip
         return out
@@ -136,7 +138,7 @@ class RowKernels:
         rows, more = rows.contiguous(), more.contiguous()
         out, normed = torch.empty_like(rows), torch.empty_like(rows)
         self._norm(
-            _CODES[rows.dtype], *rows.shape, rows.data_ptr(), more.data_ptr(), share,
+            NUMBERS[rows.dtype], *rows.shape, rows.data_ptr(), more.data_ptr(), share,
             _address(more_gain), gain.data_ptr(), eps, out.data_ptr(), normed.data_ptr(),
         )  # fmt: skip
         return out, normed
@@ -156,7 +158,7 @@ class RowKernels:
         cosines, sines = angles or (None, None)
         query_gain, key_gain = gains or (None, None)
         self._turn(
-            _CODES[qkv.dtype], rows, qkv.stride(0), heads, kv_heads, head_dim,
+            NUMBERS[qkv.dtype], rows, qkv.stride(0), heads, kv_heads, head_dim,
             0 if cosines is None else cosines.shape[1], qkv.data_ptr(), _address(cosines),
             _address(sines), _address(query_gain), _address(key_gain), eps,
         )  # fmt: skip
@@ -167,7 +169,7 @@ class RowKernels:
         rows, width = gate_up.shape
         out = gate_up.new_empty((rows, width // 2))
         self._gated(
-            _CODES[gate_up.dtype], rows, width // 2, _ACTIVATIONS[activation], gate_up.data_ptr(),
+            NUMBERS[gate_up.dtype], rows, width // 2, ACTIVATIONS[activation], gate_up.data_ptr(),
             out.data_ptr(),
         )  # fmt: skip
         return out
@@ -208,7 +210,7 @@ class RowKernels:
         out = query.new_empty((rows, heads * head_dim))
         parts = len(part_rows)
         if self._attention(
-            _CODES[query.dtype], parts, (_LONG * (parts + 1))(*after),
+            NUMBERS[query.dtype], NUMBERS[keys[0][0].dtype], parts, (_LONG * (parts + 1))(*after),
             (_LONG * (parts + 1))(*pieces), (_LONG * len(numbers))(*numbers),
             runs.firsts.data_ptr(), runs.ends.data_ptr(), heads, keys[0][0].shape[1], head_dim,
             scaling, softcap or 0.0, _address(sinks), query.data_ptr(), query.stride(0),

@@ -6,10 +6,16 @@
 static void NAME(load)(int dtype, const void *from, int64_t n, REAL *to)
 {
     const uint16_t *halves = from;
-    if (dtype == FLOAT16)
-        for (int64_t i = 0; i < n; i++)
+    if (dtype == FLOAT16) {
+        int64_t i = 0;
+#ifdef __F16C__
+        for (; !WIDE && i + 8 <= n; i += 8)
+            _mm256_storeu_ps((float *)to + i,
+                             _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(halves + i))));
+#endif
+        for (; i < n; i++)
             to[i] = half_to_float(halves[i]);
-    else if (dtype == BFLOAT16)
+    } else if (dtype == BFLOAT16)
         for (int64_t i = 0; i < n; i++)
             to[i] = brain_to_float(halves[i]);
     else
@@ -28,6 +34,8 @@ static void NAME(store)(int dtype, const REAL *from, int64_t n, void *to)
     else
         memcpy(to, from, n * sizeof(REAL));
 }
+
+typedef REAL NAME(Four) __attribute__((vector_size(4 * sizeof(REAL))));
 
 /* Each lane sums every LANES-th number, and then the lanes are summed in pairs. */
 static REAL NAME(lanes_sum)(REAL *lanes)
@@ -171,31 +179,81 @@ typedef struct {
     const Piece *pieces;
 } NAME(Tile);
 
-/* Numbers of a slot's key or value in `place`: slots are taken in growing order. */
+/* Slots are taken in growing order. */
 typedef struct {
     const Piece *piece;
     int64_t before; /* slots before the piece */
+    const char *next; /* where the slot after those that were taken last is, if its piece is the same */
 } NAME(Walk);
 
-static void NAME(fetch)(NAME(Walk) *walk, int dtype, int of_values, int64_t slot, int64_t kv_head,
-                        int64_t head_dim, REAL *place)
+/* Where the keys or values [head_dim] of `count` slots from `slot` on are as REAL, one behind the
+ * other: where they lie, or in `copy`. */
+static const REAL *NAME(near)(NAME(Walk) *walk, int dtype, int of_values, int64_t slot,
+                              int64_t count, int64_t kv_head, int64_t head_dim, REAL *copy)
 {
-    while (slot >= walk->before + walk->piece->rows)
-        walk->before += (walk->piece++)->rows;
-    const Piece *piece = walk->piece;
-    int64_t at = kv_head * piece->head_stride + (slot - walk->before) * piece->row_stride;
-    const char *from = of_values ? piece->values : piece->keys;
-    NAME(load)(dtype, from + at * item_size(dtype), head_dim, place);
+    REAL *to = copy;
+    for (int64_t end = slot + count, some; slot < end; slot += some, to += some * head_dim) {
+        while (slot >= walk->before + walk->piece->rows)
+            walk->before += (walk->piece++)->rows;
+        const Piece *piece = walk->piece;
+        int64_t at = slot - walk->before, left = piece->rows - at, step = piece->row_stride;
+        some = left < end - slot ? left : end - slot;
+        const char *from = of_values ? piece->values : piece->keys;
+        from += (kv_head * piece->head_stride + at * step) * item_size(dtype);
+        walk->next = from + some * step * item_size(dtype);
+        if (step == head_dim && some == count && dtype == (WIDE ? FLOAT64 : FLOAT32))
+            return (const REAL *)from;
+        if (step == head_dim)
+            NAME(load)(dtype, from, some * head_dim, to);
+        else
+            for (int64_t i = 0; i < some; i++)
+                NAME(load)(dtype, from + i * step * item_size(dtype), head_dim, to + i * head_dim);
+    }
+    return copy;
+}
+
+/* Keys [count, head_dim] as columns, [head_dim, BLOCK]. */
+static void NAME(turned)(const REAL *keys, int64_t count, int64_t head_dim, REAL *columns)
+{
+    int64_t k = 0;
+    for (; k + 4 <= count; k += 4) {
+        const REAL *from = keys + k * head_dim;
+        int64_t d = 0;
+        for (; d + 4 <= head_dim; d += 4) {
+            NAME(Four) a, b, c, e;
+            memcpy(&a, from + d, sizeof a);
+            memcpy(&b, from + d + head_dim, sizeof a);
+            memcpy(&c, from + d + 2 * head_dim, sizeof a);
+            memcpy(&e, from + d + 3 * head_dim, sizeof a);
+            NAME(Four) ab = MIXED(a, b, 0, 4, 1, 5), ce = MIXED(c, e, 0, 4, 1, 5);
+            NAME(Four) AB = MIXED(a, b, 2, 6, 3, 7), CE = MIXED(c, e, 2, 6, 3, 7);
+            a = MIXED(ab, ce, 0, 1, 4, 5), b = MIXED(ab, ce, 2, 3, 6, 7);
+            c = MIXED(AB, CE, 0, 1, 4, 5), e = MIXED(AB, CE, 2, 3, 6, 7);
+            REAL *place = columns + d * BLOCK + k;
+            memcpy(place, &a, sizeof a);
+            memcpy(place + BLOCK, &b, sizeof a);
+            memcpy(place + 2 * BLOCK, &c, sizeof a);
+            memcpy(place + 3 * BLOCK, &e, sizeof a);
+        }
+        for (; d < head_dim; d++)
+            for (int64_t i = 0; i < 4; i++)
+                columns[d * BLOCK + k + i] = from[i * head_dim + d];
+    }
+    for (; k < count; k++)
+        for (int64_t d = 0; d < head_dim; d++)
+            columns[d * BLOCK + k] = keys[k * head_dim + d];
 }
 
 /* Scores of one query and BLOCK keys, each its own sum in the order of the dimensions. */
-static void NAME(score)(const REAL *query, const REAL *turned, int64_t head_dim, REAL *scores)
+static void NAME(score)(const REAL *query, const REAL *turned, int64_t head_dim, REAL *scores,
+                        Ahead *ahead)
 {
     REAL sums[BLOCK] = {0};
     int64_t d = 0;
     for (; d + 4 <= head_dim; d += 4) {
         const REAL *keys = turned + d * BLOCK;
         REAL a = query[d], b = query[d + 1], c = query[d + 2], e = query[d + 3];
+        ask(ahead);
         for (int k = 0; k < BLOCK; k++) {
             REAL sum = FMA(a, keys[k], sums[k]);
             sum = FMA(b, keys[k + BLOCK], sum);
@@ -211,12 +269,13 @@ static void NAME(score)(const REAL *query, const REAL *turned, int64_t head_dim,
 
 /* Add `count` values [head_dim] by their weights, each number in the order of the values. */
 static void NAME(weigh)(const REAL *weights, const REAL *values, int64_t count, int64_t head_dim,
-                        REAL *restrict sums)
+                        REAL *restrict sums, Ahead *ahead)
 {
     int64_t k = 0;
     for (; k + 4 <= count; k += 4) {
         const REAL *v = values + k * head_dim;
         REAL a = weights[k], b = weights[k + 1], c = weights[k + 2], e = weights[k + 3];
+        ask(ahead);
         for (int64_t d = 0; d < head_dim; d++) {
             REAL sum = FMA(a, v[d], sums[d]);
             sum = FMA(b, v[d + head_dim], sum);
@@ -247,32 +306,33 @@ static REAL NAME(soften)(REAL *scores, int64_t n, double scaling, double softcap
 
 /* Attention of a tile's rows, of the queries that share one key head. Returns 0, or -1 without
  * memory. */
-static int NAME(attend)(NAME(Tile) tile, int dtype, int64_t kv_head, int64_t group,
+static int NAME(attend)(NAME(Tile) tile, int dtype, int held_as, int64_t kv_head, int64_t group,
                         int64_t head_dim, int64_t heads, double scaling, double softcap,
                         const REAL *sinks, const int64_t *firsts, const int32_t *runs,
                         const char *query, int64_t stride, char *out)
 {
     int64_t rows = tile.end - tile.begin, count = rows * group, size = item_size(dtype);
     int64_t width = (tile.last - tile.first + BLOCK - 1) / BLOCK * BLOCK;
-    REAL *memory = calloc(count * (width + 2 * head_dim + 1) + (BLOCK + 1) * head_dim, sizeof(REAL));
+    REAL *memory = calloc(count * (width + 2 * head_dim + 1) + 2 * BLOCK * head_dim, sizeof(REAL));
     if (!memory)
         return -1;
     REAL *scores = memory, *queries = scores + count * width, *sums = queries + count * head_dim;
-    REAL *totals = sums + count * head_dim, *held = totals + count, *one = held + BLOCK * head_dim;
+    REAL *totals = sums + count * head_dim, *held = totals + count, *copy = held + BLOCK * head_dim;
     for (int64_t q = 0; q < count; q++) {
         int64_t at = (tile.begin + q / group) * stride + (kv_head * group + q % group) * head_dim;
         NAME(load)(dtype, query + at * size, head_dim, queries + q * head_dim);
     }
-    NAME(Walk) walk = {tile.pieces, 0};
+    NAME(Walk) walk = {tile.pieces, 0, NULL};
+    int64_t bytes = BLOCK * head_dim * item_size(held_as);
     for (int64_t block = tile.first; block < tile.last; block += BLOCK) {
-        for (int64_t slot = block; slot < tile.last && slot < block + BLOCK; slot++) {
-            NAME(fetch)(&walk, dtype, 0, slot, kv_head, head_dim, one);
-            for (int64_t d = 0; d < head_dim; d++)
-                held[d * BLOCK + slot - block] = one[d];
-        }
+        int64_t some = tile.last - block < BLOCK ? tile.last - block : BLOCK;
+        NAME(turned)(NAME(near)(&walk, held_as, 0, block, some, kv_head, head_dim, copy), some,
+                     head_dim, held);
+        int64_t more = block + BLOCK < tile.last;
+        Ahead ahead = ahead_of(walk.next, more * bytes, count * (head_dim / 4));
         for (int64_t q = 0; q < count; q++)
             NAME(score)(queries + q * head_dim, held, head_dim,
-                        scores + q * width + block - tile.first);
+                        scores + q * width + block - tile.first, &ahead);
     }
     for (int64_t q = 0; q < count; q++) {
         int64_t row = tile.begin + q / group, n = 0;
@@ -286,7 +346,7 @@ static int NAME(attend)(NAME(Tile) tile, int dtype, int64_t kv_head, int64_t gro
             totals[q] = NAME(soften)(own, n, scaling, softcap,
                                      sinks ? sinks + kv_head * group + q % group : NULL);
     }
-    walk = (NAME(Walk)){tile.pieces, 0};
+    walk = (NAME(Walk)){tile.pieces, 0, NULL};
     int64_t at[rows], run[rows]; /* how many slots a row had so far, and the run that is next */
     for (int64_t r = 0; r < rows; r++) {
         at[r] = 0;
@@ -294,15 +354,16 @@ static int NAME(attend)(NAME(Tile) tile, int dtype, int64_t kv_head, int64_t gro
     }
     for (int64_t block = tile.first; block < tile.last; block += BLOCK) {
         int64_t end = block + BLOCK < tile.last ? block + BLOCK : tile.last;
-        for (int64_t slot = block; slot < end; slot++)
-            NAME(fetch)(&walk, dtype, 1, slot, kv_head, head_dim, held + (slot - block) * head_dim);
+        const REAL *values =
+            NAME(near)(&walk, held_as, 1, block, end - block, kv_head, head_dim, copy);
+        Ahead ahead = ahead_of(walk.next, end < tile.last ? bytes : 0, count * (BLOCK / 4));
         for (int64_t r = 0; r < rows; r++)
             for (; run[r] < firsts[tile.begin + r + 1]; run[r]++) {
                 int64_t first = runs[2 * run[r]], last = runs[2 * run[r] + 1];
                 int64_t from = first > block ? first : block, to = last < end ? last : end;
                 for (int64_t q = r * group; from < to && q < (r + 1) * group; q++)
-                    NAME(weigh)(scores + q * width + at[r], held + (from - block) * head_dim,
-                                to - from, head_dim, sums + q * head_dim);
+                    NAME(weigh)(scores + q * width + at[r], values + (from - block) * head_dim,
+                                to - from, head_dim, sums + q * head_dim, &ahead);
                 at[r] += from < to ? to - from : 0;
                 if (last > end)
                     break; /* the rest of it lies in the next block */
@@ -320,9 +381,10 @@ static int NAME(attend)(NAME(Tile) tile, int dtype, int64_t kv_head, int64_t gro
 }
 
 /* Attention of all rows, of some requests one after the other: those of part p up to part_rows[p +
- * 1], over slots in the pieces up to part_pieces[p + 1]. `query`: rows of heads that lie `stride`
+ * 1], over slots in the pieces up to part_pieces[p + 1], which are `held_as` numbers of that type (of
+ * float64 if the rows are). `query`: rows of heads that lie `stride`
  * numbers apart; out [rows, heads, head_dim]. softcap 0: none; sinks [heads] or NULL. */
-static int NAME(attention)(int dtype, int64_t parts, const int64_t *part_rows,
+static int NAME(attention)(int dtype, int held_as, int64_t parts, const int64_t *part_rows,
                            const int64_t *part_pieces, const Piece *pieces, const int64_t *firsts,
                            const int32_t *runs, int64_t heads, int64_t kv_heads, int64_t head_dim,
                            double scaling, double softcap, const REAL *sinks, const char *query,
@@ -352,7 +414,7 @@ static int NAME(attention)(int dtype, int64_t parts, const int64_t *part_rows,
         threads = 1;
 #pragma omp parallel for schedule(dynamic) num_threads(threads) if (threads > 1) reduction(| : failed)
     for (int64_t task = 0; task < found * kv_heads; task++)
-        failed |= NAME(attend)(tiles[task / kv_heads], dtype, task % kv_heads, group, head_dim,
+        failed |= NAME(attend)(tiles[task / kv_heads], dtype, held_as, task % kv_heads, group, head_dim,
                                heads, scaling, softcap, sinks, firsts, runs, query, stride, out);
     free(tiles);
     return failed;

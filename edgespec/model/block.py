@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import torch
 from torch import nn
@@ -14,6 +14,7 @@ from edgespec.model.cuda_graphs import GraphMaker
 from edgespec.model.families import angle_kinds, embedding_scale
 from edgespec.model.joint import CachedPart, JointPass
 from edgespec.model.kv_cache import TwoRegionCache
+from edgespec.model.layer_plan import layer_plan
 from edgespec.model.layers import layers_of
 from edgespec.model.reading import reading
 from edgespec.model.row_math import BATCHED, CompiledRows, RowMath, SingleRows
@@ -57,9 +58,11 @@ class Block:
         device: torch.device | str = "cpu",
         progress: Callable[[int, int], None] | None = None,
         graphs: Callable[[torch.device], GraphMaker | None] | None = None,
+        cache_dtype: str = "",
     ) -> None:
         """Read the block's tensors, telling `progress` how many layers of all are done.
 
+        `cache_dtype`: of keys and values on a CPU, rounded once; "": that of the rows.
         `graphs`: what captures passes over few rows on that device; without it none are. Raises
         ModelError if source and block do not fit.
         """
@@ -67,6 +70,8 @@ class Block:
         self.first, self.end = first, end
         self.device = torch.device(device)
         self.dtype = compute_dtype(dtype)
+        here = self.device.type == "cpu" and graphs is None
+        self._cache_dtype = compute_dtype(cache_dtype if here and cache_dtype else dtype)
         self.config = source.config
         self.hidden_size = int(self.config.hidden_size)
         self.vocab_size = int(self.config.vocab_size)
@@ -101,6 +106,7 @@ class Block:
         self._angles = angle_kinds(self.config)[first:end]
         self.has_experts = layers.has_experts
         self._rotary = {kind: layers.rotary(kind, self.dtype, self.device) for kind in self._angles}
+        self._plan = layer_plan(self._layers, self._angles, math, self.dtype)
         self.static: StaticPasses | None = None
         if maker is not None and not self.has_experts:
             self.static = StaticPasses(self, maker)
@@ -113,7 +119,7 @@ class Block:
             kv_heads=self._kv_heads,
             head_dim=self._head_dim,
             reserve=reserve,
-            dtype=self.dtype,
+            dtype=self._cache_dtype,
             device=self.device,
         )
 
@@ -136,30 +142,39 @@ class Block:
         positions: torch.Tensor,
         parts: Sequence[CachedPart],
         stop: StopCheck | None = None,
-        enters: Callable[[int, torch.Tensor], None] | None = None,
+        aux_layers: Collection[int] = (),
+        enters: Callable[[torch.Tensor], None] | None = None,
     ) -> torch.Tensor | None:
         """Run the R >= 1 rows of all parts and append their keys and values to the parts' caches.
 
         `inputs`: tokens int64 [R] or vectors in their place (see `embedded`) for the block with
         layer 0, else hidden rows; both [R, hidden_size]. `positions` int64 [R], absolute.
         Returns hidden rows [R, hidden_size], or None if `stop()` was true before one of the
-        layers; a part of which `stop(request)` was true is left out from there on, and its rows
-        are zeros. The R slots are taken in each case. `enters` is told each layer's number in the
-        model and the rows [R, hidden_size] that enter it.
+        layers, or of a few that are run together; a part of which `stop(request)` was true is left
+        out from there on, and its rows are zeros. The R slots are taken in each case. `enters` is
+        told the rows [R, hidden_size] that enter each of `aux_layers` that is here, in order.
         """
         if self.static is not None and enters is None and self.static.take(parts):
             out, done = self.static.forward(inputs, positions, parts[0], stop)
             if done:
                 return out
         hidden, joint = self.enter(inputs, positions, parts)
-        for index in range(len(self._layers)):
-            if enters is not None:
-                enters(self.first + index, joint.all_rows(hidden))
+        plan, given = self._plan, None
+        taps = {layer - self.first for layer in aux_layers}
+        alone = ((index, index + 1) for index in range(len(self._layers)))
+        for first, end in alone if plan is None else plan.steps(len(hidden), taps):
+            if enters is not None and first in taps:
+                enters(joint.all_rows(hidden))
             kept = hidden if stop is None else joint.kept(stop, hidden)
             if kept is None:
                 joint.advance()
                 return None
-            hidden = self.layer(index, kept, joint)
+            if plan is None:
+                hidden = self.layer(first, kept, joint)
+                continue
+            if given is None or kept is not hidden:
+                given = plan.given(joint)
+            hidden = plan.run(first, end, kept, given)
         joint.advance()
         return joint.all_rows(self.leave(hidden))
 

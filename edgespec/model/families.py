@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import re
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -13,6 +13,7 @@ from edgespec.errors import ModelError
 from edgespec.model.model_config import FULL, SLIDING, ModelConfig
 from edgespec.model.packed.settings import packing_of
 from edgespec.planning.architecture import MOST_EXPERTS, MOST_LAYERS
+from edgespec.planning.refused import refusal_of
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,8 @@ class Family:
     `windows`: whether a sliding window is in no layer, in all of them, or where `layer_types` says.
     `own_angles`: each layer type has rotary embeddings of its own. `scaled_embedding`: embedded
     tokens are multiplied by the root of hidden_size. `capped_logits`: final_logit_softcapping
-    counts. `multipliers`: embedding_multiplier and logits_scaling count.
+    counts. `multipliers`: embedding_multiplier and logits_scaling count. `scaled_logits`:
+    logit_scale counts.
     """
 
     windows: Literal["none", "all", "by type"] = "none"
@@ -30,6 +32,7 @@ class Family:
     scaled_embedding: bool = False
     capped_logits: bool = False
     multipliers: bool = False
+    scaled_logits: bool = False
 
 
 FAMILIES: dict[str, Family] = {
@@ -51,24 +54,24 @@ FAMILIES: dict[str, Family] = {
     "smollm3": Family(windows="by type"),
     "olmo2": Family(),
     "olmo3": Family(windows="by type", own_angles=True),
+    "gemma": Family(scaled_embedding=True),
+    "exaone4": Family(windows="by type"),
+    "seed_oss": Family(),
+    "ernie4_5": Family(),
+    "glm4": Family(),
+    "cohere2": Family(windows="by type", scaled_logits=True),
+    "olmoe": Family(),
+    "mixtral": Family(windows="all"),
 }
 """Every value of `model_type` that is accepted."""
 
 _FIXED_ROPE = ("default", "linear", "llama3", "yarn")
-_RECURRENT = re.compile(
-    "bailing_hybrid|bamba|falcon_h1|falcon_mamba|jamba|kimi_linear|lfm[23]|mamba|minimax$|"
-    "nemotron_h|olmo_hybrid|qwen3_5|qwen3_next|qwen4_exp|recurrent_gemma|rwkv|xlstm|zamba"
-)
-"""How model types begin whose layers keep a state in place of keys, all of them or some."""
-_UNEVEN = re.compile("gemma(4|3n)")
-"""The same of those whose layers take more from others than rows, or have keys of two shapes."""
 _MOST = {
     "num_hidden_layers": MOST_LAYERS,
     "num_experts": MOST_EXPERTS,
     "num_local_experts": MOST_EXPERTS,
 }
 """Numbers in config.json of parts that are made one by one."""
-_STATES = {"linear_attention", "mamba", "conv", "hybrid"}  # of `layer_types`
 
 
 def embedding_scale(config: ModelConfig, dtype: torch.dtype) -> float | None:
@@ -94,6 +97,8 @@ def logits_from(config: ModelConfig, product: torch.Tensor) -> torch.Tensor:
     family = FAMILIES[config.model_type]
     if family.multipliers:
         return product / float(config.logits_scaling)
+    if family.scaled_logits:
+        return product * float(config.logit_scale)
     cap = config.final_logit_softcapping if family.capped_logits else None
     return product if cap is None else torch.tanh(product / float(cap)) * float(cap)
 
@@ -108,7 +113,10 @@ def has_windows(config: ModelConfig) -> bool:
 def check_settings(folder: Path, settings: dict[str, Any]) -> None:
     """Raise ModelError if a config.json, as read, is not of a model type and packing that run."""
     kind = settings.get("model_type")
-    _check_kind(folder, kind, settings)
+    if (refusal := refusal_of(settings, FAMILIES)) is not None:
+        raise ModelError(
+            f"the model in {folder} is of type {kind!r}, which edgespec does not run: {refusal}"
+        )
     if not isinstance(kind, str) or kind not in FAMILIES:
         raise ModelError(
             f"the model in {folder} is of type {kind!r}, which edgespec does not run; it runs "
@@ -175,28 +183,6 @@ def check_config(folder: Path, settings: dict[str, Any], config: ModelConfig) ->
         )
 
 
-def _check_kind(folder: Path, kind: object, settings: dict[str, Any]) -> None:
-    """Refuse what rows alone cannot carry from layer to layer, and prune."""
-    named = kind if isinstance(kind, str) else ""
-    inner = settings.get("text_config")
-    listed = (inner if isinstance(inner, dict) else settings).get("layer_types")
-    states = isinstance(listed, list) and not _STATES.isdisjoint(map(str, listed))
-    if _UNEVEN.match(named):
-        raise ModelError(
-            f"the model in {folder} is of type {kind!r}, whose layers have keys of different "
-            "shapes, or take keys and token embeddings that are on other stages; use Gemma 3"
-        )
-    if states or _RECURRENT.match(named):
-        instead = "Qwen 3 (qwen3, qwen3_moe)" if named.startswith("qwen") else "Qwen 3 or Mistral"
-        if named.startswith("granite"):
-            instead = "a Granite 4 without -h- in its name"
-        raise ModelError(
-            f"the model in {folder} is of type {kind!r} with layers of linear attention, "
-            "convolution or another recurrent state, from which no single guess can be pruned as "
-            f"its keys can; use a model whose layers all have attention, such as {instead}"
-        )
-
-
 def _check_angles(folder: Path, family: Family, config: ModelConfig) -> None:
     angles = config.rope_parameters
     head_dim = config.head_dim
@@ -209,13 +195,28 @@ def _check_angles(folder: Path, family: Family, config: ModelConfig) -> None:
                 f"the model in {folder} turns {turned} numbers of a head's {head_dim} "
                 "(partial_rotary_factor in config.json); download the model again"
             )
-        if rope not in _FIXED_ROPE:
+        short = one.get("short_factor")
+        if config.model_type == "phi3" and rope == "longrope" and short is not None:
+            if not _are_factors(short, turned // 2):
+                raise ModelError(
+                    f"the model in {folder} has no {turned // 2} numbers above 0 as short_factor "
+                    "in its config.json; download the model again"
+                )
+        elif rope not in _FIXED_ROPE:
             # A cached key would not be what one machine computes.
             raise ModelError(
                 f"the model in {folder} uses rotary embeddings of type {rope!r}, which edgespec "
                 "does not run: they turn keys by angles that change with the sequence's length, "
                 f"but cached keys keep theirs; it runs {', '.join(_FIXED_ROPE)}"
             )
+
+
+def _are_factors(found: object, count: int) -> bool:
+    return (
+        isinstance(found, list)
+        and len(found) == count
+        and all(isinstance(one, int | float) and 0 < one < math.inf for one in found)
+    )
 
 
 def _check_windows(

@@ -11,8 +11,9 @@ from typing import Protocol
 
 from edgespec.errors import ModelError
 from edgespec.model.gguf.files import GgufFiles
-from edgespec.model.gguf.reader import part_names
+from edgespec.model.gguf.reader import is_gguf, part_names
 from edgespec.model.hub_download import cached_file, fetch, is_offline
+from edgespec.planning.catalogue import MODELS
 
 TOKENIZER_FILES = (
     "generation_config.json",
@@ -163,10 +164,11 @@ def model_files(model: str | Path) -> ModelFiles:
 
 
 def gguf_of(path: Path) -> Path | None:
-    """The GGUF file that a path on this machine means: itself, or the only one of a folder without
-    *.safetensors files. Raises ModelError for a folder with several."""
+    """The GGUF file that a path on this machine means: itself, if it begins as one or is called so,
+    or the only one of a folder without *.safetensors files. Raises ModelError for a folder with
+    several."""
     if path.is_file():
-        return path if path.suffix == GGUF else None
+        return path if path.suffix == GGUF or is_gguf(path) else None
     if not path.is_dir() or any(path.glob("*.safetensors")):
         return None
     files = sorted(path.glob(f"*{GGUF}"))
@@ -179,17 +181,16 @@ def gguf_of(path: Path) -> Path | None:
 def require_model(model: str | Path) -> None:
     """Raise ModelError if nothing here and nothing of the hub can be meant; it is not asked."""
     path = Path(model)
-    if path.is_dir() or is_hub_id(model) or _HUB_GGUF.fullmatch(str(model)):
+    if path.is_dir() or is_hub_id(model) or _HUB_GGUF.fullmatch(str(model)) or gguf_of(path):
         return
     if path.suffix == GGUF:
-        if path.is_file():
-            return
         raise ModelError(
             f"there is no file {model}; give a GGUF file on this machine, or "
             "ORGANISATION/NAME/FILE.gguf of the Hugging Face Hub"
         )
+    what = f"{model} does not begin as a GGUF file does" if path.is_file() else ""
     raise ModelError(
-        f"there is no model folder {model}; give a name of `edgespec models`, the "
+        f"{what or f'there is no model folder {model}'}; give a name of `edgespec models`, the "
         "ORGANISATION/NAME of a model on the Hugging Face Hub, a GGUF file, or a folder with "
         "config.json, a tokenizer and *.safetensors files"
     )
@@ -224,6 +225,12 @@ def local_folder(model: str | Path) -> Path:
     return files.file("config.json").parent
 
 
+def _given_to_all(hub_id: str) -> str:
+    """The name of the model's GGUF file, which makers give to everybody."""
+    named = (name for name, known in MODELS.items() if known.hub == hub_id and known.gguf)
+    return "".join(f"; {name}{GGUF} is given to all" for name in named)
+
+
 def _refusal(hub_id: str, name: str, error: Exception) -> ModelError:
     from huggingface_hub import errors
 
@@ -232,7 +239,8 @@ def _refusal(hub_id: str, name: str, error: Exception) -> ModelError:
         (
             errors.GatedRepoError,
             f"the Hugging Face Hub gives {hub_id} only to those who accepted its licence; accept "
-            f"it at https://huggingface.co/{hub_id}, then run `hf auth login`",
+            f"it at https://huggingface.co/{hub_id}, then run `hf auth login`"
+            f"{_given_to_all(hub_id)}",
         ),
         (
             errors.RepositoryNotFoundError,

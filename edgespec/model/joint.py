@@ -10,7 +10,8 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from edgespec.model.kv_cache import Held
+from edgespec.kernels.layers import Memory
+from edgespec.model.kv_cache import Held, TwoRegionCache
 from edgespec.model.rope import Rotary
 from edgespec.model.tree_attention import JointVisibility, Seen, Visibility
 from edgespec.types.stop_check import StopCheck
@@ -107,6 +108,12 @@ class JointPass:
             parts, seen = zip(*self._parts, strict=True)
             self.cache = JointCache(parts)
             self.seen = JointVisibility(seen, [part.rows for part in parts])
+
+    @property
+    def memories(self) -> list[Memory]:
+        """Where the keys and values of each part are."""
+        caches = [(part.cache, part.rows) for part, _ in self._parts]
+        return [cache.memory(n) for cache, n in caches if isinstance(cache, TwoRegionCache)]
 
     def kept(self, stop: StopCheck, hidden: torch.Tensor) -> torch.Tensor | None:
         """Of `hidden` [R, H] the rows of the parts that are still wanted; None if none is.

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from edgespec.errors import LocalProtocolError
+from edgespec.kernels.layers import Memory
 from edgespec.tree.ledger import IntArray
 from edgespec.tree.stems import Fork
 
@@ -63,6 +64,9 @@ class TwoRegionCache:
     freely. Attention calls `append`, that of transformers' layers, whose Cache it replaces,
     `update`, with a layer's index in the model, not in the block.
     """
+
+    _pieces: torch.Tensor | None
+    """See Memory; made when asked for, until something moves."""
 
     def __init__(
         self,
@@ -156,6 +160,19 @@ class TwoRegionCache:
         held = [stem.views[layer] for stem in self.stems]
         return (*(one for one, _ in held), keys), (*(one for _, one in held), values)
 
+    def memory(self, rows: int) -> Memory:
+        """Where the keys and values of `rows` new rows, which there is room for (see `place`), and
+        of all before are."""
+        if self._pieces is None:
+            every = (
+                [*(stem.layers[number] for stem in self.stems), own]
+                for number, own in enumerate(self._own)
+            )
+            self._pieces = torch.tensor(
+                [[(p.data_ptr(), p.shape[2]) for p in own] for own in every]
+            )
+        return Memory(self._own[0].dtype, self._pieces, self.length - self._before, rows)
+
     def advance(self, rows: int) -> None:
         """Take `rows` slots, written by all layers or (a stopped block) by some."""
         self.make_room(rows)
@@ -209,6 +226,7 @@ class TwoRegionCache:
     def replace(self, stem: Stem, by: Sequence[Stem]) -> None:
         """Hold `by`, which have the same rows, in the place of `stem`, if that is here."""
         self.stems = tuple(n for one in self.stems for n in (by if one is stem else (one,)))
+        self._pieces = None
 
     @torch.inference_mode()
     def fork(self, stems: int, copied: int) -> TwoRegionCache:
@@ -245,6 +263,7 @@ class TwoRegionCache:
     def _cut(self) -> None:
         # Cut once, as slicing costs at each call.
         self._views = [views(layer) for layer in self._own]
+        self._pieces = None
 
     @torch.inference_mode()
     def make_room(self, rows: int) -> None:
@@ -258,6 +277,7 @@ class TwoRegionCache:
             # All old slots, not only those in use: a block may be between two of its layers.
             self._own[number] = _resized(own, larger)
             self._views[number] = views(self._own[number])
+        self._pieces = None
         self._place_anew()
 
     def _place_anew(self) -> None:

@@ -8,14 +8,18 @@ from typing import Protocol
 
 import torch
 
+from edgespec.kernels.layers import CompiledLayer
 from edgespec.model.joint import JointCache, RowCache
 from edgespec.model.layer_form import LayerForm, layer_form
-from edgespec.model.matrices import MatrixReader
+from edgespec.model.matrices import MatrixReader, row_products
 from edgespec.model.model_config import ModelConfig
 from edgespec.model.rope import Angles, Rotary
 from edgespec.model.row_math import BATCHED, HeadNorm, Norm, RowMath
 from edgespec.model.source import TensorSource, load_parameter
 from edgespec.model.tree_attention import AttentionForm, Seen
+
+_NUMBERS = ("eps", "share", "scaling", "hidden", "inner", "heads", "kv_heads", "head_dim")
+"""Of a LayerForm what a compiled layer takes as it is."""
 
 
 class Layer(Protocol):
@@ -94,7 +98,7 @@ class DecoderLayer:
         math: RowMath,
     ) -> None:
         """Read layer `index`. Raises ModelError for tensors that the source does not have so."""
-        self._index, self._form, self._math = index, form, math
+        self._index, self.form, self._math = index, form, math
         prefix = f"model.layers.{index}."
         shapes = form.shapes()
         reader = MatrixReader(source, dtype, device)
@@ -126,6 +130,26 @@ class DecoderLayer:
             self._head_norm = HeadNorm(*gains, *counts, form.eps, form.above_one)
         self._attention = AttentionForm(form.scaling, form.softcap, form.window)
 
+    def compiled(self, angles: int, runs: int) -> CompiledLayer | None:
+        """The layer for `kernels.layers`, by the numbers of the angles and of the runs that it is
+        given in each pass; None where that cannot run it."""
+        form = self.form
+        ways = (self._qkv, self._out, self._gate_up, self._down)
+        products = [found for found in map(row_products, ways) if found is not None]
+        if len(products) < len(ways):
+            return None
+        norms = (self._enter, self._attended, self._middle, self._left)
+        of_heads = self._head_norm and self._head_norm.gains
+        return CompiledLayer(
+            products,
+            [*(None if one is None else one.gain for one in norms), *(of_heads or (None, None))],
+            form.activation,
+            angles=angles if form.turned else -1,
+            runs=runs,
+            softcap=form.softcap or 0.0,
+            **{name: getattr(form, name) for name in _NUMBERS},
+        )
+
     def __call__(
         self, hidden: torch.Tensor, rotary: Rotary, cache: RowCache | JointCache, seen: Seen
     ) -> torch.Tensor:
@@ -133,7 +157,7 @@ class DecoderLayer:
 
         `rotary`: cosines and signed sines of the rows' positions (see Angles).
         """
-        form, math = self._form, self._math
+        form, math = self.form, self._math
         rows, heads = hidden.shape[0], form.heads
         qkv = self._qkv(math.norm(hidden, self._enter)).view(rows, -1, form.head_dim)
         math.rotate(qkv, heads, form.kv_heads, rotary if form.turned else None, self._head_norm)

@@ -61,7 +61,7 @@ class Experts(nn.ModuleList):
     def __init__(self, config: PretrainedConfig) -> None:
         """The experts of a layer, with biases and a clamped gate in gpt-oss."""
         clamped = config.model_type == "gpt_oss"
-        inner = config.intermediate_size if clamped else config.moe_intermediate_size
+        inner = getattr(config, "moe_intermediate_size", config.intermediate_size)
         gate = _clamped(config) if clamped else _plain(config)
         super().__init__(
             Expert(config.hidden_size, inner, gate, bias=clamped) for _ in range(config.num_experts)

@@ -218,7 +218,14 @@ TEXT_PART = {
     r"^language_model\.lm_head\.": "lm_head.",
 }
 """How names begin within a model that reads images too, and what a text model has for that."""
-_FUSED = re.compile(r"(.*\.experts)\.(gate_up_proj|down_proj)(_bias)?")
+_MIXTRAL = {
+    r"\.block_sparse_moe\.": ".mlp.",
+    r"(\.experts\.\d+\.)w1\.": r"\1gate_proj.",
+    r"(\.experts\.\d+\.)w2\.": r"\1down_proj.",
+    r"(\.experts\.\d+\.)w3\.": r"\1up_proj.",
+}
+"""Parts of names in Mixtral's folders, and what they are in others."""
+_FUSED = re.compile(r"(.*\.experts)\.(gate_up_proj|down_proj)(?:_(bias|blocks|scales))?")
 
 
 @dataclass(frozen=True)
@@ -226,7 +233,8 @@ class TensorPlace:
     """One tensor: the file that has it, and its name there.
 
     Where a tensor there holds `experts` of them, [experts, in, out] or, of biases, [experts, out],
-    this is number `expert`, and of its columns from `first` on one in `every`.
+    this is number `expert`, and of its columns from `first` on one in `every`. Packed ones are
+    `turned`: [experts, out, ...].
     """
 
     file: str
@@ -235,6 +243,7 @@ class TensorPlace:
     expert: int = 0
     first: int = 0
     every: int = 1
+    turned: bool = False
 
     def read(self, tensors: Any) -> torch.Tensor:
         """The tensor of the opened `file`, a view of what is mapped unless it is an expert's.
@@ -248,6 +257,9 @@ class TensorPlace:
         held = fused.get_shape()[0]
         if held != self.experts:
             raise ValueError(f"it holds {held} experts, config.json says {self.experts}")
+        if self.turned:
+            rows: torch.Tensor = fused[self.expert][self.first :: self.every]
+            return rows.contiguous()
         one: torch.Tensor = fused[self.expert][..., self.first :: self.every]
         return (one.mT if one.dim() > 1 else one).contiguous()
 
@@ -260,7 +272,7 @@ def places(files: Mapping[str, str], config: ModelConfig) -> dict[str, TensorPla
     found: dict[str, TensorPlace] = {}
     for stored, file in files.items():
         name = stored
-        for inside, plain in TEXT_PART.items():
+        for inside, plain in (TEXT_PART | _MIXTRAL).items():
             name = re.sub(inside, plain, name)
         fused = _FUSED.fullmatch(name) if config.model_type == "gpt_oss" else None
         if fused is None:
@@ -275,10 +287,10 @@ def _experts(
     fused: re.Match[str], file: str, stored: str, experts: int
 ) -> Iterator[tuple[str, TensorPlace]]:
     """The places of single experts. Columns of gate and up take turns."""
-    owner, matrix, bias = fused.groups()
-    leaf = "bias" if bias else "weight"
+    owner, matrix, leaf = fused.groups()
+    turned = leaf in ("blocks", "scales")
     parts = ["gate_proj", "up_proj"] if matrix == "gate_up_proj" else [matrix]
     for first, part in enumerate(parts):
         for expert in range(experts):
-            place = TensorPlace(file, stored, experts, expert, first, len(parts))
-            yield f"{owner}.{expert}.{part}.{leaf}", place
+            place = TensorPlace(file, stored, experts, expert, first, len(parts), turned)
+            yield f"{owner}.{expert}.{part}.{leaf or 'weight'}", place

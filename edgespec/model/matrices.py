@@ -10,7 +10,8 @@ from torch.nn.functional import linear
 
 from edgespec.config import Quantisation
 from edgespec.kernels.gpu.usable import DTYPES, usable
-from edgespec.model.quantised.exact import row_product
+from edgespec.kernels.products import RowProduct
+from edgespec.model.quantised.exact import ExactLinear, row_product
 from edgespec.model.quantised.linear import joined, linear_from
 from edgespec.model.quantised.rounding import Packed
 from edgespec.model.source import TensorSource, load_parameter, shaped
@@ -39,9 +40,8 @@ class MatrixReader:
         one = self._joined(names, shapes, biased)
         if one is not None:
             return one
-        return partial(
-            _side_by_side,
-            [self.product([n], [s], biased) for n, s in zip(names, shapes, strict=True)],
+        return SideBySide(
+            [self.product([n], [s], biased) for n, s in zip(names, shapes, strict=True)]
         )
 
     def _joined(
@@ -59,7 +59,8 @@ class MatrixReader:
         if packed is None:
             return None
         whole = torch.Size((sum(shape[0] for shape in shapes), shapes[0][1]))
-        return linear_from(packed, bias, whole, form, self._dtype, self._device).forward
+        held = linear_from(packed, bias, whole, form, self._dtype, self._device)
+        return held.product if isinstance(held, ExactLinear) else held.forward
 
     def _plain(self, names: Sequence[str], shapes: Sequence[torch.Size]) -> torch.Tensor | None:
         source, keys = self._source, [f"{name}.weight" for name in names]
@@ -111,5 +112,18 @@ def plain_product(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Pro
     return partial(linear, weight=weight, bias=bias)
 
 
-def _side_by_side(products: Sequence[Product], rows: torch.Tensor) -> torch.Tensor:
-    return torch.cat([product(rows) for product in products], 1)
+class SideBySide:
+    """Products of the same rows, whose results are one row."""
+
+    def __init__(self, products: Sequence[Product]) -> None:
+        self.products = products
+
+    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+        return torch.cat([product(rows) for product in self.products], 1)
+
+
+def row_products(product: Product) -> list[RowProduct] | None:
+    """The compiled products that it is made of, side by side; None for one of another kind."""
+    every = product.products if isinstance(product, SideBySide) else [product]
+    found = [one for one in every if isinstance(one, RowProduct)]
+    return found if len(found) == len(every) else None

@@ -8,7 +8,7 @@ hold it: there the bits of a row follow from the shape of the pass too.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
 
@@ -251,31 +251,25 @@ class CompiledRows(SingleRows):
     ) -> torch.Tensor:
         keys = key if isinstance(key, list) else [key]
         values = value if isinstance(value, list) else [value]
-        if isinstance(seen, Visibility):
-            parts: Sequence[Visibility] = (seen,)
-            rows = [len(query)]
-        else:
-            parts, rows = seen.parts, seen.rows
-        runs = seen.runs.get(form.window)
-        if runs is None:
-            runs = joined([self._runs(part, form.window) for part in parts])
-            seen.runs[form.window] = runs
         return self._kernels.attention(
             query,
             [pieces(held) for held in keys],
             [pieces(held) for held in values],
-            rows,
-            runs,
+            [len(query)] if isinstance(seen, Visibility) else seen.rows,
+            self.runs(seen, form.window),
             form.scaling,
             form.softcap,
             form.sinks,
         )
 
-    def _runs(self, seen: Visibility, window: int | None) -> Runs:
-        """Those of one request's rows, made once a pass."""
+    def runs(self, seen: Seen, window: int | None) -> Runs:
+        """Which slots the rows see, made once a pass."""
         if window not in seen.runs:
-            found = self._kernels.runs(seen.mask(), seen.rows, seen.slots, window)
-            seen.runs[window] = found
+            seen.runs[window] = (
+                self._kernels.runs(seen.mask(), seen.rows, seen.slots, window)
+                if isinstance(seen, Visibility)
+                else joined([self.runs(part, window) for part in seen.parts])
+            )
         return seen.runs[window]
 
 

@@ -3,8 +3,8 @@
 A template is a program that came with the model: it may loop, or take memory without bound, and a
 thread that does so cannot be stopped. This process can. The rendering is transformers' own, so that
 the text is what its apply_chat_template writes. As a program this module is that process: it is
-first told "template" and "tokens", then conversations, each with "messages" and "tools", and
-answers each with {"text"} or {"problem"}.
+first told "template" and "tokens", then conversations, each with "messages", "tools" and
+"settings", and answers each with {"text"} or {"problem"}.
 """
 
 from __future__ import annotations
@@ -14,6 +14,9 @@ import sys
 import weakref
 from collections.abc import Callable, Mapping
 from importlib import resources
+from importlib.metadata import version
+from importlib.util import find_spec
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from edgespec.errors import ConfigError
@@ -36,15 +39,19 @@ class TemplateProcess(BoundedProcess):
         super().__init__(module, "the model's chat template", lambda: first, seconds)
 
     def render(
-        self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None
+        self,
+        messages: list[dict[str, Any]],
+        tools: list[dict[str, Any]] | None = None,
+        settings: Mapping[str, Any] | None = None,
     ) -> str:
         """The conversation as the template writes it, with these tools, up to where the model
-        answers.
+        answers. `settings`: what else it is told.
 
         Raises ConfigError if the template does not take it, or needs too much time or memory;
         ModelError if its process cannot be started.
         """
-        answer = self.ask({"messages": messages, "tools": tools})
+        told = {"messages": messages, "tools": tools, "settings": dict(settings or {})}
+        answer = self.ask(told)
         if answer is None:
             raise ConfigError(
                 "the model's chat template was stopped: it took all the time or memory that it may "
@@ -76,8 +83,7 @@ def prepare(asked: Mapping[str, Any]) -> Callable[[bytes], dict[str, str]]:
 
 
 def _renderer(template: str, tokens: dict[str, str]) -> Callable[[Mapping[str, Any]], str]:
-    sys.modules["torch"] = None  # type: ignore[assignment]  # transformers then does without it
-    from transformers.utils.chat_template_utils import render_jinja_template
+    render_jinja_template = _of_transformers()
 
     def render(asked: Mapping[str, Any]) -> str:
         texts, _ = render_jinja_template(
@@ -85,11 +91,35 @@ def _renderer(template: str, tokens: dict[str, str]) -> Callable[[Mapping[str, A
             tools=asked["tools"],
             chat_template=template,
             add_generation_prompt=True,
-            **tokens,
+            **{**asked["settings"], **tokens},
         )
         return str(texts[0])
 
     return render
+
+
+def _of_transformers() -> Callable[..., Any]:
+    """Its function for templates, without torch and, if that goes, without what else its package
+    does as it is imported: it looks through the files of all its models."""
+    sys.modules["torch"] = None  # type: ignore[assignment]
+    found = find_spec("transformers")
+    assert found is not None, "edgespec needs it"
+    package = sys.modules["transformers"] = ModuleType("transformers")
+    package.__path__ = found.submodule_search_locations or []
+    package.__dict__["__version__"] = version("transformers")
+    try:
+        return _function()
+    except Exception:  # of a version that wants more of its package
+        for name in [name for name in sys.modules if name.partition(".")[0] == "transformers"]:
+            del sys.modules[name]
+        return _function()
+
+
+def _function() -> Callable[..., Any]:
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    made: Callable[..., Any] = render_jinja_template
+    return made
 
 
 def _answer(render: Callable[[Mapping[str, Any]], str], line: bytes) -> dict[str, str]:

@@ -9,19 +9,19 @@ from __future__ import annotations
 import json
 import re
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Protocol
 
-from transformers import AutoTokenizer
-
 from edgespec.errors import CapacityError, ConfigError, ModelError
 from edgespec.model.chat_text import ChatText
 from edgespec.model.grammar import CompiledGrammar, GrammarCompiler, Vocabulary
+from edgespec.model.kept_tokenizer import KeptTokenizer, tokenizer_of
 from edgespec.model.reading import reading
 from edgespec.model.text_bound import BYTES, TextBound, bound_of
+from edgespec.types.thinking import tags_of, thinking_in
 from edgespec.types.tool_forms import Message, Tool, form_in, form_named
 
 _MOST_TOKENS = 1 << 20
@@ -38,28 +38,29 @@ class Render(Protocol):
     """Writes a conversation by a chat template. Raises ConfigError if it does not take it."""
 
     def __call__(
-        self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None
+        self,
+        messages: list[dict[str, Any]],
+        tools: list[dict[str, Any]] | None = None,
+        settings: Mapping[str, Any] | None = None,
     ) -> str: ...
 
 
 class Tokenizer:
     """Text to token ids and back, by the tokenizer files of one model folder."""
 
-    def __init__(self, path: str | Path) -> None:
-        """Raises ModelError if the folder has no tokenizer that can be opened offline."""
+    def __init__(self, path: str | Path, *, is_kept: bool = False) -> None:
+        """`is_kept`: what transformers makes of it may come from the user's cache, and goes there.
+        Raises ModelError if the folder has no tokenizer that can be opened offline."""
         self.path = Path(path)
         if not self.path.is_dir():
             raise ModelError(f"there is no model folder {self.path} to take a tokenizer from")
         self._encoding = threading.Lock()  # transformers' tokenizers change as they encode
         needed = "its tokenizer.json and tokenizer_config.json are needed"
         with reading(f"the tokenizer in {self.path}", needed):
-            self.inner = AutoTokenizer.from_pretrained(
-                str(self.path),
-                config=_settings(self.path),
-                local_files_only=True,
-                trust_remote_code=False,
+            self.inner = (
+                tokenizer_of(self.path, self._of_library, _PROBE) if is_kept else self._of_library()
             )
-            """transformers' own tokenizer."""
+            """transformers' own tokenizer, or what does the same."""
             highest = max(self.inner.get_vocab().values(), default=0)
             if highest >= _MOST_TOKENS:  # tokenizers counts up to there, and keeps room for it
                 raise ValueError(f"a token has the number {highest}")
@@ -72,6 +73,16 @@ class Tokenizer:
         """Writes a conversation by the chat template: in this process, unless told otherwise."""
         self.try_grammar: Callable[[str], None] = lambda text: None
         """Raises ConfigError for a grammar that may take too much to compile, before it is."""
+
+    def _of_library(self) -> Any:
+        from transformers import AutoTokenizer
+
+        return AutoTokenizer.from_pretrained(
+            str(self.path),
+            config=_settings(self.path),
+            local_files_only=True,
+            trust_remote_code=False,
+        )
 
     @property
     def chat_template(self) -> str:
@@ -92,7 +103,8 @@ class Tokenizer:
 
         It is found once, in up to seconds for a large vocabulary.
         """
-        return bound_of(_pipeline(self))
+        inner = self.inner
+        return inner.bound if isinstance(inner, KeptTokenizer) else bound_of(_pipeline(self))
 
     def check_length(self, text: str, most: int) -> None:
         """Raise CapacityError if the text has more characters than `most` tokens can stand for."""
@@ -112,10 +124,14 @@ class Tokenizer:
             return list(self.inner.encode(text, add_special_tokens=True, verbose=False))
 
     def encode_chat(
-        self, messages: Sequence[Message], most: int | None = None, tools: Sequence[Tool] = ()
+        self,
+        messages: Sequence[Message],
+        most: int | None = None,
+        tools: Sequence[Tool] = (),
+        settings: Mapping[str, Any] | None = None,
     ) -> list[int]:
         """Token ids of a conversation by the model's chat template, up to where it answers; `tools`
-        may be called there.
+        may be called there. `settings`: what else the template is told, by name.
 
         Control tokens are those that the template writes; one that a message spells is plain text.
         Raises ConfigError if the model has no template, or it does not take this conversation;
@@ -133,7 +149,23 @@ class Tokenizer:
                 messages = form.as_text(messages, tools)
             else:
                 messages = form.with_words(form.for_template(messages), tools)
-        return self._encoded([dict(one) for one in messages], told, most)
+        return self._encoded([dict(one) for one in messages], told, most, settings)
+
+    @cached_property
+    def thought_marks(self) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+        """The tokens that begin a thought, and those that end one; None: it has no thoughts."""
+        tag = thinking_in(self.chat_template)
+        if not tag:
+            return None
+        with self._encoding:
+            marks = (self.inner.encode(one, add_special_tokens=False) for one in tags_of(tag))
+            opening, closing = map(tuple, marks)
+        return opening, closing
+
+    def opens_thought(self, tokens: Sequence[int]) -> bool:
+        """Whether a prompt ends within a thought: with the tag that begins one."""
+        tag = thinking_in(self.chat_template)
+        return bool(tag) and self.decode(tokens[-8:]).rstrip().endswith(f"<{tag}>")
 
     @cached_property
     def takes_tools(self) -> bool:
@@ -148,7 +180,11 @@ class Tokenizer:
             return False
 
     def _encoded(
-        self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None, most: int | None
+        self,
+        messages: list[dict[str, Any]],
+        tools: list[dict[str, Any]] | None,
+        most: int | None,
+        settings: Mapping[str, Any] | None,
     ) -> list[int]:
         template = self.chat_template
         if not template:
@@ -157,6 +193,8 @@ class Tokenizer:
                 "`edgespec prompt`)"
             )
         asked: dict[str, Any] = {"messages": messages, "tools": tools}
+        if settings:
+            asked["settings"] = dict(settings)
         said, marks = self._chat.mark(asked, template)
         # A template says itself where an opening token belongs.
         text = self.render(**said)
@@ -166,7 +204,10 @@ class Tokenizer:
             return self._chat.encode(text, marks)
 
     def _render(
-        self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None
+        self,
+        messages: list[dict[str, Any]],
+        tools: list[dict[str, Any]] | None = None,
+        settings: Mapping[str, Any] | None = None,
     ) -> str:
         from transformers.utils.chat_template_utils import render_jinja_template
 
@@ -177,7 +218,7 @@ class Tokenizer:
                 tools=tools,
                 chat_template=self.chat_template,
                 add_generation_prompt=True,
-                **self.special_tokens,
+                **{**(settings or {}), **self.special_tokens},
             )
             return str(texts[0])
         except Exception as error:  # templates raise what they like for what they do not take
@@ -303,7 +344,7 @@ def require_same_tokenizer(base: str | Path, draft: str | Path) -> None:
     Compares what tokens mean, how text is cut into them, and BOS and EOS; not file names or how
     large the models' embeddings are padded.
     """
-    one, other = Tokenizer(base), Tokenizer(draft)
+    one, other = Tokenizer(base, is_kept=True), Tokenizer(draft, is_kept=True)
     for difference in (
         _vocabulary_difference(one, other),
         _specials_difference(one, other),
@@ -342,7 +383,7 @@ def _added_difference(base: Tokenizer, draft: Tokenizer) -> str | None:
 
 def _specials_difference(base: Tokenizer, draft: Tokenizer) -> str | None:
     for kind in ("bos_token", "eos_token"):
-        ours, theirs = getattr(base.inner, kind), getattr(draft.inner, kind)
+        ours, theirs = base.special_tokens.get(kind), draft.special_tokens.get(kind)
         if ours != theirs:
             return f"{kind} is {_named(ours)} in the base and {_named(theirs)} in the draft"
     ours_put, theirs_put = base.encode(""), draft.encode("")

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from edgespec.config import Quantisation
 from edgespec.errors import ConfigError
+from edgespec.planning.refused import refusal_of
 from edgespec.planning.text_part import text_settings
 
 MOST_LAYERS, MOST_EXPERTS = 1024, 4096
@@ -14,14 +15,21 @@ MOST_LAYERS, MOST_EXPERTS = 1024, 4096
 
 _DEFAULT_HEAD_DIM = (
     *("llama", "mistral", "qwen2", "phi3", "granite", "granitemoehybrid", "smollm3"),
-    *("olmo2", "olmo3"),
+    *("olmo2", "olmo3", "exaone4", "cohere2", "olmoe", "mixtral"),
 )
 """Families whose config.json may leave head_dim out: hidden_size / num_attention_heads."""
-_DEFAULT_KV_HEADS = ("llama", "phi3", "granite", "granitemoehybrid", "olmo2", "olmo3")
+_DEFAULT_KV_HEADS = (
+    *("llama", "phi3", "granite", "granitemoehybrid", "olmo2", "olmo3", "cohere2", "olmoe"),
+)
 """Families whose config.json may leave num_key_value_heads out: as many as heads."""
-_TIED = ("gemma2", "gemma3_text", "smollm3")
+_TIED = ("gemma", "gemma2", "gemma3_text", "smollm3", "ernie4_5", "cohere2")
 """Families whose head is the embedding unless config.json says otherwise."""
-_EXPERTS = {"qwen3_moe": "num_experts", "gpt_oss": "num_local_experts"}
+_EXPERTS = {
+    "qwen3_moe": "num_experts",
+    "gpt_oss": "num_local_experts",
+    "olmoe": "num_experts",
+    "mixtral": "num_local_experts",
+}
 """Mixtures, and the field that counts their experts."""
 _WIDTHS = {
     "qwen3_moe": "moe_intermediate_size",
@@ -29,7 +37,12 @@ _WIDTHS = {
 }
 """Families that have another field for the inner width than intermediate_size."""
 FAMILIES = tuple(
-    dict.fromkeys((*_DEFAULT_HEAD_DIM, "qwen3", "ministral", "ministral3", *_TIED, *_EXPERTS))
+    dict.fromkeys(
+        (
+            *(*_DEFAULT_HEAD_DIM, *_TIED, *_EXPERTS),
+            *("qwen3", "ministral", "ministral3", "seed_oss", "glm4"),
+        )
+    )
 )
 """Values of `model_type` whose sizes are known."""
 
@@ -139,11 +152,39 @@ def matrix_bytes(rows: int, columns: int, quantisation: Quantisation) -> int:
     return -(-weights // 2) + 4 * scales
 
 
+Q4_K, Q6_K, Q8_0, MXFP4 = 4.5, 6.5625, 8.5, 4.25
+"""Bits that a weight takes in GGUF's block types."""
+
+
+def gguf_bytes(of: Architecture, name: str) -> int:
+    """Bytes of the weights in a GGUF file of that name: of Q8_0, of MXFP4, in which only experts
+    are and all else is of Q8_0, or else of Q4_K_M.
+
+    llama.cpp holds all matrices of the latter as Q4_K, but as Q6_K the head (the embedding, if that
+    is the head) and, in half of the layers, the values' and the last one of the MLP
+    (src/llama-quant.cpp).
+    """
+    ends = of.head_bytes // 2 * (1 if of.tied else 2)
+    if "Q8_0" in name or "MXFP4" in name:
+        experts = of.layers * of.mlp_weights if "MXFP4" in name else 0
+        rest = of.layers * of.layer_weights + ends - experts
+        return int((rest * Q8_0 + experts * MXFP4) / 8)
+    eighth = of.layers // 8
+    fine = sum(
+        at < eighth or at >= 7 * of.layers // 8 or (at - eighth) % 3 == 2 for at in range(of.layers)
+    )
+    finer = fine * (of.kv_width * of.hidden + of.mlp_weights // 3) + of.head_bytes // 2
+    return int(((of.layers * of.layer_weights + ends) * Q4_K + finer * (Q6_K - Q4_K)) / 8)
+
+
 def architecture_of(config: Mapping[str, object], where: str) -> Architecture:
     """The sizes in a config.json, or of its text part; `where` is its path, for messages.
 
     Raises ConfigError for a family that is not known, and for a field that is missing or wrong.
     """
+    if (refusal := refusal_of(config, FAMILIES)) is not None:
+        kind = config.get("model_type")
+        raise ConfigError(f"{where}: model_type is {kind!r}, which does not run: {refusal}")
     config = text_settings(config)
     family = config.get("model_type")
     if not isinstance(family, str) or family not in FAMILIES:

@@ -29,12 +29,20 @@ LIBRARY_OPERATIONS = {
     "granitemoehybrid": 43,
     "olmo2": 60,
     "olmo3": 60,
+    "gemma": 46,
+    "exaone4": 58,
+    "seed_oss": 42,
+    "ernie4_5": 50,
+    "glm4": 60,
+    "cohere2": 42,
+    "olmoe": 60,
+    "mixtral": 45,
     "qwen3_moe": 62,
     "gpt_oss": 54,
 }
 """Of those that run transformers' layers; of mixtures without experts."""
 
-EXPERT_OPERATIONS = {"qwen3_moe": 11, "gpt_oss": 16}
+EXPERT_OPERATIONS = {"qwen3_moe": 11, "olmoe": 11, "mixtral": 12, "gpt_oss": 16}
 """More for each expert that some row goes through."""
 
 DRAFT_HEAD_OPERATIONS = 40

@@ -7,6 +7,7 @@ profile: the ring that runs is the one that is measured.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -23,6 +24,14 @@ FADE = 0.1
 devices heat up."""
 
 
+SLOWEST = 4.0
+"""Times as long a step may take for rows of a prompt in it, while others wait for answers: they
+keep a quarter of their pace, and the prompt gets three quarters of what it would have alone."""
+
+LEAST_CHUNK = 8
+"""Rows of a prompt that leave together however long they take: else it would never be read. Beside
+answers they are a multiple of so many."""
+
 MOST_CALIBRATIONS = 64
 """Ways of sampling that are told apart: clients may choose any temperature."""
 
@@ -38,6 +47,9 @@ class RingEstimates:
     stages that computed it, in times of its longest; below `step.spread`, as segments lose rows on
     their way, or all of them. `draft`: seconds of one forward pass of the draft source by rows;
     `head`: of the output head by the rows of a result; nothing where the last stage has it.
+    `shared`: as `step`, by the answers in a segment without rows of prompts. `home`: seconds from
+    a segment's return until what follows in each of its answers is known, by their number; `links`:
+    what it is on its way beside the stages' work, on a ring that has no other.
     `ranks`: how often the model's token had which rank among the guesses of its level (None: it was
     not there). `calibrations`: one for each way of sampling, as scores are ranked differently for
     each; of MOST_CALIBRATIONS ways, those that were used last. `hint_mixes`: likewise, for each way
@@ -47,16 +59,24 @@ class RingEstimates:
     step: StepTimes = field(default_factory=StepTimes)
     draft: RowTimes = field(default_factory=RowTimes)
     head: RowTimes = field(default_factory=RowTimes)
+    shared: StepTimes = field(default_factory=StepTimes)
+    home: RowTimes = field(default_factory=RowTimes)
+    links: RowTimes = field(default_factory=RowTimes)
     reach: float = 0.0
     ranks: Counter[int | None] = field(default_factory=Counter)
     calibrations: dict[object, Calibration] = field(default_factory=dict)
     hint_mixes: dict[tuple[object, int], HintMix] = field(default_factory=dict)
     plain_time: PlainTime = field(default_factory=PlainTime)
+    _counts: dict[tuple[int, int], int] = field(default_factory=dict)  # since the last segment
 
-    def segment(self, ran: Sequence[tuple[int, float]], stages: int) -> None:
-        """A segment came back; rows and seconds at each of the `stages` that computed it."""
+    def segment(self, ran: Sequence[tuple[int, float]], stages: int, answers: int = 0) -> None:
+        """A segment came back; rows and seconds at each of the `stages` that computed it. It had
+        rows of so many answers, and none of a prompt; 0: it had such."""
         bounded = [(rows, min(seconds, LONGEST_S)) for rows, seconds in ran[:stages]]
         self.step.record(bounded, stages)
+        self._counts.clear()
+        if answers:
+            self.shared.record([(answers, seconds) for _, seconds in bounded], stages)
         if bounded:
             ratio = self.step.reach(len(bounded))
             self.reach = self.reach + FADE * (ratio - self.reach) if self.reach else ratio
@@ -65,12 +85,57 @@ class RingEstimates:
         """Rows of a prompt that should travel together: `most`, or a half, a quarter … of it.
 
         Short chunks overlap along the ring, long ones cost less a row: of C chunks the last is
-        back after stages + C - 1 steps.
+        back after stages + C - 1 steps. On one stage nothing overlaps.
         """
         sizes = [most >> halvings for halvings in range(4) if most >> halvings]
-        if not self.step.sloped:
+        if not self.step.sloped or stages == 1:
             return most
         return min(sizes, key=lambda c: (stages - 1 - rows // -c) * self.step.seconds(c))
+
+    def chunk_beside(self, most: int, beside: int) -> int:
+        """The same of rows that travel with `beside` rows of answers: as many, up to `most`, that a
+        step takes no more than SLOWEST times as long; few as long as that is not known."""
+        least = min(LEAST_CHUNK, most)
+        if not self.step.known:
+            return least
+        step, slowest = self.step.seconds, SLOWEST * self.step.seconds(max(beside, 1))
+        sizes = range(most, least, -LEAST_CHUNK)
+        return next((size for size in sizes if step(beside + size) <= slowest), least)
+
+    def pass_seconds(self, answers: int) -> float:
+        """Of the slowest stage, for a segment of so many answers. Raises ValueError while nothing
+        is known."""
+        times = self.shared if self.shared.sloped else self.step
+        return times.seconds(answers)
+
+    def segments(self, answers: int, stages: int) -> int:
+        """In how many segments so many answers should go round, of stages + 1 at most: those with
+        which each of them gets its next token soonest.
+
+        With C of them one round takes C passes of the slowest stage, and C times what D0 does for
+        one; and no less than one segment's way round. A pass of more answers that takes hardly
+        longer speaks for few segments, work at home and links for many, which overlap it.
+        """
+        if (answers, stages) not in self._counts:
+            self._counts[answers, stages] = self._best_count(answers, stages)
+        return self._counts[answers, stages]
+
+    def _best_count(self, answers: int, stages: int) -> int:
+        """See segments."""
+        most = stages + 1
+        if not self.step.known or not self.home.known:
+            return most
+
+        def seconds(share: int) -> float:
+            """Of a round in which so many answers share a segment."""
+            count, step = math.ceil(answers / share), self.pass_seconds(share)
+            home = self.home.seconds(share)
+            way = step * self.step.spread + self.links.for_one + home
+            return max(count * step, count * home, way)
+
+        shares = {count: math.ceil(answers / count) for count in range(most, 0, -1)}
+        rounds = {share: seconds(share) for share in set(shares.values())}
+        return min(shares, key=lambda count: rounds[shares[count]])
 
     @property
     def own(self) -> float:

@@ -10,7 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 
-from edgespec.backends.compute import INTERRUPTIBLE
+from edgespec.backends.compute import INTERRUPTIBLE, UNHURRIED
 from edgespec.backends.jobs import events_of, failure
 from edgespec.backends.waiting import Waiting
 from edgespec.machines.effects import Effect
@@ -61,7 +61,8 @@ class Worker:
         of a draft; `at`: when its cause happened, if not now."""
         with self._more:
             self._waiting.add(effect, time.monotonic() if at is None else at)
-            self._more.notify()
+            if not isinstance(effect, UNHURRIED):
+                self._more.notify()
 
     @contextlib.contextmanager
     def gathering(self) -> Iterator[None]:
@@ -90,6 +91,10 @@ class Worker:
         happened = time.monotonic() if at is None else at
         # In one piece, so that the loop finds what came of one job together.
         self._events.extend([(happened, one) for one in events_of(event)])
+        self.wake_loop()
+
+    def wake_loop(self) -> None:
+        """Have the I/O loop turn; a signal handler may, too."""
         # A full socket means that the loop has plenty of wake-ups to read already, a closed one
         # that it has ended.
         with contextlib.suppress(OSError):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Protocol
 
 from starlette.responses import Response
@@ -13,18 +13,16 @@ from starlette.types import Receive, Scope, Send
 from edgespec.errors import EdgespecError
 from edgespec.runtime.async_client import with_pauses
 from edgespec.runtime.client import Answer
-from edgespec.serving.formats import Format, Object, comment, encoded, event, log_probs_of
+from edgespec.serving.formats import Format, Object, encoded, log_probs_of
 from edgespec.serving.problems import ApiProblem, problem_of
 from edgespec.wire.client_messages import Finished, Progress, Tokens
 
-DONE = b"data: [DONE]\n\n"
 WAITING = "waiting for the next token"
-HEAD = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
-    (b"cache-control", b"no-cache"),
-    (b"x-accel-buffering", b"no"),  # a proxy would keep pieces back
-]
-"""Headers of a stream."""
+HEAD = {
+    "cache-control": "no-cache",
+    "x-accel-buffering": "no",  # a proxy would keep pieces back
+}
+"""Headers of a stream, beside its type."""
 
 
 class AnswerListener(Protocol):
@@ -49,7 +47,9 @@ class AnswerResponse:
         streams: bool,
         pause_seconds: float,
         listener: AnswerListener,
+        headers: Mapping[str, str],
     ) -> None:
+        self._headers = headers
         self._answers = answers
         self._form = form
         self._streams = streams
@@ -80,22 +80,28 @@ class AnswerResponse:
         has_started = False
         try:
             if not self._streams:
-                response = Response(await self._whole(), media_type="application/json")
+                whole = await self._whole()
+                response = Response(whole, headers=self._headers, media_type="application/json")
                 await response(scope, receive, send)
                 return
+            told = {**HEAD, **self._headers, "content-type": self._form.media}
+            head = [(name.encode(), value.encode()) for name, value in told.items()]
             async with contextlib.aclosing(self._events()) as events:
                 async for data in events:
+                    if not data and has_started:
+                        continue
                     if not has_started:
                         has_started = True
-                        await send({"type": "http.response.start", "status": 200, "headers": HEAD})
+                        await send({"type": "http.response.start", "status": 200, "headers": head})
                     await send({"type": "http.response.body", "body": data, "more_body": True})
             await send({"type": "http.response.body"})
         except EdgespecError as error:
             self._problem = problem = problem_of(error)
             if has_started:
-                await send({"type": "http.response.body", "body": event(problem.as_json())})
+                body = self._form.framed([problem.as_json(scope["path"])])
+                await send({"type": "http.response.body", "body": body})
             else:
-                await problem.response()(scope, receive, send)
+                await problem.response(scope["path"])(scope, receive, send)
 
     async def _whole(self) -> bytes:
         log_probs: list[list[Object]] = [[] for _ in self._answers]
@@ -109,30 +115,27 @@ class AnswerResponse:
         return encoded(self._form.whole(self._in_order, log_probs))
 
     async def _events(self) -> AsyncGenerator[bytes, None]:
-        waiting, opening = WAITING, self._form.opening()
+        waiting, is_open, form = WAITING, False, self._form
         messages = with_pauses(_together(self._answers), self._pause_seconds)
         async with contextlib.aclosing(messages) as answers:
             async for told in answers:
-                if opening:
-                    yield b"".join(map(event, opening))
-                    opening = []
                 index, message = told or (0, None)
+                if isinstance(message, Tokens | Finished) and not is_open:
+                    is_open = True
+                    yield form.framed(form.opening(message))
                 match message:
                     case None:
-                        yield comment(waiting)
+                        yield form.waiting(waiting)
                     case Progress(_, waiting):
-                        yield comment(waiting)
-                    case Tokens(_, ids, text, log_probs):
+                        yield form.waiting(waiting)
+                    case Tokens(_, ids):
                         waiting = WAITING
                         self._listener.tokens(len(ids))
-                        if text or log_probs:
-                            pieces = self._form.pieces(index, text, log_probs_of(log_probs))
-                            if pieces:
-                                yield b"".join(map(event, pieces))
+                        yield form.framed(form.pieces(index, message))
                     case Finished():
                         self._ends[index] = message
-                        yield b"".join(map(event, self._form.endings(index, message)))
-        yield b"".join(map(event, self._form.closing(self._in_order))) + DONE
+                        yield form.framed(form.endings(index, message))
+        yield form.framed(form.closing(self._in_order)) + form.done
 
     @property
     def _in_order(self) -> list[Finished]:

@@ -1,12 +1,13 @@
-"""App: the routes of the API, put together."""
+"""App: the routes of the APIs, put together: OpenAI's, Anthropic's, Ollama's, and our own."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Container, Sequence
 from functools import partial
+from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -19,20 +20,24 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from edgespec.errors import EdgespecError, PeerLost
+from edgespec.planning.catalogue import squeezed
 from edgespec.runtime.async_client import AsyncClient
 from edgespec.serving.answering import AnswerResponse
-from edgespec.serving.formats import ChatFormat, CompletionFormat, Format, encoded
+from edgespec.serving.formats import ChatFormat, CompletionFormat, Format, Served, encoded
 from edgespec.serving.guard import ASKER, Guard
+from edgespec.serving.leniency import header_of
 from edgespec.serving.limits import STATUS_AGE_S, HttpLimits
+from edgespec.serving.messages import CountReply, MessagesFormat, MessagesRequest
 from edgespec.serving.metrics import Metrics
+from edgespec.serving.ollama import OllamaApi
 from edgespec.serving.openapi import openapi
-from edgespec.serving.problems import ApiProblem, problem_of
+from edgespec.serving.problems import OLLAMA, ApiProblem, problem_of
 from edgespec.serving.reply_bodies import HealthReply, Model, ModelList, ReadyReply
-from edgespec.serving.request_bodies import ChatRequest, TextRequest
-from edgespec.serving.requests import checked, submits_of
+from edgespec.serving.request_bodies import MOST_INT, ChatRequest, TextRequest
+from edgespec.serving.requests import Body, Kind, checked, submits_of
 from edgespec.serving.responses import ResponsesFormat, ResponsesRequest
-from edgespec.types.tool_forms import ToolForm, form_named
-from edgespec.wire.client_messages import Finished, Status
+from edgespec.types.tool_forms import form_named
+from edgespec.wire.client_messages import Finished, Status, Submit
 
 SMALL_BODY = 64 << 10
 """Bytes of each body that do not count towards the limit of all bodies together."""
@@ -65,6 +70,9 @@ class Service:
             Route("/v1/chat/completions", self.chat, methods=["POST"]),
             Route("/v1/completions", self.completion, methods=["POST"]),
             Route("/v1/responses", self.response, methods=["POST"]),
+            Route("/v1/messages", self.message, methods=["POST"]),
+            Route("/v1/messages/count_tokens", self.count, methods=["POST"]),
+            *OllamaApi(self).routes(),
             Route("/v1/embeddings", self.embeddings, methods=["POST"]),
             Route("/metrics", self.figures, methods=["GET"]),
             Route("/openapi.json", self.document, methods=["GET"]),
@@ -79,24 +87,46 @@ class Service:
     async def model(self, request: Request) -> Response:
         """Describe one model."""
         status = await self.status()
-        self._check_model(request.path_params["model"], status)
+        self.check_model(request.path_params["model"], status)
         return _json(self._model(status))
 
     async def chat(self, request: Request) -> AnswerResponse:
         """Answer a conversation."""
-        asked = checked(ChatRequest, await self._body(request))
-        return await self._reply(request, asked)
+        return await self.answer(request, (ChatRequest, await self._body(request)), ChatFormat)
 
     async def response(self, request: Request) -> AnswerResponse:
         """Answer a conversation, in the form of OpenAI's Responses."""
-        asked = checked(ResponsesRequest, await self._body(request))
+        ignored: list[str] = []
+        asked = await self.asked(request, ResponsesRequest, ignored)
+        chat = ChatRequest, asked.as_chat()
+        return await self.answer(request, chat, partial(ResponsesFormat, asked), ignored)
+
+    async def message(self, request: Request) -> AnswerResponse:
+        """Answer a conversation, in Anthropic's form."""
+        ignored: list[str] = []
+        asked = await self.asked(request, MessagesRequest, ignored)
+        return await self.answer(request, (ChatRequest, asked.as_chat()), MessagesFormat, ignored)
+
+    async def count(self, request: Request) -> Response:
+        """Count the tokens of a conversation as the model reads it."""
+        asked = await self.asked(request, MessagesRequest)
         chat = checked(ChatRequest, asked.as_chat())
-        form = partial(ResponsesFormat, chat, asked)
-        return await self._reply(request, chat, form)
+        (submit,) = await self._submits(request, chat, await self.status())
+        try:
+            async with contextlib.aclosing(
+                self.client.ask(replace(submit, max_new_tokens=0, grammar=""))
+            ) as told:
+                async for message in told:
+                    if isinstance(message, Finished):
+                        return _json(CountReply(message.prompt_tokens))
+        except EdgespecError as error:
+            raise problem_of(error) from None
+        raise AssertionError("an answer ends with Finished")
 
     async def completion(self, request: Request) -> AnswerResponse:
         """Continue a text."""
-        return await self._reply(request, checked(TextRequest, await self._body(request)))
+        body = TextRequest, await self._body(request)
+        return await self.answer(request, body, CompletionFormat)
 
     async def embeddings(self, request: Request) -> Response:
         """Say what to use."""
@@ -144,8 +174,10 @@ class Service:
     def _model(self, status: Status) -> Model:
         return Model(status.model, self._started, "edgespec", status.context_length)
 
-    def _check_model(self, name: str, status: Status) -> None:
-        if name != status.model and name not in self._aliases:
+    def check_model(self, name: str, status: Status) -> None:
+        """Raise ApiProblem for a name that is not the model's."""
+        names = {squeezed(one) for one in (status.model, *status.names)}
+        if name not in self._aliases and squeezed(name) not in names:
             asked = ascii(name)[:200]
             words = (
                 f"there is no model {asked} here; the one that is served is {status.model!r}. "
@@ -153,9 +185,16 @@ class Service:
             )
             raise ApiProblem(404, words, param="model", code="model_not_found")
 
+    async def asked(
+        self, request: Request, kind: type[Kind], ignored: list[str] | None = None
+    ) -> Kind:
+        """The body as a request of that kind; what of it is ignored is added. Raises ApiProblem."""
+        return checked(kind, await self._body(request), ignored)
+
     async def _body(self, request: Request) -> bytes:
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-        if kind and kind != "application/json":
+        # The examples of Ollama's manual give none: curl then says that it is a form.
+        if kind and kind != "application/json" and not request.scope["path"].startswith(OLLAMA):
             words = f"the body is {kind[:80]}; send application/json"
             raise ApiProblem(415, words, code="unsupported_media_type")
         length = request.headers.get("content-length", "")
@@ -188,33 +227,43 @@ class Service:
         words = f"the body is longer than {self.limits.body} bytes"
         return ApiProblem(413, words, code="body_too_large")
 
-    async def _reply(
+    async def answer(
         self,
         request: Request,
-        asked: ChatRequest | TextRequest,
-        made: Callable[[ToolForm, str, int], Format] | None = None,
+        body: tuple[type[ChatRequest | TextRequest], bytes | Body],
+        form: Callable[[Any, Served], Format],
+        ignored: Sequence[str] = (),
     ) -> AnswerResponse:
-        """`made`: makes the form of the answer, of the model's form of tools, its name and the
-        time; else it is as the request's kind has it."""
+        """Ask the ring for what a body of that kind asks for, to be told in that form; `ignored`:
+        of the body that it was made from. Raises ApiProblem."""
+        left_out = [*ignored]
+        asked: ChatRequest | TextRequest = checked(*body, left_out)
         status = await (self.status() if asked.wait else self.status(age=0.0))
         if asked.model:
-            self._check_model(asked.model, status)
+            self.check_model(asked.model, status)
         if not status.ready and not asked.wait:
             raise _not_ready(status)
         if self.answers + asked.choices > self.limits.answers:
             words = f"{self.answers} requests are being answered already; try again later"
             raise ApiProblem(429, words, code="too_many_requests")
-        asker = request.scope.get(ASKER, "")
-        tools = form_named(status.tools)
-        told = submits_of(asked, status.context_length, tools)
-        submits = [replace(one, scope=asker) for one in told]
-        usual = ChatFormat if isinstance(asked, ChatRequest) else CompletionFormat
-        form = (made or partial(usual, asked))(tools, status.model, int(time.time()))
+        if status.context_length < asked.limit < MOST_INT:
+            left_out.append(f"max_tokens above {status.context_length}")
+        submits = await self._submits(request, asked, status)
+        served = Served(form_named(status.tools), status.thinking, status.model, int(time.time()))
+        told = form(asked, served)
         for _ in submits:
             self.answers += 1
             self.metrics.began()
         answers = [self.client.ask(submit) for submit in submits]
-        return AnswerResponse(answers, form, asked.stream, self.limits.pause_seconds, self)
+        pause = self.limits.pause_seconds
+        return AnswerResponse(answers, told, asked.stream, pause, self, header_of(left_out))
+
+    async def _submits(
+        self, request: Request, asked: ChatRequest | TextRequest, status: Status
+    ) -> list[Submit]:
+        asker = request.scope.get(ASKER, "")
+        told = submits_of(asked, status.context_length, form_named(status.tools))
+        return [replace(one, scope=asker) for one in told]
 
     def tokens(self, count: int) -> None:
         self.metrics.tokens(count)
@@ -228,7 +277,7 @@ class Service:
         assert isinstance(problem, ApiProblem)
         if request.method == "POST":
             self.metrics.refused(problem)
-        return problem.response()
+        return problem.response(request.scope["path"])
 
     def end(self) -> None:
         """The process is ending: fail the open answers."""
@@ -236,9 +285,12 @@ class Service:
 
 
 def application(
-    service: Service, accepts: Callable[[str], bool] | None = None, more: Sequence[BaseRoute] = ()
+    service: Service,
+    accepts: Callable[[str], bool] | None = None,
+    more: Sequence[BaseRoute] = (),
+    open_ports: Container[int] = (),
 ) -> Starlette:
-    """The ASGI application. `accepts`: see Guard. `more`: further routes."""
+    """The ASGI application. `accepts`, `open_ports`: see Guard. `more`: further routes."""
 
     @contextlib.asynccontextmanager
     async def connected(app: Starlette) -> AsyncIterator[None]:
@@ -247,7 +299,7 @@ def application(
 
     app = Starlette(
         routes=[*service.routes(), *more],
-        middleware=[Middleware(Guard, accepts, service.limits.header)],
+        middleware=[Middleware(Guard, accepts, service.limits.header, open_ports)],
         exception_handlers={
             ApiProblem: service.refuse,
             HTTPException: _on_http,
@@ -269,7 +321,8 @@ async def _on_http(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     path = ascii(request.scope["path"])[:200]
     words = f"{request.method} {path}: {error.detail}; see /openapi.json for what there is"
-    response = ApiProblem(error.status_code, words, code="unknown_url").response()
+    problem = ApiProblem(error.status_code, words, code="unknown_url")
+    response = problem.response(request.scope["path"])
     response.headers.update(error.headers or {})
     return response
 
@@ -281,7 +334,7 @@ async def _on_left(request: Request, _: Exception) -> Response:
 
 async def _on_bug(request: Request, _: Exception) -> Response:
     words = "this server has a bug; its log says more"
-    return ApiProblem(500, words, code="internal_error").response()
+    return ApiProblem(500, words, code="internal_error").response(request.scope["path"])
 
 
 def _not_ready(status: Status) -> ApiProblem:

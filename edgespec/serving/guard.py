@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Container
 
 from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -34,17 +34,25 @@ class Guard:
     loopback as its host, and may not come from another site's page.
     """
 
-    def __init__(self, app: ASGIApp, accepts: Callable[[str], bool] | None, header: int) -> None:
-        """`header`: the longest head of a request, in bytes."""
+    def __init__(
+        self,
+        app: ASGIApp,
+        accepts: Callable[[str], bool] | None,
+        header: int,
+        open_ports: Container[int] = (),
+    ) -> None:
+        """`header`: the longest head of a request, in bytes. `open_ports`: those that listen on
+        loopback alone, and so need no key where others do."""
         self._app = app
         self._accepts = accepts
+        self._open_ports = open_ports
         self._header = header
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             problem = self._problem(HTTPConnection(scope))
             if problem is not None:
-                await problem.response()(scope, receive, send)
+                await problem.response(scope["path"])(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 
@@ -52,11 +60,14 @@ class Guard:
         if _head_bytes(asked.scope) > self._header:  # h11 checks only heads that come in pieces
             words = f"the head is longer than {self._header} bytes"
             return ApiProblem(400, words, code="invalid_http")
-        if self._accepts is None:
+        server = asked.scope.get("server")
+        if self._accepts is None or (server and server[1] in self._open_ports):
             return _foreign(asked)
         if _is_open(asked.scope):
             return None
         scheme, _, key = asked.headers.get("authorization", "").partition(" ")
+        if not key:  # as Anthropic's clients send it
+            scheme, key = "bearer", asked.headers.get("x-api-key", "")
         key = key.strip()
         if scheme.lower() == "bearer" and self._accepts(key):
             asked.scope[ASKER] = hashlib.sha256(key.encode()).hexdigest()

@@ -9,6 +9,14 @@ from msgspec import Struct
 from msgspec.json import schema_components
 
 from edgespec import __version__
+from edgespec.serving.messages import (
+    CountReply,
+    MessageEvent,
+    MessageProblem,
+    MessageReply,
+    MessagesRequest,
+)
+from edgespec.serving.ollama import NameRequest, OllamaChatRequest, OllamaTextRequest
 from edgespec.serving.reply_bodies import (
     Chat,
     ChatChunk,
@@ -26,6 +34,8 @@ Schema = dict[str, Any]
 Body = type[Struct]
 
 _TEXT: Schema = {"type": "string"}
+_OBJECT: dict[str, Schema] = {"application/json": {"type": "object"}}
+_OLLAMA: Schema = {"type": "object", "properties": {"error": _TEXT}, "required": ["error"]}
 _PROBLEMS = {
     400: "The request cannot be served as it is; `param` names what is wrong.",
     401: "An API key is missing, or does not count.",
@@ -48,12 +58,22 @@ def openapi() -> Schema:
     chat = _asks("Answer a conversation.", ChatRequest, Chat, ChatChunk)
     response = _asks("Answer a conversation.", ResponsesRequest, ResponseReply, ResponseEvent)
     completion = _asks("Go on with a text.", TextRequest, TextCompletion, TextCompletion)
+    message = _asks(
+        "Answer a conversation, as Anthropic has it.", MessagesRequest, MessageReply, MessageEvent
+    )
+    count = _asks("Count its tokens.", MessagesRequest, CountReply, None)
+    ollama = {
+        "/api/chat": _lines("Answer a conversation, as Ollama has it.", OllamaChatRequest),
+        "/api/generate": _lines("Answer a question, as Ollama has it.", OllamaTextRequest),
+        "/api/show": _lines("The model, as Ollama has it.", NameRequest),
+    }
     return {
         "openapi": "3.1.0",
         "info": {
             "title": "edgespec",
             "version": __version__,
-            "description": "The part of OpenAI's API that a ring of devices can serve.",
+            "description": "The part of OpenAI's, Anthropic's and Ollama's APIs that a ring of "
+            "devices can serve.",
         },
         "paths": {
             "/v1/models": {"get": _reads("The model that is served.", ModelList)},
@@ -61,6 +81,13 @@ def openapi() -> Schema:
             "/v1/chat/completions": {"post": chat},
             "/v1/completions": {"post": completion},
             "/v1/responses": {"post": response},
+            "/v1/messages": {"post": message},
+            "/v1/messages/count_tokens": {"post": count},
+            **{path: {"post": asked} for path, asked in ollama.items()},
+            **{
+                f"/api/{name}": {"get": _gives("As Ollama has it.", _OBJECT, 503, error=_OLLAMA)}
+                for name in ("tags", "ps", "version")
+            },
             "/healthz": {"get": _reads("Whether the coordinator answers.", HealthReply)},
             "/readyz": {"get": _reads("Whether the ring is up.", ReadyReply)},
             "/metrics": {"get": _gives("Figures for Prometheus.", {"text/plain": _TEXT})},
@@ -78,17 +105,31 @@ def _reads(summary: str, reply: Body, *problems: int) -> Schema:
     return _gives(summary, {"application/json": _ref(reply)}, 503, *problems)
 
 
-def _asks(summary: str, request: Body, reply: Body, piece: Body) -> Schema:
-    pieces = {"description": f"Events with a {piece.__name__} each, then [DONE]."}
-    replies = {"application/json": _ref(reply), "text/event-stream": pieces}
+def _asks(summary: str, request: Body, reply: Body, piece: Body | None) -> Schema:
+    replies = {"application/json": _ref(reply)}
+    if piece is not None:
+        replies["text/event-stream"] = {"description": f"Events with a {piece.__name__} each."}
+    anthropic = request is MessagesRequest
+    return _with_body(summary, request, replies, _ref(MessageProblem if anthropic else ErrorReply))
+
+
+def _lines(summary: str, request: Body) -> Schema:
+    """Of Ollama's, which stream unless they are told otherwise."""
+    lines = {"application/x-ndjson": {"description": "Such an object a line."}}
+    return _with_body(summary, request, {**_OBJECT, **lines}, _OLLAMA)
+
+
+def _with_body(summary: str, request: Body, replies: dict[str, Schema], error: Schema) -> Schema:
     body = {"required": True, "content": {"application/json": {"schema": _ref(request)}}}
-    return {**_gives(summary, replies, *_PROBLEMS), "requestBody": body}
+    return {**_gives(summary, replies, *_PROBLEMS, error=error), "requestBody": body}
 
 
-def _gives(summary: str, replies: dict[str, Schema], *problems: int) -> Schema:
+def _gives(
+    summary: str, replies: dict[str, Schema], *problems: int, error: Schema | None = None
+) -> Schema:
     content = {kind: {"schema": schema} for kind, schema in replies.items()}
     responses: Schema = {"200": {"description": "Good.", "content": content}}
-    refusal = {"application/json": {"schema": _ref(ErrorReply)}}
+    refusal = {"application/json": {"schema": error or _ref(ErrorReply)}}
     for status in sorted({401, 403, *problems}):
         responses[str(status)] = {"description": _PROBLEMS[status], "content": refusal}
     return {"summary": summary, "responses": responses}
@@ -99,8 +140,15 @@ def _ref(body: Body) -> Schema:
 
 
 def _schemas() -> dict[str, Schema]:
-    requests = ChatRequest, TextRequest, ResponsesRequest
+    requests = (
+        *(ChatRequest, TextRequest, ResponsesRequest, MessagesRequest),
+        *(OllamaChatRequest, OllamaTextRequest, NameRequest),
+    )
     replies = (
+        MessageReply,
+        MessageEvent,
+        MessageProblem,
+        CountReply,
         ResponseReply,
         ResponseEvent,
         Chat,
@@ -116,10 +164,10 @@ def _schemas() -> dict[str, Schema]:
         [*requests, *replies], ref_template="#/components/schemas/{name}"
     )
     for request in (schemas[kind.__name__] for kind in requests):
-        optional = set(request["properties"]).difference(request["required"])
+        optional = set(request["properties"]).difference(request.get("required", ()))
         for field in (request["properties"][name] for name in optional):
             if "type" in field:  # null counts as left out
                 field["type"] = [field["type"], "null"]
-            elif field.get("default") is not None:
+            elif field.get("default") is not None and "anyOf" in field:
                 field["anyOf"].append({"type": "null"})
     return schemas

@@ -1,4 +1,4 @@
-"""Problems: errors in OpenAI's shape, and how our own errors become such."""
+"""Problems: errors in the shape of who asks, and how our own errors become such."""
 
 from __future__ import annotations
 
@@ -30,6 +30,20 @@ _OF_KIND = {
 """Status and code for a message Failed of the coordinator, by its kind."""
 
 
+MESSAGES, OLLAMA = "/v1/messages", "/api/"
+"""Where the paths of Anthropic's and Ollama's APIs begin."""
+
+_ANTHROPIC = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+"""Its types of errors; any other status has invalid_request_error below 500, else api_error."""
+
+
 class ApiProblem(Exception):
     """Why a request is not answered; the text is for the client's user."""
 
@@ -48,20 +62,26 @@ class ApiProblem(Exception):
             return {"connection": "close"}  # the rest of the body would be taken for a request
         return {"www-authenticate": "Bearer"} if self.status == 401 else {}
 
-    def as_json(self) -> dict[str, Any]:
-        """The body."""
+    def as_json(self, path: str = "") -> dict[str, Any]:
+        """The body, in the shape of the API that the path belongs to: OpenAI's, if no other."""
+        if path.startswith(OLLAMA):
+            return {"error": str(self)}
+        if path.startswith(MESSAGES):
+            kind = _ANTHROPIC.get(self.status, "invalid_request_error")
+            kind = "api_error" if self.status >= 500 and self.status != 503 else kind
+            return {"type": "error", "error": {"type": kind, "message": str(self)}}
         kind = "server_error" if self.status >= 500 else "invalid_request_error"
         kind = "rate_limit_error" if self.status == 429 else kind
         error = ErrorDetail(str(self), kind, self.param or None, self.code or None)
         return {"error": to_builtins(error)}
 
-    def as_bytes(self) -> bytes:
+    def as_bytes(self, path: str = "") -> bytes:
         """The same, encoded."""
-        return json.dumps(self.as_json()).encode()
+        return json.dumps(self.as_json(path)).encode()
 
-    def response(self) -> Response:
+    def response(self, path: str = "") -> Response:
         """The whole reply."""
-        body = self.as_bytes()
+        body = self.as_bytes(path)
         return Response(body, self.status, self.headers, media_type="application/json")
 
 

@@ -12,7 +12,7 @@ Seconds = Annotated[float, Meta(ge=0)]
 
 
 class RingUsage(Struct):
-    """An extension: what the ring did for the answer."""
+    """An extension: what the ring did for the answer. `sampled`, `looped`: see Finished."""
 
     policy: str
     seconds: Seconds
@@ -21,6 +21,8 @@ class RingUsage(Struct):
     rows_sent: Count
     rows_wasted: Count
     recoveries: Count
+    sampled: str
+    looped: str
 
 
 class CachedTokens(Struct):
@@ -31,8 +33,8 @@ class Usage(Struct):
     prompt_tokens: Count
     completion_tokens: Count
     total_tokens: Count
-    prompt_tokens_details: CachedTokens
-    edgespec: RingUsage
+    prompt_tokens_details: CachedTokens | UnsetType = UNSET
+    edgespec: RingUsage | UnsetType = UNSET
 
 
 class AnswerChoice(Struct):
@@ -56,6 +58,8 @@ class MadeCall(Struct, tag_field="type", tag="function"):
 class MadeMessage(Struct, tag_field="role", tag="assistant"):
     content: str | None
     refusal: None = None
+    reasoning_content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
     tool_calls: list[MadeCall] | UnsetType = UNSET
 
 

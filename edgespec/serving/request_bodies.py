@@ -2,29 +2,32 @@
 
 from __future__ import annotations
 
+import json
 import re
 import secrets
 from functools import cache
 from typing import Annotated, Any, Literal, get_type_hints
 
 from msgspec import Meta, Struct, field
-from msgspec.structs import replace
 
 from edgespec.config import MAX_TEMPERATURE
-from edgespec.decoding.admission import MOST_BIAS, MOST_PENALTY
+from edgespec.decoding.admission import MOST_BIAS, MOST_PENALTY, MOST_REPETITION
 from edgespec.policy.registry import POLICIES
 from edgespec.types.grammar_spec import json_spec, spec
+from edgespec.types.thinking import settings_for
 from edgespec.types.tool_forms import Tool, ToolForm
 from edgespec.verify.top_logprobs import MOST
 from edgespec.wire.client_messages import (
     MOST_BIASES,
     MOST_MESSAGES,
+    MOST_SETTINGS,
     MOST_TOOLS,
     ChatMessage,
     ToolCall,
 )
 
 MOST_INT = (1 << 31) - 1
+MOST_STOPS = 64
 MOST_CHOICES = 128
 """Answers to one call at most, as in OpenAI's API; the ring's queue may take fewer."""
 COMPLETION_TOKENS = 16
@@ -36,7 +39,7 @@ ToolName = Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[a-zA-Z0-
 FilledText = Annotated[str, Meta(min_length=1)]
 TokenLimit = Annotated[
     Annotated[int, Meta(ge=1, le=MOST_INT)] | None,
-    Meta(description="Tokens of the answer at most."),
+    Meta(description="Tokens of the answer at most; cut to what the context holds."),
 ]
 TopLimit = Annotated[
     Annotated[int, Meta(ge=0, le=MOST)] | None,
@@ -63,8 +66,8 @@ class FieldError(ValueError):
         self.code = code
 
 
-class RequestPart(Struct, kw_only=True, forbid_unknown_fields=True):
-    """A part of a request. An unknown field is refused: a misspelt one would change answers."""
+class RequestPart(Struct, kw_only=True):
+    """A part of a request. For unknown keys see serving.leniency."""
 
     def __post_init__(self) -> None:
         rules = _rules(type(self))
@@ -76,7 +79,7 @@ class RequestPart(Struct, kw_only=True, forbid_unknown_fields=True):
                 texts = value if isinstance(value, list) else [value]
                 if any(isinstance(one, str) and _SURROGATE.search(one) for one in texts):
                     raise FieldError(name, "is not valid Unicode text: it has half a character")
-            elif rule["values"] and not any(_is_same(value, one) for one in rule["values"]):
+            elif rule["values"] and not any(is_same(value, one) for one in rule["values"]):
                 message = f"is not supported here ({rule['reason']}); leave it out"
                 raise FieldError(name, message, "unsupported_parameter")
 
@@ -92,7 +95,7 @@ def _rules(part: type[RequestPart]) -> dict[str, dict[str, Any]]:
     return {name: meta.extra for name, meta in metas.items() if meta.extra}
 
 
-def _is_same(value: object, other: object) -> bool:
+def is_same(value: object, other: object) -> bool:
     """Equal, and of the same kind: true is not 1."""
     return value == other and isinstance(value, bool) == isinstance(other, bool)
 
@@ -103,76 +106,106 @@ _POLICY = Meta(
     description="Extension: what the ring sends when.",
     extra_json_schema={"enum": [*sorted(POLICIES), None]},
 )
-Empty = Annotated[Any, only("it has to be empty", "", [], {}, 0, False)]
 
 
-class TextPart(RequestPart):
-    type: Literal["text"]
+class ContentPart(RequestPart, tag_field="type"): ...
+
+
+class TextPart(ContentPart, tag="text"):
     text: str
 
 
-class RequestMessage(RequestPart, tag_field="role"):
-    content: str | list[TextPart]
-    name: Unread = None
+class RefusalPart(ContentPart, tag="refusal"):
+    refusal: str
 
-    def record(self) -> ChatMessage:
-        """As the ring has it: a content in parts is one text, and one that is null an empty one,
-        which templates can all add to a text."""
-        content = self.content or ""
-        text = content if isinstance(content, str) else "".join(part.text for part in content)
-        return ChatMessage(str(self.__struct_config__.tag), text)
-
-
-class SystemMessage(RequestMessage, tag="system"): ...
-
-
-class DeveloperMessage(RequestMessage, tag="developer"):
-    def record(self) -> ChatMessage:
-        return replace(super().record(), role="system")
-
-
-class UserMessage(RequestMessage, tag="user"): ...
-
-
-class ToolMessage(RequestMessage, tag="tool"):
-    """What a call gave."""
-
-    tool_call_id: Unread = None
-
-    def record(self) -> ChatMessage:
-        return replace(super().record(), tool_call_id=str(self.tool_call_id or ""))
+    @property
+    def text(self) -> str:
+        return self.refusal
 
 
 class CalledFunction(RequestPart):
-    name: ToolName
-    arguments: str
+    """What was called: `arguments`, or the one text that is the `input` of a custom tool."""
+
+    name: FilledText
+    arguments: str | dict[str, Any] | None = None
+    input: str | None = None
+
+    def record(self, id: object) -> ToolCall:
+        """As the ring has it."""
+        told = self.arguments or ({} if self.input is None else {"input": self.input})
+        return ToolCall(self.name, told if isinstance(told, str) else as_text(told), str(id or ""))
+
+
+def as_text(arguments: Any) -> str:
+    """Arguments of a call as models write them."""
+    return json.dumps(arguments, ensure_ascii=False)
 
 
 class RequestCall(RequestPart):
-    function: CalledFunction
+    function: CalledFunction | None = None
+    custom: CalledFunction | None = None
     id: Unread = None
-    type: Literal["function"] = "function"
+    type: Unread = None
     index: Unread = None
 
+    def record(self) -> ToolCall:
+        """As the ring has it."""
+        called = self.function or self.custom
+        if called is None:
+            raise FieldError("function", "is missing", "invalid_type")
+        return called.record(self.id)
 
-class AssistantMessage(RequestMessage, tag="assistant"):
-    """What it said before; a null content, as of a call of a tool, is empty."""
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.record()
 
-    content: str | list[TextPart] | None  # type: ignore[assignment]
-    refusal: Empty = None
-    audio: Empty = None
+
+class RequestMessage(RequestPart):
+    """A message of a conversation; an assistant's content may be left out, as that of a call of a
+    tool is. `function` is a result in OpenAI's first form of calls, which have names and no ids."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: str | list[TextPart | RefusalPart] | None = None
+    name: Unread = None
+    tool_call_id: Unread = None
+    reasoning_content: Annotated[
+        str | None, Meta(description="What it thought; for templates that read it.")
+    ] = None
+    reasoning: Unread = None
+    refusal: str | None = None
+    audio: Annotated[Any, only(_TEXT_ONLY)] = None
     tool_calls: list[RequestCall] | None = None
-    function_call: Empty = None
-    annotations: Empty = None
+    function_call: CalledFunction | None = None
+    annotations: Unread = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.content is None and self.role not in ("assistant", "function"):
+            raise FieldError("content", "is missing", "invalid_type")
 
     def record(self) -> ChatMessage:
-        functions = [(one.function, str(one.id or "")) for one in self.tool_calls or ()]
-        calls = tuple(ToolCall(one.name, one.arguments, id) for one, id in functions)
-        return replace(super().record(), tool_calls=calls)
+        """As the ring has it: a content in parts is one text, and none an empty one, which
+        templates can all add to a text."""
+        content = self.content or self.refusal or ""
+        text = content if isinstance(content, str) else "".join(part.text for part in content)
+        if self.role in ("tool", "function"):
+            of = self.tool_call_id if self.role == "tool" else self.name
+            return ChatMessage("tool", text, tool_call_id=str(of or ""))
+        if self.role != "assistant":
+            return ChatMessage("user" if self.role == "user" else "system", text)
+        made = [call.record() for call in self.tool_calls or ()]
+        if self.function_call is not None:
+            made.append(self.function_call.record(self.function_call.name))
+        thought = self.reasoning_content or self.reasoning
+        told = thought if isinstance(thought, str) else ""
+        return ChatMessage("assistant", text, tuple(made), reasoning=told)
 
 
 class StreamOptions(RequestPart):
     include_usage: bool | None = None
+    continuous_usage_stats: Annotated[
+        bool | None, Meta(description="Extension: each piece has the usage so far.")
+    ] = None
     include_obfuscation: Unread = None
 
 
@@ -181,11 +214,13 @@ class AskedRequest(RequestPart, kw_only=True):
 
     model: Annotated[str, Meta(description="As /v1/models names it.")] = ""
     temperature: Annotated[
-        float, Meta(ge=0, le=MAX_TEMPERATURE, description="0: the likeliest token every time.")
-    ] = 1.0
+        Annotated[float, Meta(ge=0, le=MAX_TEMPERATURE)] | None,
+        Meta(description="0: the likeliest token every time."),
+    ] = None
     top_p: Annotated[
-        float, Meta(gt=0, le=1, description="Sample from the likeliest tokens of this share.")
-    ] = 1.0
+        Annotated[float, Meta(gt=0, le=1)] | None,
+        Meta(description="Sample from the likeliest tokens of this share."),
+    ] = None
     seed: Annotated[
         int, Meta(ge=-(1 << 63), le=(1 << 63) - 1, description="The same one: the same text.")
     ] = field(default_factory=lambda: secrets.randbits(63))
@@ -206,15 +241,31 @@ class AnswerRequest(AskedRequest, kw_only=True):
     """What chats and completions have."""
 
     stop: Annotated[
-        Stop | Annotated[list[Stop], Meta(max_length=4)],
+        Stop | Annotated[list[Stop], Meta(max_length=MOST_STOPS)],
         Meta(description="End before these texts."),
     ] = []
-    top_k: Annotated[
-        int, Meta(ge=0, le=MOST_INT, description="Sample from so many of the likeliest; 0: all.")
+    stop_token_ids: Annotated[
+        list[Annotated[int, Meta(ge=0, le=MOST_INT)]],
+        Meta(max_length=MOST_STOPS, description="Extension: tokens that end the answer too."),
+    ] = []
+    min_tokens: Annotated[
+        int, Meta(ge=0, le=MOST_INT, description="Extension: no end before so many tokens.")
     ] = 0
+    ignore_eos: Annotated[
+        bool, Meta(description="Extension: no end but by `max_tokens` or a stop string.")
+    ] = False
+    top_k: Annotated[
+        Annotated[int, Meta(ge=0, le=MOST_INT)] | None,
+        Meta(description="Sample from so many of the likeliest; 0: all."),
+    ] = None
     min_p: Annotated[
-        float, Meta(ge=0, le=1, description="Leave out tokens below this share of the likeliest.")
-    ] = 0.0
+        Annotated[float, Meta(ge=0, le=1)] | None,
+        Meta(description="Leave out tokens below this share of the likeliest."),
+    ] = None
+    repetition_penalty: Annotated[
+        Annotated[float, Meta(gt=0, le=MOST_REPETITION)] | None,
+        Meta(description="Extension: for tokens that the prompt or the answer has; 1: off."),
+    ] = None
     stream_options: Annotated[StreamOptions | None, Meta(description="Only with `stream`.")] = None
     n: Annotated[
         int,
@@ -249,6 +300,16 @@ class AnswerRequest(AskedRequest, kw_only=True):
         return self.spec_without_tools
 
     @property
+    def stops(self) -> tuple[str, ...]:
+        """Texts before which the answer ends."""
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+    @property
+    def is_held(self) -> bool:
+        """Whether that is a call or what its format says, from the first token on."""
+        return bool(self.spec_without_tools)
+
+    @property
     def callable_tools(self) -> list[Tool]:
         """The tools that the model may call."""
         return []
@@ -269,6 +330,32 @@ class AnswerRequest(AskedRequest, kw_only=True):
     def with_usage(self) -> bool:
         """Whether a stream ends with the usage."""
         return bool(self.stream_options and self.stream_options.include_usage)
+
+    @property
+    def counts_pieces(self) -> bool:
+        """Whether each piece of a stream has the usage so far."""
+        options = self.stream_options
+        return self.with_usage and bool(options and options.continuous_usage_stats)
+
+
+def passed(asked: AskedRequest) -> dict[str, Any]:
+    """Of a request in another form, what a chat has by the same name."""
+    names = {*asked.__struct_fields__}.intersection(ChatRequest.__struct_fields__)
+    found = {name: getattr(asked, name) for name in names - _OWN}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+_OWN = {"messages", "tools", "tool_choice", "user", "metadata"}
+"""Of these every form has its own kind."""
+
+
+def text_of(parts: Any) -> str:
+    """The text of parts, of other forms than chats', that have some."""
+    if isinstance(parts, str):
+        return parts
+    told = parts if isinstance(parts, list | tuple) else ()
+    texts = [one.get("text") for one in told if isinstance(one, dict)]
+    return "".join(text for text in texts if isinstance(text, str))
 
 
 class AnswerFormat(RequestPart, tag_field="type"): ...
@@ -302,7 +389,7 @@ class Function(RequestPart):
 
 class FunctionTool(RequestPart):
     function: Function
-    type: Literal["function"] = "function"
+    type: Annotated[Literal["function"], Meta(description="Others are left out.")] = "function"
 
 
 class ToolByName(RequestPart):
@@ -327,7 +414,7 @@ class SchemaFormat(AnswerFormat, tag="json_schema"):
 
 class ChatRequest(AnswerRequest, kw_only=True):
     messages: Annotated[
-        list[SystemMessage | DeveloperMessage | UserMessage | AssistantMessage | ToolMessage],
+        list[RequestMessage],
         Meta(
             min_length=1,
             max_length=MOST_MESSAGES,
@@ -350,16 +437,30 @@ class ChatRequest(AnswerRequest, kw_only=True):
         Meta(description="Whether it must call one, or which."),
     ] = None
     parallel_tool_calls: Annotated[bool, Meta(description="It may call several at once.")] = True
+    chat_template_kwargs: Annotated[
+        dict[str, str | int | float | bool | None],
+        Meta(max_length=MOST_SETTINGS, description="Extension: for the model's chat template."),
+    ] = {}
+    enable_thinking: Annotated[
+        bool | None, Meta(description="Extension: whether the model thinks before it answers.")
+    ] = None
+    reasoning_effort: Annotated[
+        Annotated[str, Meta(max_length=32)] | None,
+        Meta(description="For the chat template; none: no thinking."),
+    ] = None
+    thinking_budget: Annotated[
+        Annotated[int, Meta(ge=0, le=MOST_INT)] | None,
+        Meta(description="Extension: tokens after which a thought ends."),
+    ] = None
     functions: Annotated[Any, only(_NO_FUNCTIONS, [])] = None
     function_call: Annotated[Any, only(_NO_FUNCTIONS, "none", "auto")] = None
     modalities: Annotated[Any, only(_TEXT_ONLY, ["text"])] = None
     audio: Annotated[Any, only(_TEXT_ONLY)] = None
     prediction: Annotated[Any, only("the ring guesses by itself")] = None
-    reasoning_effort: Annotated[Any, only("the model does not reason on the side", "none")] = None
-    verbosity: Annotated[Any, only("the model has no such setting", "medium")] = None
+    verbosity: Unread = None
     web_search_options: Annotated[Any, only("the model has no way into the web")] = None
-    store: Annotated[Any, only("nothing is stored", False)] = None
-    service_tier: Annotated[Any, only("there is one tier", "auto", "default")] = None
+    store: Unread = None
+    service_tier: Unread = None
     safety_identifier: Unread = None
     prompt_cache_key: Unread = None
     prompt_cache_retention: Unread = None
@@ -382,9 +483,20 @@ class ChatRequest(AnswerRequest, kw_only=True):
             )
         if choice == "required" and not names:
             raise FieldError("tool_choice", "is required, and there are no tools")
-        if self._tool_grammar and (self.spec_without_tools or self.stop):
-            words = "cannot be given beside response_format, grammar, regex or stop"
+        if self._tool_grammar and self.spec_without_tools:
+            words = "cannot be given beside response_format, grammar or regex"
             raise FieldError("tools", f"with a call that has to be valid {words}")
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What the chat template is told."""
+        thinks, effort = self.enable_thinking, self.reasoning_effort
+        if thinks is None and effort is not None:
+            thinks = effort != "none"
+        told: dict[str, Any] = {} if thinks is None else {**settings_for(thinks)}
+        if effort not in (None, "none"):
+            told["reasoning_effort"] = effort
+        return {**told, **self.chat_template_kwargs}
 
     @property
     def callable_tools(self) -> list[Tool]:
@@ -400,6 +512,19 @@ class ChatRequest(AnswerRequest, kw_only=True):
         must = self.tool_choice == "required" or isinstance(self.tool_choice, NamedTool)
         strict = any(tool.function.strict for tool in self.tools)
         return bool(self.callable_tools) and (must or strict)
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """None in a call that is held: the grammar ends it, and its arguments may have any text."""
+        return () if self._must_call else super().stops
+
+    @property
+    def _must_call(self) -> bool:
+        return self.tool_choice not in (None, "auto") and bool(self.callable_tools)
+
+    @property
+    def is_held(self) -> bool:
+        return super().is_held or self._must_call
 
     def spec(self, form: ToolForm) -> str:
         if not self._tool_grammar:
@@ -460,3 +585,12 @@ class TextRequest(AnswerRequest, kw_only=True):
     @property
     def top(self) -> int:
         return -1 if self.logprobs is None else self.logprobs
+
+
+UNREAD = frozenset(
+    name
+    for kind in (ChatRequest, TextRequest)
+    for name, rule in _rules(kind).items()
+    if rule["values"] is None
+)
+"""Names of parameters that are taken and change nothing."""

@@ -12,8 +12,10 @@ from msgspec import ValidationError, convert
 from msgspec.structs import replace
 
 from edgespec.errors import ConfigError
+from edgespec.serving.leniency import sifted, unread
 from edgespec.serving.problems import ApiProblem, refused
 from edgespec.serving.request_bodies import (
+    MOST_INT,
     ChatRequest,
     FieldError,
     RequestPart,
@@ -28,7 +30,7 @@ Kind = TypeVar("Kind", bound=RequestPart)
 _PROBLEM = re.compile(r"(.*?)(?: - at `\$\.?([\w.\[\]]*)`)?", re.DOTALL)
 _STEP = re.compile(r"(\w+)|\[(\d+)\]")
 _CONTENT_PART = re.compile(r"messages\[\d+\]\.content\[\d+\]")
-_ROLES = ("system", "developer", "user", "assistant", "tool")
+_ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 _WORDS = {
     "`str | array`": "a string or a list",
     "`str`": "a string",
@@ -65,59 +67,60 @@ def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is no JSON")
 
 
-def checked(kind: type[Kind], body: bytes | Body) -> Kind:
-    """A body as a request of that kind. Raises ApiProblem, naming the parameter, for a bad one."""
+def checked(kind: type[Kind], body: bytes | Body, ignored: list[str] | None = None) -> Kind:
+    """A body as a request of that kind; what of it is ignored is added to `ignored`.
+
+    Raises ApiProblem, naming the parameter, for a bad one.
+    """
     body = parsed(body) if isinstance(body, bytes) else body
-    given = {
-        # To JSON, 5.0 is an integer; null counts as left out.
-        name: int(value) if isinstance(value, float) and value.is_integer() else value
-        for name, value in body.items()
-        if value is not None or name not in kind.__struct_fields__
-    }
     try:
-        return convert(given, kind)
+        given, left_out = sifted(body, kind.__struct_fields__)
+        request = convert(given, kind)
     except UnicodeEncodeError as error:  # in a name, or in one of a few words
         text = _SHOWN.repr(error.object)
         raise refused(f"{text} is not valid Unicode text: it has half a character") from None
     except ValidationError as error:
-        raise _problem_of(error, body) from None
+        raise _problem_of(error, given) from None
+    if ignored is not None:
+        ignored += [*left_out, *unread(given, request)]
+    return request
 
 
 def submits_of(
     request: ChatRequest | TextRequest, context_length: int, form: ToolForm = HERMES
 ) -> list[Submit]:
     """What the ring is asked for each choice: those of the first prompt first, each with the next
-    seed. `form`: how its model calls tools. Raises ApiProblem for more tokens than the context
-    holds."""
-    if request.limit > context_length:
-        raise refused(
-            f"the answer may have {request.limit} tokens, and the model's context holds "
-            f"{context_length}, with the prompt",
-            "max_tokens",
-            "context_length_exceeded",
-        )
+    seed. `form`: how its model calls tools. A limit of more tokens than the context holds is as
+    none. What a request leaves out of its sampling is as the model publishes it (see
+    decoding.admission). Raises ApiProblem for what cannot be asked of a ring."""
     submit = Submit(
         tag=0,
         prompt="",
-        max_new_tokens=request.limit or context_length,
+        max_new_tokens=min(request.limit or context_length, context_length),
         temperature=request.temperature,
         top_k=request.top_k,
         top_p=request.top_p,
         min_p=request.min_p,
+        repetition_penalty=request.repetition_penalty,
         # Negative ones are among OpenAI's; two that differ stay different.
         seed=request.seed % (1 << 64),
-        stop=(request.stop,) if isinstance(request.stop, str) else tuple(request.stop),
+        stop=request.stops,
         policy=request.policy or "",
         top=request.top,
         grammar=_spec_of(request, form),
         presence_penalty=request.presence_penalty,
         frequency_penalty=request.frequency_penalty,
         logit_bias=tuple(TokenBias(int(token), bias) for token, bias in request.logit_bias.items()),
+        min_tokens=MOST_INT if request.ignore_eos else request.min_tokens,
+        stop_token_ids=tuple(request.stop_token_ids),
     )
     if isinstance(request, ChatRequest):
-        messages = tuple(one.record() for one in request.messages)
+        budget = -1 if request.thinking_budget is None else request.thinking_budget
+        more = {"tools": tuple(request.callable_tools), "settings": request.settings}
+        submit = replace(submit, thinking_budget=budget, **more)
         try:
-            asked = [replace(submit, messages=messages, tools=tuple(request.callable_tools))]
+            messages = tuple(one.record() for one in request.messages)
+            asked = [replace(submit, messages=messages)]
         except ValueError as problem:
             raise refused(str(problem), "messages") from None
     else:
@@ -153,10 +156,6 @@ def _problem_of(error: ValidationError, body: Body) -> ApiProblem:
     if place and isinstance(part, dict) and part.get("type") != "text":
         words = f"{place[0]}.type must be text: the model reads nothing else"
         return refused(words, place[0], "unsupported_parameter")
-    if problem.startswith("Object contains unknown"):
-        path = f"{path}.{_named(problem)}".removeprefix(".")
-        words = f"there is no parameter {_SHOWN.repr(path)}"
-        return refused(words, path[:200], "unknown_parameter")
     if problem.startswith("Object missing"):
         code = "invalid_type" if path else "missing_required_parameter"
         path = f"{path}.{_named(problem)}".removeprefix(".")

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
-from edgespec.serving.formats import Format, Object, Reply
+from edgespec.serving.formats import AnswerBlock, BlockFormat, Object, Reply, Served
 from edgespec.serving.reply_bodies import Count
-from edgespec.serving.request_bodies import AskedRequest, ChatRequest, TokenLimit, Unread, only
-from edgespec.serving.tools import Said
-from edgespec.types.tool_forms import ToolForm
-from edgespec.wire.client_messages import Finished
+from edgespec.serving.request_bodies import (
+    AskedRequest,
+    ChatRequest,
+    TokenLimit,
+    Unread,
+    only,
+    passed,
+    text_of,
+)
+from edgespec.wire.client_messages import Finished, Tokens
 
 _TEXTS = ("input_text", "output_text", "text")
-_PASSED = ("model", "temperature", "top_p", "seed", "parallel_tool_calls", "policy", "wait")
 
 
 class ResponsesRequest(AskedRequest, kw_only=True):
@@ -36,9 +41,12 @@ class ResponsesRequest(AskedRequest, kw_only=True):
     conversation: Annotated[Any, only("nothing is stored; send all of it")] = None
     background: Annotated[Any, only("an answer has a reader", False)] = None
     truncation: Annotated[Any, only("no input is left out", "disabled")] = None
+    reasoning: Annotated[
+        dict[str, Any] | None, Meta(description="`effort`: as `reasoning_effort` of chats.")
+    ] = None
     store: Unread = None
     include: Unread = None
-    reasoning: Unread = None
+    client_metadata: Unread = None
     service_tier: Unread = None
     safety_identifier: Unread = None
     prompt_cache_key: Unread = None
@@ -48,28 +56,51 @@ class ResponsesRequest(AskedRequest, kw_only=True):
         items = self.input
         if isinstance(items, str):
             items = [{"role": "user", "content": items}]
-        messages = [_message(item) for item in items]
+        messages = list(_messages(items))
         if self.instructions is not None:
             messages = [{"role": "system", "content": self.instructions}, *messages]
-        body: dict[str, Any] = {name: getattr(self, name) for name in _PASSED}
+        body = passed(self)
         body |= {"messages": messages, "max_completion_tokens": self.max_output_tokens}
-        body |= {"stream": self.stream, "response_format": _format((self.text or {}).get("format"))}
+        body |= {"response_format": _format((self.text or {}).get("format"))}
+        body |= {"reasoning_effort": (self.reasoning or {}).get("effort")}
         body["tools"] = [_nested(tool, "function") for tool in self.tools or ()]
         choice = self.tool_choice
         body["tool_choice"] = _nested(choice, "function") if isinstance(choice, dict) else choice
-        return {name: value for name, value in body.items() if value is not None}
+        return body
 
 
-def _message(item: Mapping[str, Any]) -> Object:
-    """An item of the input as a chat's message."""
-    kind = item.get("type", "message")
-    if kind == "function_call":
+def _messages(items: Sequence[Mapping[str, Any]]) -> Iterator[Object]:
+    """Items of the input as a chat's messages; what a model thought belongs to what it said next.
+    Calls of tools that others' servers run are left out."""
+    thought = ""
+    for item in items:
+        kind = item.get("type", "message")
+        if kind == "reasoning":
+            parts = item.get("content") or item.get("summary") or ()
+            thought = text_of(parts)
+            continue
+        message = _message(kind, item)
+        if message is not None:
+            if thought and message.get("role") == "assistant":
+                message["reasoning_content"] = thought
+            thought = ""
+            yield message
+
+
+def _message(kind: object, item: Mapping[str, Any]) -> Object | None:
+    id = item.get("call_id")
+    if kind in ("function_call", "custom_tool_call"):
         function = {"name": item.get("name"), "arguments": item.get("arguments")}
-        call = {"id": item.get("call_id"), "type": "function", "function": function}
+        call = {"id": id, "type": "function", "function": function}
+        if kind == "custom_tool_call":
+            call = {"id": id, "custom": {"name": item.get("name"), "input": item.get("input")}}
         return {"role": "assistant", "content": None, "tool_calls": [call]}
-    if kind == "function_call_output":
-        of = item.get("call_id")
-        return {"role": "tool", "tool_call_id": of, "content": item.get("output")}
+    if kind in ("function_call_output", "custom_tool_call_output"):
+        output = item.get("output")
+        told = [_part(part) for part in output] if isinstance(output, list) else output
+        return {"role": "tool", "tool_call_id": id, "content": told}
+    if kind != "message":
+        return None
     more = {k: v for k, v in item.items() if k not in ("type", "id", "status", "phase")}
     content = more.get("content")
     if isinstance(content, list):
@@ -114,8 +145,8 @@ class ResponseReply(Struct, tag_field="object", tag="response"):
     tools: list[dict[str, Any]]
     tool_choice: Any
     parallel_tool_calls: bool
-    temperature: float
-    top_p: float
+    temperature: float | None
+    top_p: float | None
     error: None = None
     instructions: None = None
     metadata: dict[str, str] = {}
@@ -128,114 +159,71 @@ class ResponseEvent(Struct):
     sequence_number: Count
 
 
-class ResponsesFormat(Format):
+class ResponsesFormat(BlockFormat):
     """response, and its events."""
 
-    prefix = "resp"
-
-    def __init__(
-        self,
-        request: ChatRequest,
-        asked: ResponsesRequest,
-        form: ToolForm,
-        model: str,
-        created: int,
-    ) -> None:
-        super().__init__(request, form, model, created)
+    def __init__(self, asked: ResponsesRequest, request: ChatRequest, served: Served) -> None:
+        super().__init__(request, served)
         self._chat, self._asked = request, asked
-        self._reader = self._readers[0] if self._readers else None
+        self._id = f"resp_{secrets.token_hex(12)}"
         self._items: list[Object] = []
         self._told = 0
 
-    def whole(self, ends: Sequence[Finished], log_probs: Sequence[list[Object]]) -> Reply:
-        self._take(self._said(ends[0].text, ends=True))
-        self._close()
-        return self._reply(ends[0])
+    def reply(self, end: Finished) -> Reply:
+        return self._reply(end)
 
-    def opening(self) -> list[Reply]:
+    def opening(self, first: Tokens | Finished) -> list[Reply]:
         begun = self._reply(None)
-        return [self._event("response.created", response=begun)]
-
-    def pieces(self, index: int, text: str, log_probs: list[Object]) -> list[Reply]:
-        return self._take(self._said(text))
-
-    def endings(self, index: int, finished: Finished) -> list[Reply]:
-        return [*self._take(self._said("", ends=True)), *self._close()]
+        return [
+            self._event("response.created", response=begun),
+            self._event("response.in_progress", response=begun),
+        ]
 
     def closing(self, ends: Sequence[Finished]) -> list[Reply]:
         reply = self._reply(ends[0])
         return [self._event(f"response.{reply.status}", response=reply)]
 
-    def _said(self, text: str, *, ends: bool = False) -> list[Said]:
-        if self._reader is None:
-            return [Said(text)] if text else []
-        return [*self._reader.push(text), *(self._reader.flush() if ends else ())]
-
-    def _take(self, said: Sequence[Said]) -> list[Reply]:
-        """Add to the items; the events of that."""
-        found: list[Reply] = []
-        for one in said:
-            if one.call < 0 and one.text:
-                if not self._is_open("message"):
-                    found += [*self._close(), *self._begin_message()]
-                self._items[-1]["content"][0]["text"] += one.text
-                found.append(self._of_item("response.output_text.delta", 0, delta=one.text))
-            if one.name:
-                found += [*self._close(), *self._begin_call(one)]
-            if one.call >= 0 and one.text:
-                self._items[-1]["arguments"] += one.text
-                kind = "response.function_call_arguments.delta"
-                found.append(self._of_item(kind, delta=one.text))
-        return found
-
-    def _is_open(self, kind: str) -> bool:
-        last = self._items[-1] if self._items else {}
-        return last.get("type") == kind and last["status"] == "in_progress"
-
-    def _begin_message(self) -> list[Reply]:
-        part: Object = {"type": "output_text", "text": "", "annotations": []}
-        item = {"type": "message", "id": f"msg_{secrets.token_hex(12)}", "role": "assistant"}
-        self._items.append({**item, "status": "in_progress", "content": [part]})
-        added = self._event(
-            "response.output_item.added",
-            output_index=len(self._items) - 1,
-            item={**self._items[-1], "content": []},
-        )
+    def begun(self, block: AnswerBlock) -> list[Reply]:
+        head, part = _begun(block)
+        item = {"id": f"{_IDS[block.kind]}_{secrets.token_hex(12)}", **head}
+        self._items.append(item if part is None else {**item, "content": [part]})
+        shown = item if part is None else {**item, "content": []}
+        added = self._event("response.output_item.added", output_index=self._at, item={**shown})
+        if part is None:
+            return [added]
         return [added, self._of_item("response.content_part.added", 0, part={**part})]
 
-    def _begin_call(self, said: Said) -> list[Reply]:
-        item = {"type": "function_call", "id": f"fc_{secrets.token_hex(12)}", "call_id": said.id}
-        self._items.append({**item, "name": said.name, "arguments": "", "status": "in_progress"})
-        at = len(self._items) - 1
-        return [
-            self._event("response.output_item.added", output_index=at, item={**self._items[-1]})
-        ]
-
-    def _close(self) -> list[Reply]:
-        """The last item is complete."""
-        found: list[Reply] = []
-        if self._is_open("message"):
-            part = self._items[-1]["content"][0]
-            found.append(self._of_item("response.output_text.done", 0, text=part["text"]))
-            found.append(self._of_item("response.content_part.done", 0, part={**part}))
-        elif self._is_open("function_call"):
-            arguments = self._items[-1]["arguments"]
-            kind = "response.function_call_arguments.done"
-            name = self._items[-1]["name"]
-            found.append(self._of_item(kind, arguments=arguments, name=name))
+    def added(self, block: AnswerBlock, text: str) -> list[Reply]:
+        if block.kind == "call":
+            self._items[-1]["arguments"] += text
         else:
-            return []
-        self._items[-1]["status"] = "completed"
-        at, item = len(self._items) - 1, {**self._items[-1]}
-        return [*found, self._event("response.output_item.done", output_index=at, item=item)]
+            self._items[-1]["content"][0]["text"] += text
+        return [self._of_item(f"response.{_EVENTS[block.kind]}.delta", delta=text)]
+
+    def ended(self, block: AnswerBlock) -> list[Reply]:
+        item, kind = self._items[-1], f"response.{_EVENTS[block.kind]}.done"
+        if block.kind == "call":
+            found = [self._of_item(kind, arguments=block.text)]
+        else:
+            part = {**item["content"][0]}
+            found = [
+                self._of_item(kind, text=block.text),
+                self._of_item("response.content_part.done", 0, part=part),
+            ]
+        item["status"] = "completed"
+        done = self._event("response.output_item.done", output_index=self._at, item={**item})
+        return [*found, done]
+
+    @property
+    def _at(self) -> int:
+        return len(self._items) - 1
 
     def _of_item(self, kind: str, content: int | None = None, **more: Any) -> Reply:
-        if content is not None:
-            more["content_index"] = content
+        if content is not None or "_text." in kind:
+            more["content_index"] = 0
         if kind.startswith("response.output_text"):
             more["logprobs"] = []
-        at, item = len(self._items) - 1, self._items[-1]["id"]
-        return self._event(kind, item_id=item, output_index=at, **more)
+        return self._event(kind, item_id=self._items[-1]["id"], output_index=self._at, **more)
 
     def _event(self, kind: str, **more: Any) -> Reply:
         self._told += 1
@@ -244,28 +232,50 @@ class ResponsesFormat(Format):
     def _reply(self, end: Finished | None) -> ResponseReply:
         cut = end is not None and end.finish_reason == "length"
         done: Literal["completed", "incomplete"] = "incomplete" if cut else "completed"
-        common, chat = self._common, self._chat
         return ResponseReply(
-            id=common["id"],
-            created_at=common["created"],
-            model=common["model"],
+            id=self._id,
+            created_at=self.served.created,
+            model=self.served.model,
             status=done if end is not None else "in_progress",
             output=[{**item} for item in self._items],
-            usage=None if end is None else _usage(end),
+            usage=None if end is None else _usage(end, self.blocks),
             incomplete_details={"reason": "max_output_tokens"} if cut else None,
             tools=self._asked.tools or [],
             tool_choice=self._asked.tool_choice or "auto",
-            parallel_tool_calls=chat.parallel_tool_calls,
-            temperature=chat.temperature,
-            top_p=chat.top_p,
+            parallel_tool_calls=self._chat.parallel_tool_calls,
+            temperature=self._chat.temperature,
+            top_p=self._chat.top_p,
         )
 
 
-def _usage(end: Finished) -> Object:
+_IDS = {"thinking": "rs", "text": "msg", "call": "fc"}
+_EVENTS = {
+    "thinking": "reasoning_text",
+    "text": "output_text",
+    "call": "function_call_arguments",
+}
+
+
+def _begun(block: AnswerBlock) -> tuple[Object, Object | None]:
+    """The item that a block is, as it begins, and its one part of content, if it has one."""
+    more: Object = {"status": "in_progress"}
+    if block.kind == "call":
+        told = {"call_id": block.call_id, "name": block.name, "arguments": ""}
+        return {"type": "function_call", **told, **more}, None
+    if block.kind == "thinking":
+        return {"type": "reasoning", "summary": [], **more}, {"type": "reasoning_text", "text": ""}
+    part: Object = {"type": "output_text", "text": "", "annotations": []}
+    return {"type": "message", "role": "assistant", **more}, part
+
+
+def _usage(end: Finished, blocks: Sequence[AnswerBlock]) -> Object:
+    # Tokens are not told apart by what they say: those of a thought are estimated by its length.
+    said = sum(len(one.text) for one in blocks)
+    thought = sum(len(one.text) for one in blocks if one.kind == "thinking")
     return {
         "input_tokens": end.prompt_tokens,
-        "input_tokens_details": {"cached_tokens": end.cached_tokens},
+        "input_tokens_details": {"cached_tokens": end.cached_tokens, "cache_write_tokens": 0},
         "output_tokens": end.new_tokens,
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": {"reasoning_tokens": end.new_tokens * thought // max(said, 1)},
         "total_tokens": end.prompt_tokens + end.new_tokens,
     }

@@ -1,4 +1,7 @@
-"""Tools: reads the calls of tools out of an answer that comes in pieces (see types.tool_forms)."""
+"""Tools: reads thoughts, text and calls of tools out of an answer that comes in pieces.
+
+For the forms of calls see types.tool_forms, for the tags of thoughts types.thinking.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from typing import Any
 
 import regex
 
+from edgespec.types.thinking import ThoughtReader
 from edgespec.types.tool_forms import Tool, ToolForm
 
 _NEXT = regex.compile(r"\s{0,16}(?:<parameter=([^>\n]{1,256})>|</function>)")
@@ -21,13 +25,46 @@ _AS_PYTHON = {"True": "true", "False": "false", "None": "null"}
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """A piece of an answer: of its text, or, with a `name` as it begins, of the arguments of its
-    call number `call`."""
+    """A piece of an answer: of its text, of a thought if it `thinks`, or, with a `name` as it
+    begins, of the arguments of its call number `call`."""
 
     text: str
     call: int = -1
     id: str = ""
     name: str = ""
+    thinks: bool = False
+
+
+class AnswerReader:
+    """Reads an answer that comes in pieces: what it thinks first, and what it says and calls."""
+
+    def __init__(self, form: ToolForm, tools: Sequence[Tool], tag: str) -> None:
+        """`tools`: those that there are. `tag`: that of its thoughts; "": it has none."""
+        self._thoughts = ThoughtReader(*([tag] if tag else ()))
+        self._calls = CallReader(form, tools) if tools else None
+
+    @property
+    def calls(self) -> int:
+        """How many there were so far."""
+        return self._calls.calls if self._calls else 0
+
+    def push(self, text: str, *, thinks: bool = False) -> list[Said]:
+        """What is certain with this text; `thinks`: the prompt ended within a thought."""
+        return self._read(self._thoughts.push(text, thinks=thinks))
+
+    def flush(self) -> list[Said]:
+        """The answer has ended: the rest of it."""
+        found = self._read(self._thoughts.flush())
+        return [*found, *(self._calls.flush() if self._calls else ())]
+
+    def _read(self, pieces: Sequence[tuple[str, bool]]) -> list[Said]:
+        found: list[Said] = []
+        for text, thinks in pieces:
+            if thinks or self._calls is None:
+                found.append(Said(text, thinks=thinks))
+            else:
+                found += self._calls.push(text)
+        return found
 
 
 class CallReader:

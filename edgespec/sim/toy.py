@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from edgespec.errors import ConfigError
 from edgespec.sim.toy_model import toy_next
@@ -47,11 +48,20 @@ class ToyCodec:
         return [ord(c) % VOCABULARY for c in text if c != " "]
 
     def encode_chat(
-        self, messages: Sequence[Message], most: int, tools: Sequence[Tool] = ()
+        self,
+        messages: Sequence[Message],
+        most: int,
+        tools: Sequence[Tool] = (),
+        settings: Mapping[str, Any] | None = None,
     ) -> Sequence[int]:
         if tools:
             raise ConfigError("the toy model knows no tools")
         return self.encode("".join(one["content"] for one in messages))
+
+    thought_marks = None
+
+    def opens_thought(self, tokens: Sequence[int]) -> bool:
+        return False
 
     def grammar(self, text: str) -> Grammar:
         raise ConfigError("the toy model knows no grammar")

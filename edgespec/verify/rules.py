@@ -8,7 +8,7 @@ the same rules.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -39,22 +39,68 @@ class Grammar(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class ThoughtLimit:
+    """Ends a thought after `budget` tokens of it: the tokens of the `closing` mark come there.
+
+    A thought has begun with the prompt if there is no `opening` mark, else with an answer that has
+    it first. One that has been closed by then is not touched.
+    """
+
+    budget: int
+    opening: tuple[int, ...]
+    closing: tuple[int, ...]
+
+    def forced(self, answer: Answer) -> int | None:
+        """The token that has to come after that answer; None: any may."""
+        begun, size = len(self.opening), len(self.closing)
+        at = len(answer) - begun - self.budget
+        if not 0 <= at < size or answer[:begun] != self.opening:
+            return None
+        ends = range(size, begun + self.budget + 1)
+        if any(answer[end - size : end] == self.closing for end in ends):
+            return None
+        return self.closing[at]
+
+
+@dataclass(frozen=True, slots=True)
 class Rules:
     """All rules of one request.
 
-    Added to the logits, before temperature and filters, as OpenAI's API has it: `bias`, pairs of a
-    token and what it gets; less `presence` for a token that the answer has, and less `frequency`
-    for each time that it has it. Then what the `grammar` forbids goes.
+    First the logits of tokens that the `prompt` or the answer has are divided by `repetition`,
+    those below 0 multiplied (Keskar et al., CTRL, section 4.1). Then is added to them, before
+    temperature and filters, as OpenAI's API has it: `bias`, pairs of a token and what it gets; less
+    `presence` for a token that the answer has, and less `frequency` for each time that it has it.
+    Then what the `grammar` forbids goes, and `ends` in an answer of fewer than `least` tokens.
+    Where the `thought` has to end, all but its next token goes.
     """
 
     grammar: Grammar | None = None
     presence: float = 0.0
     frequency: float = 0.0
     bias: tuple[tuple[int, float], ...] = ()
+    repetition: float = 1.0
+    prompt: frozenset[int] = frozenset()
+    least: int = 0
+    ends: tuple[int, ...] = ()
+    thought: ThoughtLimit | None = None
+
+    def begun(self, prompt: Sequence[int], grammar: Grammar | None, *, thinks: bool) -> Rules:
+        """These and that grammar, after that prompt, which ends within a thought if it `thinks`. An
+        answer that a grammar holds has no thought."""
+        seen = frozenset(prompt) if self.repetition != 1 else frozenset()
+        thought = self.thought if grammar is None else None
+        if thought is not None and thinks:
+            thought = replace(thought, opening=())
+        return replace(self, grammar=grammar, prompt=seen, thought=thought)
 
     def __bool__(self) -> bool:
         """Whether they change anything."""
-        return self.grammar is not None or bool(self.presence or self.frequency or self.bias)
+        held = self.grammar is not None or self.thought is not None
+        return held or self._adds or bool(self.least and self.ends)
+
+    @property
+    def _adds(self) -> bool:
+        return bool(self.presence or self.frequency or self.bias) or self.repetition != 1
 
     def applied(self, logits: Logits, answer: Answer) -> Logits:
         """The logits [V] of the token after that answer, as a new array.
@@ -62,11 +108,21 @@ class Rules:
         Raises ConfigError if nothing is left, or a bias is for a token that the model lacks.
         """
         found = np.array(logits)
-        if self.presence or self.frequency or self.bias:
+        if self._adds:
             found = found.astype(np.float64)
             self._add(found, answer)
         if self.grammar is not None:
             self._forbid(found, self.grammar, answer)
+        if len(answer) < self.least:
+            found[[token for token in self.ends if token < len(found)]] = -np.inf
+            if not (found > -np.inf).any():
+                raise ConfigError(
+                    f"min_tokens is {self.least}, and after the first {len(answer)} tokens of the "
+                    "answer nothing may come but its end"
+                )
+        if self.thought is not None and (token := self.thought.forced(answer)) is not None:
+            found[:] = -np.inf
+            found[token] = 0.0
         return found
 
     @staticmethod
@@ -83,6 +139,10 @@ class Rules:
         logits[len(mask) :] = -np.inf
 
     def _add(self, logits: Logits, answer: Answer) -> None:
+        if self.repetition != 1:
+            seen = np.array(sorted(self.prompt.union(answer)), np.int64)
+            at = logits[seen]
+            logits[seen] = np.where(at > 0, at / self.repetition, at * self.repetition)
         for token, value in self.bias:
             if token >= len(logits):
                 raise ConfigError(f"logit_bias names token {token}; the last is {len(logits) - 1}")

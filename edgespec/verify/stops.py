@@ -52,6 +52,8 @@ class StopScanner:
         self._held = ""
         self.stopped = False
         """Whether a stop string has been completed."""
+        self.found = ""
+        """That stop string."""
 
     def push(self, text: str) -> tuple[str, bool]:
         """Add `text`; return what may be shown now, and whether a stop string has been completed.
@@ -69,6 +71,7 @@ class StopScanner:
             if completed:
                 self.stopped = True
                 self._held = ""
+                self.found = pending[index + 1 - completed : index + 1]
                 return pending[: index + 1 - completed], True
         safe = len(pending) - max(self._matched)
         self._held = pending[safe:]

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from msgspec import Meta
+from msgspec import Meta, field
 
-from edgespec.types.record import MOST_CHARS, Finite, Numbers, Record, Some, Text
+from edgespec.types.record import MOST_CHARS, Finite, Int64, Numbers, Record, Some, Text
 from edgespec.types.tool_forms import Tool
+from edgespec.types.usual_sampling import NOTHING_SAID, UsualSampling
 from edgespec.wire.messages import Message, require
 
 MOST_BIASES = 1024
 """Tokens of a request whose logits are changed, at most."""
 
 
-MOST_MESSAGES, MOST_TOOLS = 4096, 128
+MOST_MESSAGES, MOST_TOOLS, MOST_SETTINGS = 4096, 128, 32
 """Of a conversation."""
+
+
+Setting = Text | Int64 | Finite | bool | None
+"""Of a chat template."""
 
 
 class TokenBias(Record, frozen=True):
@@ -36,16 +41,19 @@ class ToolCall(Record, frozen=True):
 
 class ChatMessage(Record, frozen=True):
     """A message of a conversation; a part of Submit. `tool_call_id`: of the call whose result it
-    is, with the role "tool"."""
+    is, with the role "tool". `reasoning`: what the model thought before it said that."""
 
     role: Annotated[Text, Meta(min_length=1)]
     content: Text
     tool_calls: Some[ToolCall] = ()
     tool_call_id: Text = ""
+    reasoning: Text = ""
 
     def as_json(self) -> dict[str, Any]:
         """As OpenAI's chats have it, and chat templates read it."""
         told: dict[str, Any] = {"role": self.role, "content": self.content}
+        if self.reasoning:
+            told["reasoning_content"] = self.reasoning
         if self.tool_calls:
             told["tool_calls"] = [
                 {
@@ -69,17 +77,21 @@ class Submit(Message, tag=40, frozen=True):
     the likeliest tokens are wanted for each token, from 0 to 20, with log-probabilities; -1: not
     even the token's own. `scope`: the user on whose behalf a client with many users asks, by the
     client's own name; the coordinator's node replaces it by its own name for that user of that
-    client. `grammar`: what the answer may be, as types.grammar_spec writes it. The penalties and
-    `logit_bias`: see verify.rules.Rules. Raises ValueError for a conversation that is too long.
+    client. `grammar`: what the answer may be, as types.grammar_spec writes it. The penalties,
+    `logit_bias` and `min_tokens`: see verify.rules.Rules. `stop_token_ids` end the answer as the
+    model's own ends do. `settings`: for the chat template, by the names that it knows.
+    `thinking_budget`: tokens after which a thought ends; -1: it has no such limit. With
+    `max_new_tokens` 0 the prompt is counted and not answered. How to sample that is None is as the
+    model publishes it (Status.usual). Raises ValueError for a conversation that is too long.
     """
 
     tag: int
     prompt: Text
     max_new_tokens: int
-    temperature: Finite
-    top_k: int
-    top_p: Finite
-    min_p: Finite
+    temperature: Finite | None
+    top_k: int | None
+    top_p: Finite | None
+    min_p: Finite | None
     seed: int
     stop: Some[Text]
     policy: Text
@@ -91,10 +103,18 @@ class Submit(Message, tag=40, frozen=True):
     frequency_penalty: Finite = 0.0
     logit_bias: Annotated[tuple[TokenBias, ...], Meta(max_length=MOST_BIASES)] = ()
     tools: Annotated[tuple[Tool, ...], Meta(max_length=MOST_TOOLS)] = ()
+    repetition_penalty: Finite | None = None
+    min_tokens: int = 0
+    stop_token_ids: Numbers = ()
+    settings: Annotated[dict[Text, Setting], Meta(max_length=MOST_SETTINGS)] = field(
+        default_factory=dict
+    )
+    thinking_budget: int = -1
 
     def __post_init__(self) -> None:
         calls = [call for one in self.messages for call in one.tool_calls]
-        texts = [one.content for one in self.messages] + [call.arguments for call in calls]
+        texts = [text for one in self.messages for text in (one.content, one.reasoning)]
+        texts += [call.arguments for call in calls]
         require(sum(map(len, texts)) <= MOST_CHARS, "the conversation is too long")
 
 
@@ -116,13 +136,16 @@ class Tokens(Message, tag=43, frozen=True):
 
     `log_probs`: if they were asked for, a JSON list with an object a token: "id", "token" (its
     text), "bytes" (a list, or null if it is no whole character and its bytes are not known),
-    "logprob", and "top_logprobs", a list of such objects, best first.
+    "logprob", and "top_logprobs", a list of such objects, best first. `prompt_tokens`: of the
+    prompt; `thinks`: it ends within a thought, which the answer goes on with.
     """
 
     tag: int
     token_ids: Numbers
     text: Text
     log_probs: Text = ""
+    prompt_tokens: int = 0
+    thinks: bool = False
 
 
 class SourceFigures(Record, frozen=True):
@@ -137,7 +160,11 @@ class SourceFigures(Record, frozen=True):
 
 
 class Finished(Message, tag=44, frozen=True):
-    """The one good end of a request: all of it again, with its figures (see docs/figures.md)."""
+    """The one good end of a request: all of it again, with its figures (see docs/figures.md).
+
+    `stop`: the stop string that ended it, if one did. `thinks`: as in Tokens. `sampled`:
+    which of the model's own settings counted, in words; `looped`: the same of an end that only
+    repeats itself."""
 
     tag: int
     text: Text
@@ -160,6 +187,10 @@ class Finished(Message, tag=44, frozen=True):
     cached_tokens: int = 0
     sources: Some[SourceFigures] = ()
     prompt_rows: int = 0
+    stop: Text = ""
+    thinks: bool = False
+    sampled: Text = ""
+    looped: Text = ""
 
 
 class Failed(Message, tag=45, frozen=True):
@@ -235,10 +266,13 @@ class Status(Message, tag=47, frozen=True):
     stage's cache: `rows_live`, which running requests may come to hold with their next token's
     guesses; `rows_kept`, which are held for requests that begin like answered ones, those that
     several share counted once; and `rows_room`, which there is room for, 0 if that has no limit.
+    `row_bytes`: what one takes at most of each layer; 0: not known.
     `home`: the coordinator's own machine, as far as its name and its health go. `plain`: tokens a
     second that plain decoding would give one request on this ring, from what single rows took so
     far, without the time of messages; 0: not known. `tools`: the form in which the model calls
-    tools, by its name in types.tool_forms; "": its template has none of these.
+    tools, by its name in types.tool_forms; "": its template has none of these. `thinking`: the name
+    of the tag within which it thinks; "": it does not. `names`: all by which the model may be asked
+    for, the one to show first. `usual`: how answers are sampled where a request does not say.
     """
 
     ready: bool
@@ -255,6 +289,10 @@ class Status(Message, tag=47, frozen=True):
     rows_live: int = 0
     rows_kept: int = 0
     rows_room: int = 0
+    row_bytes: int = 0
     home: NodeStatus = NodeStatus(0, 0, 0)
     plain: Finite = 0.0
     tools: Text = ""
+    thinking: Text = ""
+    names: Some[Text] = ()
+    usual: UsualSampling = NOTHING_SAID

@@ -65,7 +65,7 @@ class Assign(Message, tag=4, frozen=True):
     one. `ring_key` is the secret of this ring's members. `block_number`: what the block is called
     on the block channel. `head`: how the last stage holds the output head, as a quantisation's
     name; "" for a stage that has none. `rows`: cache rows of all requests together, guesses beyond
-    what is planned not counted.
+    what is planned not counted. `cache_dtype`: of keys and values on a CPU; "": `dtype`.
 
     `number`: that of this assignment. Whatever answers it names it, so that no answer to an earlier
     one counts for this. It goes up while a coordinator runs, from a start of its own: what is lower
@@ -91,11 +91,13 @@ class Assign(Message, tag=4, frozen=True):
     head: Text = ""
     rows: int = 0
     number: int = 0
+    cache_dtype: Text = ""
 
     @property
-    def block(self) -> tuple[str, int, int, str, str, str]:
+    def block(self) -> tuple[str, int, int, str, str, str, str]:
         """What tells the block that is to be loaded from all others."""
-        return self.fingerprint, self.first, self.end, self.quantisation, self.dtype, self.head
+        held = self.quantisation, self.dtype, self.head, self.cache_dtype
+        return self.fingerprint, self.first, self.end, *held
 
 
 class StandBy(Message, tag=8, frozen=True):

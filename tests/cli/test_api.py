@@ -50,12 +50,15 @@ def answers(url: str) -> bool:
 
 
 def test_by_hand_it_says_where_it_listens_and_obeys_a_signal(ring: NodeRing) -> None:
-    with Command("api", "--http", f"{HOST}:0", "--coordinator", str(ring.address)) as command:
+    door = f"{HOST}:{free_port()}"
+    asked = ("--http", f"{HOST}:0", "--coordinator", str(ring.address), "--ollama", door)
+    with Command("api", *asked) as command:
         command.until_out("API at http://")
         url = command.out.split()[-1]
         until(lambda: answers(url), START_S)
         told = httpx.post(f"{url}/v1/completions", json={"prompt": "hello", "max_tokens": 3})
         assert told.json()["usage"]["completion_tokens"] == 3
+        assert httpx.get(f"http://{door}/api/tags").json()["models"][0]["name"] == "toy"
         command.process.send_signal(signal.SIGTERM)
         assert command.process.wait(START_S) == 0
 

@@ -242,11 +242,19 @@ def test_what_is_set_is_shown(chat: Chat) -> None:
     assert done.out == ""
     for name, value in (("temperature", "0.25"), ("stop", "'end'"), ("seed", "0")):
         assert any(line.split()[-2:] == [name, value] for line in done.err.splitlines())
+    assert "1, the model's own" in done.err
 
 
 @pytest.mark.parametrize(
     ("name", "value", "result"),
-    [("seed", "7", 7), ("top_p", "0.5", 0.5), ("stop", "", []), ("policy", "pruned", "pruned")],
+    [
+        ("seed", "7", 7),
+        ("top_p", "0.5", 0.5),
+        ("temperature", "", None),
+        ("repetition_penalty", "1.1", 1.1),
+        ("stop", "", []),
+        ("policy", "pruned", "pruned"),
+    ],
 )
 def test_settings_are_spelt_as_a_person_does(name: str, value: str, result: object) -> None:
     assert getattr(changed(RequestSettings(), name, value), name) == result

@@ -190,7 +190,7 @@ def test_kinds_of_devices_are_no_names(here: Here, folder: Path, quick: None) ->
         (("--with-stage", "2", "--devices", f"3*{NANO}"), "leave --stages, --layers and"),
         (("--with-stage", "3", "--stages", "2"), "the ring has the stages 1 to 2"),
         (("--devices", "nothing"), "nothing"),
-        (("--devices", f"3*{NANO}", "--model", "llama2:13b"), "did you mean llama-2-13b or "),
+        (("--devices", f"3*{NANO}", "--model", "llama2:12b"), "did you mean llama-2-13b or "),
     ],
 )
 def test_what_is_refused_makes_no_cluster(

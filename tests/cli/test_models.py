@@ -12,8 +12,9 @@ from support.checkpoints import write_checkpoint, write_tokenizer
 from support.commands import Done, run_here
 from support.hub import COMMIT, Hub
 
+from edgespec.model import hub_download
 from edgespec.model.hub_cache import is_here
-from edgespec.planning.catalogue import MODELS
+from edgespec.planning.catalogue import MODELS, REFUSED
 
 Here = Callable[..., Done]
 
@@ -75,9 +76,46 @@ def test_one_model_and_the_json(here: Here, cache: Path) -> None:
     every = json.loads(here("models", "--json").out)
     assert [model["name"] for model in every["models"]] == list(MODELS)
     assert every["others_here"] == []
-    here("models", "qwen-3:8b").assert_refused("did you mean qwen3-8b or ")
+    assert set(every["refused"]) == set(REFUSED)
+    here("models", "qwen-3:8").assert_refused("did you mean qwen3-8b or ")
     here("models", "org/name").assert_refused("org/name has no short name")
     here("models", "--stages", "0").assert_refused("a ring has 1 to")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("models",),
+        ("pull",),
+        ("init", "--stages", "2", "--model"),
+        ("plan", "--devices", "jetson-orin-nano-8gb", "--model"),
+        ("demo", "--model"),
+    ],
+)
+def test_a_model_that_does_not_run_is_refused_everywhere(
+    here: Here, cache: Path, command: tuple[str, ...]
+) -> None:
+    here(*command, "gemma4:26b").assert_refused(
+        "gemma4:26b does not run: its layers have keys of different shapes", "use gemma-3-12b"
+    )
+
+
+def test_what_fits_some_boards_is_listed_with_its_speed(here: Here) -> None:
+    boards = "3*jetson-orin-nano-8gb"
+    listed = {
+        m["name"]: m for m in json.loads(here("models", "--fits", boards, "--json").out)["models"]
+    }
+    assert {"qwen3-14b", "gpt-oss-20b", "smollm3-3b"} <= set(listed)
+    assert not {"qwen3-32b", "llama-3.3-70b"} & set(listed)
+    one = listed["qwen3-14b"]
+    assert sum(one["layers"]) == MODELS["qwen3-14b"].sizes.layers
+    assert len(one["needed_bytes"]) == len(one["layers"])
+    assert 4 < one["plain_tokens_per_second"] < listed["qwen3-8b"]["plain_tokens_per_second"]
+    table = here("models", "--fits", boards).out.split()
+    assert table.index("gpt-oss-20b") < table.index("qwen3-14b") < table.index("qwen3-8b")
+    (alone,) = json.loads(here("models", "qwen3:8b", "--fits", boards, "--json").out)["models"]
+    assert alone["name"] == "qwen3-8b"
+    here("models", "llama-3.3-70b", "--fits", boards).assert_refused("no model", code=1)
 
 
 def test_the_words_of_others_lead_to_ours(here: Here) -> None:
@@ -167,3 +205,39 @@ def test_pull_refuses_before_it_downloads(hub: Hub, tmp_path: Path) -> None:
         assert (code, out) == (2, ""), word
         assert word in err
     assert "pytorch_model.bin" not in hub.fetched()
+
+
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [
+        (("pull", "qwen3-8b"), 2),
+        (("demo", "--model", "qwen3-8b"), 2),
+        (("plan", "--devices", "2*jetson-orin-nano-8gb", "--model", "org/unknown"), 2),
+        (("init", "--stages", "4", "--model", "qwen3-8b"), 0),
+        (("init", "--stages", "4", "--model", "org/unknown"), 0),
+    ],
+)
+def test_without_a_network_one_try_is_made_and_one_sentence_said(
+    here: Here,
+    cache: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    command: tuple[str, ...],
+    code: int,
+) -> None:
+    tried = []
+
+    def refuse(address: tuple[str, int], *_: object) -> None:
+        tried.append(address)
+        raise OSError("Network is unreachable")
+
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("edgespec.model.hub_download.socket.create_connection", refuse)
+    hub_download._is_reachable.cache_clear()
+    monkeypatch.setenv("EDGESPEC_CLUSTER", str(cache / "cluster"))
+    done = here(*command)
+    hub_download._is_reachable.cache_clear()
+    assert (done.code, len(tried)) == (code, 1), done
+    assert "Traceback" not in done.err
+    said = [line for line in done.err.splitlines() if "the hub cannot be reached" in line]
+    assert len(said) == 1
+    assert hub_download._CONNECT_S <= 3

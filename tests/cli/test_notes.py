@@ -155,6 +155,20 @@ def test_the_colours_of_runs(plain: tuple[str, str] | None) -> None:
         assert "4 of them, 2.00 tokens each" in raw
 
 
+def test_a_thought_is_dim_on_a_terminal_and_as_it_is_elsewhere(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    said = ("<thi", "nk>\nIt is noon?", "\n</thi", "nk>\n\nNoon", ".")
+    with Terminal() as terminal:
+        view = AnswerView(Notes())
+        view.follow(iter(streamed(*said)))
+        raw = terminal.raw.replace("\r", "")
+    assert "\033[2mIt is noon?\033[0m\n\nNoon.\n" in raw
+    assert view.text == "".join(said), "the answer itself is what it is"
+    AnswerView(Notes()).follow(iter(streamed(*said)))
+    assert capfd.readouterr().out == "".join(said) + "\n"
+
+
 def test_without_a_terminal_there_are_no_colours(capfd: pytest.CaptureFixture[str]) -> None:
     show(streamed("one", " two"), False, Notes(), speculation=True)
     out, err = capfd.readouterr()

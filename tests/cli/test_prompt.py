@@ -19,8 +19,7 @@ from support.commands import COMMAND, PATIENCE_S, Command, Done, run, run_here, 
 from support.nodes import NodeRing, until
 from support.rings import submit
 
-from edgespec.daemon.process import EXIT_NO_READER
-from edgespec.errors import ConfigError
+from edgespec.errors import EXIT_NO_READER, ConfigError
 from edgespec.sim.toy import text_of
 from edgespec.types.record import MOST_CHARS
 from edgespec.wire.client_messages import Finished

@@ -95,7 +95,7 @@ def test_a_system_message_makes_it_a_conversation(
     asked: list[object] = []
     encode = ring.codec.encode_chat
 
-    def encode_chat(_: object, messages: object, most: int, tools: object) -> Sequence[int]:
+    def encode_chat(_: object, messages: object, most: int, *more: object) -> Sequence[int]:
         asked.append(messages)
         return encode(messages, most)
 

@@ -10,7 +10,14 @@ import pytest
 
 from edgespec.config import Address
 from edgespec.daemon.api_keys import FILE, KEY_BYTES, ApiKeys
-from edgespec.daemon.api_process import HTTP_PORT, http_address, needs_keys, served_http
+from edgespec.daemon.api_process import (
+    HTTP_PORT,
+    http_address,
+    needs_keys,
+    ollama_address,
+    options_of,
+    served_http,
+)
 from edgespec.daemon.cluster import ClusterFolder, ClusterSettings
 from edgespec.errors import AccessRefused, ConfigError
 
@@ -119,6 +126,16 @@ def test_other_machines_need_a_key(folder: ClusterFolder, host: str) -> None:
         served_http(http, folder)
     ApiKeys(folder.path).new("x")
     assert served_http(http, folder) == Address(host, 8000)
+
+
+def test_ollamas_clients_have_an_address_of_their_own(folder: ClusterFolder) -> None:
+    assert ollama_address("", folder) is None
+    door = ollama_address("127.0.0.1", folder)
+    assert door == Address("127.0.0.1", 11434)
+    assert options_of(door, ["a"]) == ("--ollama", "127.0.0.1:11434", "--alias", "a")
+    assert options_of(None, ()) == ()
+    with pytest.raises(ConfigError, match=r"--ollama 0\.0\.0\.0:11434 can be reached"):
+        ollama_address("0.0.0.0", folder)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost"])

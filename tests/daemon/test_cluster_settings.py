@@ -21,6 +21,8 @@ from edgespec.errors import ConfigError
     [
         ({"stages": 0}, "0 stages"),
         ({"dtype": "int7"}, "unknown dtype"),
+        ({"cache_dtype": "int8"}, "caches in 'int8' of a ring in float32; one in float32 may"),
+        ({"cache_dtype": "float16", "dtype": "bfloat16"}, "caches in 'float16' of a ring in bf"),
         ({"quant": "int3"}, "unknown quantisation"),
         ({"head_quant": "auto"}, "unknown quantisation"),
         ({"draft_quant": ""}, "unknown quantisation"),

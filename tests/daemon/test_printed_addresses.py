@@ -50,7 +50,7 @@ def test_the_api(
     monkeypatch.setattr(api, "opened", on_loopback)
     monkeypatch.setattr(api, "AsyncClient", lambda *_: SimpleNamespace(status=None))
     ends = SimpleNamespace(run=lambda sockets: None)
-    monkeypatch.setattr(api, "server_of", lambda service, accepts: ends)
+    monkeypatch.setattr(api, "server_of", lambda *_: ends)
     api.run_api(api.ApiConfig(EVERYWHERE, Address(LOOPBACK, 9)), folder)
     told = capsys.readouterr().out
     port = told.rpartition(":")[2].strip()

@@ -207,24 +207,26 @@ def test_no_more_share_a_segment_than_fill_the_ring(stages: int, live: int) -> N
 
 
 def test_requests_of_one_share_leave_in_turn() -> None:
-    """Those of which nothing has left for longest go first."""
+    """Those of which nothing has left for longest go first: from when all prompts are read, none is
+    a segment ahead of another by more than one."""
     fake = FakeRing(2, live=6)
     recorder = Recorder(fake)
     for tag in range(6):
         fake.ring.submit(submit(tag, "hello", 30, "autoregressive", tag))
     fake.ring.run()
     sent = dict.fromkeys(range(1, 7), 0)
-    for segment in recorder.segments[:60]:
+    read = max(n for n, s in enumerate(recorder.segments) if any(p.committed for p in s.parts))
+    for segment in recorder.segments[read + 1 : 60]:
         for part in segment.parts:
-            sent[part.request] += 1
-            assert max(sent.values()) - min(sent.values()) <= 2
+            sent[part.request] += not part.committed
+        assert max(sent.values()) - min(sent.values()) <= 1
 
 
 # --- prompts among answers ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("price", "rows"), [(0.0, 64), (0.1, 8), (0.02, 48), (10.0, 8)])
-def test_beside_answers_so_much_of_a_prompt_leaves_that_a_step_takes_twice_as_long_at_most(
+@pytest.mark.parametrize(("price", "rows"), [(0.0, 64), (0.1, 32), (0.05, 56), (10.0, 8)])
+def test_beside_answers_so_much_of_a_prompt_leaves_that_they_keep_a_quarter_of_their_pace(
     price: float, rows: int
 ) -> None:
     """A row more takes `price` of a step of one; 8 rows leave however long they take."""

@@ -21,6 +21,7 @@ from edgespec.drafting.grower import TreeGrower
 from edgespec.drafting.hybrid import HybridGuesser
 from edgespec.drafting.independent import IndependentGuesser
 from edgespec.drafting.ngram import NgramGuesser
+from edgespec.model import layer_plan
 from edgespec.model.ends import OutputHead
 from edgespec.model.kv_cache import TwoRegionCache
 from edgespec.model.loader import Checkpoint
@@ -247,8 +248,12 @@ groups."""
 
 
 def test_work_is_let_in_between_layers_and_changes_no_guess(
-    draft: TreeGrower, base: Path, request: pytest.FixtureRequest
+    draft: TreeGrower,
+    base: Path,
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(layer_plan, "LOOK", 1)  # else all layers of a small draft are one call
     head, calls = OutputHead(Checkpoint(base)), 0
 
     def call() -> None:

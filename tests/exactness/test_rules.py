@@ -26,10 +26,11 @@ from support.torch_rings import request, tokenizer, torch_ring, transformers_mod
 from edgespec.drafting.grower import TreeGrower
 from edgespec.drafting.ngram import NgramGuesser
 from edgespec.errors import RequestFailed
+from edgespec.model.tokenizer import Tokenizer
 from edgespec.policy.registry import POLICIES
 from edgespec.types.grammar_spec import LAYOUT, json_spec, spec
 from edgespec.types.tool_forms import HERMES, Tool
-from edgespec.verify.rules import Mask
+from edgespec.verify.rules import Mask, ThoughtLimit
 from edgespec.verify.sampling import Sampling
 from edgespec.wire.client_messages import Finished, Submit, TokenBias
 
@@ -56,6 +57,7 @@ PENALTIES: dict[str, Any] = {
     "presence_penalty": 1.5,
     "frequency_penalty": 0.7,
     "logit_bias": (TokenBias(5, 3.0), TokenBias(17, -100.0)),
+    "repetition_penalty": 1.3,
 }
 
 
@@ -111,6 +113,8 @@ def by_schema(schema: object) -> Callable[[Sequence[int], np.ndarray], np.ndarra
 
 def with_penalties(tokens: Sequence[int], logits: np.ndarray) -> np.ndarray:
     """The logits by PENALTIES, written down one by one."""
+    for token in {*tokenizer().encode(PROMPT), *tokens}:
+        logits[token] *= 1 / 1.3 if logits[token] > 0 else 1.3
     for one in PENALTIES["logit_bias"]:
         logits[one.token] += one.bias
     for token in set(tokens):
@@ -129,6 +133,65 @@ def test_three_stages_give_what_transformers_gives_under_a_schema() -> None:
 def test_three_stages_give_what_transformers_gives_with_penalties() -> None:
     ask = replace(asked("flowspec", **PENALTIES), max_new_tokens=24)
     assert answer(torch_ring(3), ask).token_ids == plainly(with_penalties, 24)
+
+
+@pytest.mark.parametrize("policy", tiered(sorted(POLICIES), ["flowspec"]))
+def test_an_answer_has_as_many_tokens_as_it_has_to(policy: str) -> None:
+    """Its end is what the model likes best, and comes as soon as it may; a token that ends it for
+    this request alone may not come before either."""
+    (end,) = tokenizer().eos_ids
+    first, *_ = plainly(lambda tokens, logits: logits, 1)
+    rules: dict[str, Any] = {"stop_token_ids": (first,), "min_tokens": 4}
+    rules["logit_bias"] = (TokenBias(end, 100.0),)
+
+    def forbidden(tokens: Sequence[int], logits: np.ndarray) -> np.ndarray:
+        logits[end] = -np.inf if len(tokens) < 4 else np.inf
+        logits[first] = -np.inf
+        return logits
+
+    found = answer(torch_ring(3), asked(policy, **rules))
+    assert found.token_ids == plainly(forbidden, 5)
+    assert (found.token_ids[-1], found.finish_reason) == (end, "stop")
+    stopped = answer(torch_ring(3), asked(policy, stop_token_ids=(first,)))
+    assert (stopped.token_ids, stopped.text, stopped.finish_reason) == ((first,), "", "stop")
+
+
+@pytest.mark.parametrize("policy", tiered(sorted(POLICIES), ["flowspec"]))
+@pytest.mark.parametrize("temperature", tiered([0.0, 0.8], [0.0]))
+def test_a_thought_ends_where_its_budget_does(
+    monkeypatch: pytest.MonkeyPatch, policy: str, temperature: float
+) -> None:
+    """With the tokens of its closing mark, whatever the model would say, and then it goes on."""
+    closing = tuple(tokenizer().encode("</think>")[1:])
+    assert len(closing) > 1
+    monkeypatch.setattr(Tokenizer, "thought_marks", ((3,), closing))
+    monkeypatch.setattr(Tokenizer, "opens_thought", lambda *_: True)
+
+    def forced(tokens: Sequence[int], logits: np.ndarray) -> np.ndarray:
+        if 5 <= len(tokens) < 5 + len(closing):
+            logits[closing[len(tokens) - 5]] = np.inf
+        return logits
+
+    most = 10 + len(closing)
+    ask = asked(policy, 2, temperature, thinking_budget=5, max_new_tokens=most)
+    found = answer(torch_ring(3), ask)
+    assert found.thinks
+    assert found.token_ids[5 : 5 + len(closing)] == closing
+    plain = answer(torch_ring(3), replace(ask, policy="autoregressive"))
+    assert found.token_ids == plain.token_ids
+    if temperature == 0:
+        assert found.token_ids == plainly(forced, most)
+
+
+def test_a_thought_that_is_over_has_no_limit() -> None:
+    limit = ThoughtLimit(4, (1,), (7, 8))
+    assert limit.forced((1, 5, 5, 5)) is None
+    assert limit.forced((1, 5, 5, 5, 5)) == 7
+    assert limit.forced((1, 5, 5, 5, 5, 7)) == 8
+    assert limit.forced((1, 5, 5, 5, 5, 7, 8)) is None
+    for over in ((5, 5, 5, 5, 5), (1, 5, 7, 8, 5), (1, 5, 5, 7, 8), (1, 7, 8, 5, 5, 7)):
+        assert limit.forced(over) is None
+    assert ThoughtLimit(0, (), (7,)).forced(()) == 7
 
 
 # --- every policy, draft and timing -----------------------------------------------------------

@@ -26,7 +26,7 @@ CROSS = ("aarch64-linux-gnu-gcc", "qemu-aarch64-static")
 MOST = 64  # rows
 FEWER = 20  # rows where each takes long
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
-FORMS = ("plain", "plain tail", "int8", "int8 zeros", "int8 short groups", "nf4", "int4")
+FORMS = ("plain", "plain tail", "int8", "int8 zeros", "int8 short groups", "nf4", "int4", "fp8")
 
 pytestmark = pytest.mark.skipif(
     bool(compiled.complaint("products")), reason="no C compiler makes the products here"
@@ -68,6 +68,10 @@ class Parts:
             self.codes = some(*shape).to(dtype)
         elif form.startswith("int8"):
             self.codes = torch.randint(-7, 8, shape, generator=draw).to(torch.int8)
+        elif form == "fp8":  # with numbers below the least normal one
+            numbers = torch.randint(-7, 8, shape, generator=draw) / 512
+            numbers[:, ::2] *= 8
+            self.codes = numbers.to(torch.float8_e4m3fn).view(torch.uint8)
         else:
             self.codes = torch.randint(0, 16, shape, generator=draw).to(torch.uint8)
             self.middle = 8 if form == "int4" else 0
@@ -83,6 +87,8 @@ class Parts:
         scale = self.scale.double().repeat_interleave(self.group, 1)
         if self.form == "nf4":
             return (self.levels[self.codes.int()].double() * scale).float().to(wide)
+        if self.form == "fp8":
+            return (self.codes.view(torch.float8_e4m3fn).double() * scale).to(wide)
         zero = 0 if self.zero is None else self.zero.double().repeat_interleave(self.group, 1)
         return ((self.codes.double() - self.middle) * scale + zero).to(wide)
 
@@ -246,7 +252,7 @@ def test_an_emulated_arm_core_has_the_same_bits(core: str, tmp_path: Path) -> No
 def filed(parts: Parts) -> bytes:
     """What multiply_file.c reads of one product."""
     product = parts.product()
-    matrix = product._matrix._obj  # type: ignore[attr-defined]
+    matrix = product.matrix
     held = [product.held.get(name) for name in ("weight", "scales", "zeros", "order", "bias")]
     tensors = [*held, product.held.get("levels"), parts.rows]
     sizes = [0 if tensor is None else tensor.nbytes for tensor in tensors]

@@ -276,7 +276,11 @@ FULL, SLIDING = families.FULL, families.SLIDING
         ("granite", {"embedding_multiplier": 3.0}),
         ("ministral3", {"rope_parameters": SCALED_QUERIES | {"llama_4_scaling_beta": 0.0}}),
         thorough("smollm3-windows", {"no_rope_layers": [1] * 4}),
-        thorough("olmo3", {"layer_types": [FULL, SLIDING] * 2}),
+        *[
+            thorough(name, {"layer_types": [FULL, SLIDING] * 2})
+            for name in ("olmo3", "exaone4", "cohere2")
+        ],
+        thorough("mixtral", {"sliding_window": WINDOW + 1}),
     ],
 )
 def test_a_mechanism_left_out_or_off_by_one_is_seen(
@@ -289,7 +293,7 @@ def test_a_mechanism_left_out_or_off_by_one_is_seen(
     assert difference(rows, plain_hidden(pipeline.model, tokens)) > VISIBLE
 
 
-@pytest.mark.parametrize("name", ["gemma2", "gemma3_text", "granite"])
+@pytest.mark.parametrize("name", ["gemma", "gemma2", "gemma3_text", "granite"])
 def test_a_missing_scale_of_the_embedding_is_seen(
     zoo: Zoo, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
@@ -304,6 +308,7 @@ def test_a_missing_scale_of_the_embedding_is_seen(
     [
         *[(name, {"final_logit_softcapping": cap}) for name in CAPPED for cap in (None, 4.1)],
         ("granite", {"logits_scaling": 1.8}),
+        ("cohere2", {"logit_scale": 0.4}),
     ],
 )
 def test_another_cap_or_scale_of_the_head_is_seen(
@@ -424,6 +429,37 @@ def test_fused_experts_are_read_one_by_one(zoo: Zoo, tmp_path: Path) -> None:
         wrong.tensor(f"{place}4.down_proj.bias")
 
 
+@pytest.mark.parametrize("kind", ["qwen3_vl", "qwen2_5_vl"])
+def test_the_text_part_of_qwen_s_models_that_see(tmp_path: Path, kind: str) -> None:
+    """Against the whole model, whose tokens have three positions each: of text they are one."""
+    rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 2, 2]}
+    small = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4, "vocab_size": 96}
+    small |= {"num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 512}
+    seeing = {"depth": 1, "hidden_size": 16, "num_heads": 2, "intermediate_size": 16}
+    seeing |= {"out_hidden_size": 32, "patch_size": 14, "fullatt_block_indexes": [0]}
+    seeing |= {"deepstack_visual_indexes": [0]} if kind == "qwen3_vl" else {}
+    text = small | {"rope_parameters": rope, "tie_word_embeddings": True, "head_dim": 16}
+    text |= {"initializer_range": 0.4, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": None}
+    config = AutoConfig.for_model(
+        kind, text_config=text, vision_config=seeing, tie_word_embeddings=True
+    )
+    torch.manual_seed(1)
+    model = AutoModelForImageTextToText.from_config(config, dtype=torch.float64).eval()
+    folder = tmp_path / "m"
+    model.save_pretrained(folder)
+    pipeline = Pipeline(folder, CUTS[2], model=model)
+    tokens = random_tokens(1, 20)
+    assert difference(pipeline.prefill(tokens), plain_hidden(model, tokens)) < TOLERANCE
+    file = folder / "config.json"
+    written = json.loads(file.read_text())
+    inner = written.pop("text_config")
+    if kind == "qwen2_5_vl":  # as it was first published
+        angles = {"type": "mrope", "mrope_section": [4, 2, 2]}
+        inner["rope_theta"] = inner.pop("rope_parameters")["rope_theta"]
+        file.write_text(json.dumps(inner | {"rope_scaling": angles} | written))
+        assert Checkpoint(folder).config.rope_parameters["rope_theta"] == 1e4
+
+
 @pytest.mark.parametrize("name", tiered(["gemma3_text", "ministral3"], ["ministral3"]))
 def test_the_text_part_of_a_model_that_reads_images_runs(
     zoo: Zoo, tmp_path: Path, name: str
@@ -532,7 +568,13 @@ DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
 @pytest.mark.parametrize(
     ("name", "changes", "message"),
     [
-        ("llama", {"model_type": "mixtral"}, r"'mixtral', which .* runs llama, mistral, .*olmo3$"),
+        ("llama", {"model_type": "gpt2"}, r"'gpt2', which .* runs llama, mistral, .*mixtral$"),
+        (
+            "llama",
+            {"model_type": "starcoder2"},
+            "its layers differ.*use qwen2.5-coder-7b$",
+        ),
+        ("llama", {"model_type": "deepseek_v3"}, "latent rows.*use qwen3-30b-a3b-2507$"),
         ("llama", {"model_type": ["llama"]}, r"type \['llama'\].*llama, mistral"),
         ("gemma3_text", {"model_type": "gemma3"}, r"'gemma3', which .* runs llama"),
         (
@@ -540,14 +582,14 @@ DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
             {"model_type": "mistral3", "text_config": {"model_type": "mistral4"}},
             "'mistral4'",
         ),
-        ("qwen3", {"model_type": "qwen3_next"}, r"recurrent state.*such as Qwen 3 \(qwen3"),
-        ("qwen3", QWEN35, r"'qwen3_6'.*linear attention.*such as Qwen 3 \(qwen3"),
-        ("qwen3", {"model_type": "nemotron_h"}, "no single guess can be pruned.*Mistral"),
-        ("gemma3_text", {"model_type": "gemma4"}, "keys of different shapes.*use Gemma 3$"),
+        ("qwen3", {"model_type": "qwen3_next"}, "recurrent state.*use qwen3-8b$"),
+        ("qwen3", QWEN35, "'qwen3_6'.*linear attention.*use qwen3-8b$"),
+        ("qwen3", {"model_type": "nemotron_h"}, "no single guess can be pruned.*use qwen3-8b$"),
+        ("gemma3_text", {"model_type": "gemma4"}, "keys of different shapes.*use gemma-3-4b$"),
         (
             "granitemoehybrid",
             {"layer_types": ["mamba", "attention"] * 2},
-            "without -h- in its name",
+            "recurrent state.*use granite-4-micro$",
         ),
         ("granitemoehybrid", {"num_local_experts": 4}, "with experts"),
         ("gpt_oss", {"num_experts_per_tok": 7}, "a token goes to 7 of 6 experts"),
@@ -555,11 +597,17 @@ DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
         ("gpt_oss", {"partial_rotary_factor": 1 << 20}, "turns 16777216 numbers of a head's 16"),
         (
             "gpt_oss",
-            {"quantization_config": {"quant_method": "mxfp4"}},
-            "mxfp4.*a bfloat16 release",
+            {"quantization_config": {"quant_method": "quark"}},
+            "packed as quark.* a GGUF",
         ),
         ("ministral3", {"rope_parameters": ANGLES}, "llama_4_scaling_beta"),
-        ("phi3", {"rope_scaling": LONGROPE}, r"'longrope'.*angles that change.*llama3"),
+        (
+            "phi3",
+            {"rope_scaling": LONGROPE | {"short_factor": [1.0] * 3}},
+            "no 2 numbers above 0 as short_factor",
+        ),
+        ("phi3", {"rope_scaling": {"rope_type": "longrope"}}, r"'longrope'.*angles that change"),
+        ("llama", {"rope_parameters": LONGROPE | {"rope_theta": 1e4}}, "'longrope'.*angles that"),
         # Kernels would write behind the head, and behind the last one's memory.
         ("phi3", {"partial_rotary_factor": 8.0}, "turns 64 numbers of a head's 8 "),
         ("llama", {"head_dim": 7}, "turns 7 numbers of a head's 7 "),

@@ -30,7 +30,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture(scope="module")
 def hub(folders: dict[str, Path]) -> Iterator[Hub]:
-    with Hub(folders, gated=("org/gated",)) as running:
+    with Hub(folders, gated=("org/gated", "google/gemma-3-4b-it")) as running:
         yield running
 
 
@@ -109,14 +109,15 @@ print(json.dumps(checkpoint.tensor("model.norm.weight").tolist()))
 @pytest.mark.thorough
 def test_every_refusal_says_what_to_do(hub: Hub, tmp_path: Path) -> None:
     code = """
-models = ("org/none", "org/gated", "org/pickled")
+models = ("org/none", "org/gated", "google/gemma-3-4b-it", "org/pickled")
 print(json.dumps([refused(lambda: Checkpoint(model)) for model in models]))
 """
-    unknown, gated, pickled = hub.run(tmp_path, code)
+    unknown, gated, named, pickled = hub.run(tmp_path, code)
     assert "no folder org/none" in unknown
     assert "check the spelling" in unknown
     assert "accept it at https://huggingface.co/org/gated" in gated
     assert "hf auth login" in gated
+    assert named.endswith("then run `hf auth login`; gemma-3-4b.gguf is given to all")
     assert "org/pickled holds pickled weights" in pickled
     assert "safetensors" in pickled
     assert not {"pytorch_model.bin", "model.safetensors"} & set(hub.fetched())

@@ -144,7 +144,7 @@ def test_pickled_weights_alone_are_refused(whole: Path) -> None:
         ({"model_type": None}, "type None"),
         ({"model_type": "gemma4", "auto_map": {"AutoConfig": "evil.Config"}}, "gemma4"),
         ({"num_hidden_layers": "many"}, r"cannot read .*config.json"),
-        ({"quantization_config": {"quant_method": "fp8"}}, "packed as fp8"),
+        ({"quantization_config": {"quant_method": "mxfp8"}}, "packed as mxfp8"),
         (
             {
                 "rope_parameters": {

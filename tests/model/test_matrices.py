@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,9 +11,8 @@ from support.checkpoints import write_checkpoint
 
 from edgespec.config import QUANTISATIONS, Quantisation
 from edgespec.kernels.products import RowProduct
-from edgespec.model import matrices
 from edgespec.model.block_file import BlockFile, write_block
-from edgespec.model.matrices import MatrixReader
+from edgespec.model.matrices import MatrixReader, SideBySide
 from edgespec.model.quantised.linear import dequantised, joined, linear_from
 from edgespec.model.quantised.selftest import made_up
 from edgespec.model.sources import open_source
@@ -100,7 +98,7 @@ def test_matrices_of_a_mapped_file_are_one_where_they_lie(
     assert torch.equal(view, torch.cat(codes))
     assert view.data_ptr() == codes[0].data_ptr()
     assert one_view(codes[::-1]) is None
-    apart_still = isinstance(together, partial) and together.func is matrices._side_by_side
+    apart_still = isinstance(together, SideBySide)
     assert apart_still == (name == "nf4-dq")
     if name == "none":
         assert isinstance(together, RowProduct)

@@ -11,7 +11,17 @@ import torch
 from safetensors.torch import load_file, save_file
 from support.cases import case
 from support.checkpoints import plain_hidden, write_checkpoint, write_family
-from support.packed_folders import PLAIN, Method, awq, compressed, gptq, nf4, write_packed
+from support.packed_folders import (
+    PLAIN,
+    Method,
+    awq,
+    compressed,
+    fp8,
+    gptq,
+    nf4,
+    write_mxfp4,
+    write_packed,
+)
 from support.pipelines import CUTS, Pipeline, difference, random_tokens
 
 from edgespec.config import FILE
@@ -42,7 +52,11 @@ METHODS = [
     nf4(double=False),
     nf4(double=True),
     nf4(double=True, storage=torch.bfloat16),
+    fp8(128),
+    fp8(64, dtype=torch.bfloat16),
+    fp8(None, dtype=torch.bfloat16),
 ]
+E4M3 = torch.float8_e4m3fn
 QUERY = "model.layers.0.self_attn.q_proj."
 NF4_STATE = "weight.quant_state.bitsandbytes__nf4"
 
@@ -89,6 +103,7 @@ def test_blocks_compute_what_transformers_computes_with_the_values(tmp_path: Pat
         "llama-biases": gptq(16, act_order=True),
         "qwen3_moe": awq(8),
         "phi3": replace(compressed(16, symmetric=False), plain=(*PLAIN, "layers.1.mlp.down_proj")),
+        "qwen3": fp8(16),
     }
     for family, method in cases.items():
         with case(family):
@@ -99,6 +114,27 @@ def test_blocks_compute_what_transformers_computes_with_the_values(tmp_path: Pat
             tokens = random_tokens(1, 9)
             flow = pipeline.prefill(tokens)
             assert difference(flow, plain_hidden(pipeline.model, tokens)) < 1e-9
+
+
+def test_gpt_oss_as_it_is_published(tmp_path: Path) -> None:
+    """Its experts' MXFP4, against transformers' own unpacking; and no number in an exponent."""
+    plain = write_family(tmp_path / "m", "gpt_oss", intermediate_size=32)
+    exact = write_mxfp4(plain, tmp_path / "packed")
+    source = open_source(tmp_path / "packed", FILE)
+    values = open_source(exact)
+    assert source.names == values.names
+    assert source.form("model.layers.0.mlp.experts.5.up_proj.weight").kind == "fp4"
+    for name in sorted(source.names):
+        assert torch.equal(source.tensor(name).float(), values.tensor(name).float()), name
+    pipeline, tokens = Pipeline(exact, CUTS[2], source=source), random_tokens(1, 9)
+    flow = pipeline.prefill(tokens)
+    assert difference(flow, plain_hidden(pipeline.model, tokens)) < 1e-9
+    scales = "model.layers.0.mlp.experts.down_proj_scales"
+    damaged = load_file(tmp_path / "packed" / "model.safetensors")[scales]
+    damaged[5, 31, 0] = 255
+    change(tmp_path / "packed", scales, damaged)
+    with pytest.raises(ModelError, match=r"experts.5.down_proj.weight.*what is no number"):
+        open_source(tmp_path / "packed").tensor("model.layers.0.mlp.experts.5.down_proj.weight")
 
 
 def test_a_block_file_holds_the_same_codes(plain: Path, tmp_path: Path) -> None:
@@ -170,6 +206,10 @@ def test_damaged_files_are_named(plain: Path, tmp_path: Path) -> None:
         (nf4(double=True), "weight.nested_absmax", None, "no 'weight.nested_absmax'"),
         (nf4(double=True), "weight.quant_map", torch.zeros(16), "not the levels of NF4"),
         (nf4(double=False), "weight", torch.zeros(8, 1), "'weight' holds 64 codes"),
+        (fp8(64), "weight_scale_inv", torch.zeros(2, 3), "'weight_scale_inv' is float32 of"),
+        (fp8(None), "weight_scale_inv", torch.zeros(2), r"'weight_scale_inv' has the shape \[2\]"),
+        (fp8(96), "weight", torch.zeros(128, 128).to(E4M3), "no whole number of blocks of 96"),
+        (fp8(64), "weight", torch.full((128, 128), torch.nan).to(E4M3), "holds what is no number"),
     ]
     for number, (method, part, tensor, message) in enumerate(damages):
         with case(method.name, part, message):
@@ -188,8 +228,10 @@ GROUP = compressed(32).packing["config_groups"]["group_0"]
 
 
 REFUSED: list[tuple[Any, str]] = [
-    ({"quant_method": "fp8"}, "packed as fp8, .* --quant int8, or a GGUF file of it in Q8_0"),
-    ({"quant_method": "mxfp4"}, "packed as mxfp4, .* take a bfloat16 release"),
+    ({"quant_method": "mxfp8"}, "packed as mxfp8, .* --quant int8, or a GGUF file of it in Q8_0"),
+    ({"quant_method": "fp8", "fmt": "e5m2"}, "FP8 of the kind e5m2"),
+    ({"quant_method": "fp8", "weight_block_size": [128, 24]}, r"FP8 in blocks of \[128, 24\]"),
+    ({"quant_method": "fp8", "weight_block_size": 128}, "FP8 in blocks of 128"),
     ({"quant_method": "hqq"}, "packed as hqq"),
     ({"quant_method": "eetq"}, "packed as eetq, .* --quant int8"),
     ({"quant_method": "quanto"}, "packed as quanto"),

@@ -38,6 +38,8 @@ def test_a_weight_is_what_its_form_says_whatever_the_groups() -> None:
         for group in GROUPS:
             if form.double and group not in (16, 32, 64, 128):
                 continue
+            if form.kind in ("iq4", "fp4") and group == 16:
+                continue
             for out, columns in SHAPES:
                 fits = replace(form, group=group)
                 if group > 0 and columns % group:

@@ -221,12 +221,14 @@ def test_rows_of_several_requests_and_tapped_layers_stay_as_they_are(rows: Rows)
     out = block.forward_joint(tokens, torch.tensor([0, 0]), parts)
     assert out is not None
     assert torch.equal(out[0], out[1])
-    tapped: list[int] = []
+    tapped: list[torch.Tensor] = []
     parts = [CachedPart(1, block.new_cache(8), mask)]
-    block.forward_joint(
-        tokens[:1], torch.tensor([0]), parts, enters=lambda layer, _: tapped.append(layer)
+    last = block.forward_joint(
+        tokens[:1], torch.tensor([0]), parts, aux_layers=range(10), enters=tapped.append
     )
-    assert tapped == list(range(10))
+    assert len(tapped) == 10
+    assert last is not None
+    assert torch.equal(tapped[0], block.embedded(tokens[:1]))
     assert not rows.graphs.warmed
 
 

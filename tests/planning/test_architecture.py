@@ -20,6 +20,7 @@ from edgespec.planning.architecture import (
     matrix_bytes,
 )
 from edgespec.planning.cost_model import ARCHITECTURES
+from edgespec.planning.text_part import text_settings
 
 LLAMA = {
     "model_type": "llama",
@@ -125,6 +126,16 @@ def test_the_weights_add_up_to_the_published_count(
     assert weights == pytest.approx(parameters, rel=1e-3)
 
 
+def test_a_phi_with_angles_for_long_sequences_is_held_to_short_ones() -> None:
+    angles = {"type": "longrope", "short_factor": [1.0], "long_factor": [2.0]}
+    config = {"model_type": "phi3", "max_position_embeddings": 131072, "rope_scaling": angles}
+    config |= {"original_max_position_embeddings": 4096}
+    once = text_settings(config)
+    assert longest_context(config, "config.json") == once["max_position_embeddings"] == 4096
+    assert once["rope_scaling"]["factor"] == 32.0
+    assert text_settings(once) == once
+
+
 def test_head_dim_may_differ_from_hidden_over_heads() -> None:
     of = architecture_of(GEMMA, "config.json")
     assert (of.width, of.kv_width, of.tied) == (2048, 1024, True)
@@ -140,7 +151,8 @@ def test_every_family_is_read(family: str) -> None:
     other = {"shared_intermediate_size": 512, "num_local_experts": 32}
     of = architecture_of({**MIXTURE, **other, "model_type": family}, "config.json")
     assert of.intermediate == {"qwen3_moe": 768, "granitemoehybrid": 512}.get(family, 6144)
-    assert of.experts == {"qwen3_moe": 128, "gpt_oss": 32}.get(family, 0)
+    experts = {"qwen3_moe": 128, "olmoe": 128, "gpt_oss": 32, "mixtral": 32}
+    assert of.experts == experts.get(family, 0)
     assert of.layers == 48
 
 
@@ -168,6 +180,8 @@ def test_a_wrong_field_is_named(field: str) -> None:
     ("change", "message"),
     [
         ({"model_type": "gpt2"}, "model_type is 'gpt2', whose sizes are not known; known ones: "),
+        ({"model_type": "qwen3_5"}, "'qwen3_5', which does not run: .*recurrent.*use qwen3-8b$"),
+        ({"layer_types": ["mamba", "attention"]}, "does not run: .*recurrent state"),
         ({"model_type": None}, "model_type is None"),
         ({"num_key_value_heads": 7}, "num_key_value_heads is 7, which does not divide"),
         ({"num_experts_per_tok": 200}, "num_experts_per_tok is 200, more than"),

@@ -6,14 +6,19 @@ import json
 import re
 from dataclasses import fields
 from importlib import resources
+from pathlib import Path
 
 import pytest
 
-from edgespec.drafting.choice import SOURCES
-from edgespec.planning.architecture import FAMILIES, Architecture
-from edgespec.planning.catalogue import MODELS
+from edgespec.daemon.planning import Quants, model_to_plan
+from edgespec.drafting.choice import NONE, SOURCES
+from edgespec.planning.architecture import FAMILIES, Architecture, gguf_bytes
+from edgespec.planning.catalogue import MODELS, NAMES, REFUSED, squeezed
 from edgespec.planning.cost_model import COST_MODELS
+from edgespec.planning.refused import REASONS, refusal_of
 
+PUBLISHED = json.loads((Path(__file__).parent / "published_sizes.json").read_bytes())
+"""Published figures by the catalogue's names, and where they are from."""
 ON_HUB = re.compile(r"[\w.-]+/[\w.-]+")
 
 
@@ -23,6 +28,59 @@ def test_sizes_add_up_to_the_published_number_of_parameters() -> None:
         weights = of.layers * of.layer_weights + (1 if of.tied else 2) * of.head_bytes // 2
         assert weights == pytest.approx(model.parameters, rel=1e-3), name
         assert model.family in FAMILIES, name
+
+
+def test_plans_have_the_sizes_of_the_published_files() -> None:
+    counted = PUBLISHED["parameters"] | PUBLISHED["text_parameters"]
+    assert len(counted) >= 60
+    for name, parameters in counted.items():
+        asked = model_to_plan(MODELS[name].hub, Quants("none", "none"), NONE).model
+        ends = asked.of.head_bytes * (1 if asked.of.tied else 2)  # read by plan, or left in a file
+        planned = asked.of.layers * asked.costs.layer_bytes + ends
+        assert planned == pytest.approx(2 * parameters, rel=0.03), name
+        assert MODELS[name].file_bytes(MODELS[name].hub) == pytest.approx(2 * parameters, rel=1e-5)
+
+
+def test_the_size_of_a_gguf_file_follows_from_the_config() -> None:
+    files = PUBLISHED["q4_k_m_bytes"]
+    assert len(files) >= 30
+    for name, size in files.items():
+        # The file has a header with the vocabulary, which counts beside a model of 1B.
+        found = gguf_bytes(MODELS[name].sizes, "x-Q4_K_M.gguf")
+        assert found == pytest.approx(size, rel=0.011), name
+    oss = MODELS["gpt-oss-20b"]
+    assert gguf_bytes(oss.sizes, oss.gguf) == pytest.approx(12109566624, rel=0.01)
+    of = MODELS["gemma-3-270m"].sizes  # as llama.cpp's server tells of it
+    assert gguf_bytes(of, "x-Q8_0.gguf") == pytest.approx(285018624, rel=0.01)
+
+
+def test_no_two_models_have_one_name_and_refusals_name_one_that_runs() -> None:
+    every = {**MODELS, **REFUSED}
+    names = [
+        (squeezed(one), name)
+        for name, known in every.items()
+        for one in dict.fromkeys((name, known.hub.partition("/")[2], *known.also))
+    ]
+    assert {NAMES[squeezed_name] for squeezed_name, _ in names} == set(every)
+    for squeezed_name, name in names:
+        assert NAMES[squeezed_name] == name
+    assert len(REFUSED) >= 25
+    for name, refused in REFUSED.items():
+        assert refused.instead in MODELS, name
+        assert refused.refusal.why in REASONS, name
+        assert ON_HUB.fullmatch(refused.hub), name
+        runs = refused.family in FAMILIES
+        assert runs == bool(refused.why), name
+        assert runs or refusal_of({"model_type": refused.family}, FAMILIES), name
+
+
+def test_families_that_are_refused_name_one_that_runs() -> None:
+    for beginning in (*FAMILIES, "gpt2", ""):
+        assert refusal_of({"model_type": beginning}, FAMILIES) is None
+    for kind in ("gemma3n_text", "qwen3next", "deepseek2", "qwen3_vl_moe", "llama4", "falcon-h1"):
+        refusal = refusal_of({"model_type": kind}, FAMILIES)
+        assert refusal is not None
+        assert refusal.instead in MODELS, kind
 
 
 def test_every_entry_leads_somewhere() -> None:

@@ -7,16 +7,20 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
-from support.nodes import HOST, PATIENCE_S, NodeRing, NodeThread, aging, heard, until
+from support import nodes
+from support.nodes import HOST, PATIENCE_S, QUICK, NodeRing, NodeThread, aging, heard, until
 from support.rings import assert_one_end, submit
 from support.tiers import thorough
 
 from edgespec.backends.compute import StageCompute
 from edgespec.errors import CapacityError, EdgespecError, ModelError, PeerLost, RequestFailed
 from edgespec.ring.effects import Stop
+from edgespec.runtime import node as node_module
 from edgespec.runtime.client import Client
 from edgespec.runtime.coordinator_node import CoordinatorNode
 from edgespec.sim.toy_model import FakeBlock
@@ -67,6 +71,34 @@ def test_a_stage_gives_hints_in_its_own_name_alone() -> None:
         assert isinstance(told, Hint)
         assert told.stage == 2
         assert node._for_requests(b"somebody", hint, "") is None
+
+
+def test_nodes_wait_for_what_happens_and_look_at_nothing_in_between(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With beats of a minute an idle ring sleeps; a request, and the end, wake it."""
+    for module in (node_module, nodes):
+        monkeypatch.setattr(module, "LOOK_S", 600.0)
+    monkeypatch.setattr(node_module, "LONGEST_POLL", 600.0)
+    with NodeRing(2, timing=replace(QUICK, beat=60.0, silence=400.0)) as ring:
+        ring.await_up()
+        for _ in range(2):
+            ask = submit(max_new_tokens=10)
+            ring.assert_right(ask, ring.ask(ask))
+        ring.assert_free()
+        polls: list[float] = []
+
+        def counted(timeout: float, poll: Callable[[float], object]) -> object:
+            polls.append(timeout)
+            return poll(timeout)
+
+        for thread in ring.threads.values():
+            transport = thread.node.transport
+            monkeypatch.setattr(transport, "poll", partial(counted, poll=transport.poll))
+        time.sleep(0.5)
+        assert len(polls) <= 2 * len(ring.threads)
+    for thread in ring.threads.values():
+        thread.ended()
 
 
 def test_an_answer_streams_and_its_pieces_are_the_whole() -> None:
@@ -347,7 +379,7 @@ def test_a_failure_of_a_stage_ends_its_request_with_the_stages_name_and_nothing_
         (submit(policy="magic"), "unknown policy 'magic'"),
         (submit(prompt="x" * 400), "400 tokens and the model's context is 400"),
         (submit(prompt=""), "the prompt is empty"),
-        (submit(max_new_tokens=0), "must be at least 1"),
+        (submit(max_new_tokens=-1), "must be at least 0"),
         (submit(stop=("",)), "stop"),
         (Submit(1, "x", 5, -1.0, 0, 1.0, 0.0, 0, (), ""), "temperature is -1.0"),
         (Submit(1, "x", 5, 0.0, 0, 2.0, 0.0, 0, (), ""), "top_p is 2.0"),

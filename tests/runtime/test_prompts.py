@@ -108,7 +108,7 @@ def test_a_template_that_loops_ends_its_own_request_alone() -> None:
     with NodeRing(2) as ring, ring.client() as one, ring.client() as other:
         ring.await_up()
 
-        def encode_chat(messages: Sequence[Message], most: int, tools: object) -> Sequence[int]:
+        def encode_chat(messages: Sequence[Message], most: int, *more: object) -> Sequence[int]:
             return ring.codec.encode(templates.render([dict(m) for m in messages]))
 
         ring.codec.encode_chat = encode_chat  # type: ignore[method-assign]

@@ -20,7 +20,7 @@ import pytest
 import torch
 from support.nodes import until
 from support.real_apis import real_api
-from support.tool_templates import MISTRAL
+from support.tool_templates import MISTRAL, THINKING
 from support.torch_rings import CONTEXT, generated, prompts, tokenizer, transformers_model
 
 from edgespec.daemon.bundled_models import bundled
@@ -366,6 +366,36 @@ def test_a_model_with_another_template_calls_in_its_own_form(tmp_path: Path) -> 
         made = {**first["message"], "content": ""}
         right = codec.encode_chat([*MESSAGES, made, result], tools=[])
         assert last["read"] == len(right)
+
+
+@pytest.mark.thorough
+def test_what_a_model_thinks_is_told_apart_and_the_same_in_every_form(tmp_path: Path) -> None:
+    """The prompt begins the thought, its budget ends it, and what comes then is the text."""
+    folder = Path(shutil.copytree(bundled("base"), tmp_path / "base"))
+    (folder / "chat_template.jinja").write_text(THINKING)
+    with real_api(str(folder)) as (url, _), httpx.Client(base_url=url, timeout=300) as client:
+
+        def told(path: str, **more: Any) -> Any:
+            reply = client.post(path, json={"messages": MESSAGES, "stream": False, **more})
+            assert reply.is_success, reply.text
+            return reply.json()
+
+        settings = {"temperature": 0.8, "seed": 3}
+        asked = {**settings, "max_tokens": NEW}
+        chat = told("/v1/chat/completions", **asked, thinking_budget=5)["choices"][0]["message"]
+        thought, text = chat["reasoning_content"], chat["content"]
+        assert thought
+        assert text
+        blocks = told("/v1/messages", **asked, thinking={"type": "enabled", "budget_tokens": 5})
+        assert [one.get("thinking") or one["text"] for one in blocks["content"]] == [thought, text]
+        options = {**settings, "num_predict": NEW, "thinking_budget": 5}
+        line = told("/api/chat", options=options, think=True)["message"]
+        assert (line["thinking"], line["content"]) == (thought, text)
+        for off in ({"enable_thinking": False}, {"reasoning_effort": "none"}):
+            plain = told("/v1/chat/completions", **asked, **off)["choices"][0]["message"]
+            assert "reasoning_content" not in plain
+        shown = client.post("/api/show", json={"model": "base"}).json()
+        assert "thinking" in shown["capabilities"]
 
 
 @pytest.mark.slow

@@ -47,10 +47,17 @@ class Client:
         return Status(True, (), (NodeStatus(1, 0, 4, state="ready"),), 1, model="m")
 
 
-def asking(loop: asyncio.AbstractEventLoop, accepts: Callable[[str], bool] | None) -> Ask:
-    """How to ask the API without a network."""
+PORT = 8000
+
+
+def asking(
+    loop: asyncio.AbstractEventLoop,
+    accepts: Callable[[str], bool] | None,
+    open_ports: frozenset[int] = frozenset(),
+) -> Ask:
+    """How to ask the API at that port without a network."""
     client = cast(AsyncClient, Client())
-    app = application(Service(client), accepts, routes(client))
+    app = application(Service(client), accepts, routes(client), open_ports)
 
     def ask(path: str, host: bytes, key: str = "") -> int:
         headers = [(b"host", host)]
@@ -67,7 +74,7 @@ def asking(loop: asyncio.AbstractEventLoop, accepts: Callable[[str], bool] | Non
             "root_path": "",
             "query_string": b"",
             "headers": headers,
-            "server": ("192.168.1.5", 8000),
+            "server": ("192.168.1.5", PORT),
             "client": ("192.168.1.6", 40000),
         }
         statuses: list[int] = []
@@ -126,3 +133,14 @@ def test_without_keys_only_the_loopback_is_asked(ask_freely: Ask, path: str, hos
     status = ask_freely("/" if path == "/events" else path, host, "")
     assert status in (200, 403, 404, 405)
     assert status == 403 or LOOPBACK.fullmatch(host.lower())
+
+
+def test_a_port_of_loopback_needs_no_key_beside_one_that_does(
+    loop: asyncio.AbstractEventLoop,
+) -> None:
+    """But a host and an origin as ever."""
+    accepts = KEY.__eq__
+    beside = asking(loop, accepts, frozenset({PORT}))
+    assert beside("/v1/models", b"localhost") == 200
+    assert beside("/v1/models", b"board.local") == 403
+    assert asking(loop, accepts, frozenset({PORT + 1}))("/v1/models", b"localhost") == 401

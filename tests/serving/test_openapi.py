@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import schemathesis
@@ -14,7 +15,7 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 from support.nodes import NodeRing
-from support.tiers import examples
+from support.tiers import examples, thorough
 
 from edgespec.serving.openapi import openapi
 from edgespec.serving.request_bodies import ChatRequest, TextRequest
@@ -35,17 +36,38 @@ OPERATIONS = (
     ("GET", "/healthz"),
     ("GET", "/readyz"),
     ("GET", "/metrics"),
+    ("GET", "/api/tags"),
+    ("GET", "/api/ps"),
+    ("GET", "/api/version"),
+    ("POST", "/api/show"),
+    ("POST", "/api/generate"),
+    ("POST", "/api/chat"),
+    ("POST", "/v1/messages/count_tokens"),
+    ("POST", "/v1/messages"),
     ("POST", "/v1/responses"),
     ("POST", "/v1/chat/completions"),
     ("POST", "/v1/completions"),
 )
 
 
+OF_QUESTIONS = 7
+
+
+def case(method: str, path: str, mode: GenerationMode) -> Any:
+    """Quick in `make test` for what every page and client asks."""
+    quick = (
+        path.startswith(("/v1/m", "/v1/c", "/v1/r", "/health", "/ready", "/metrics"))
+        or path == "/api/chat"
+    )
+    is_quick = quick and (mode is GenerationMode.POSITIVE or not path.startswith(("/v1/m", "/api")))
+    return (method, path, mode) if is_quick else thorough(method, path, mode)
+
+
 @pytest.mark.parametrize(
     ("method", "path", "mode"),
     [
-        *((method, path, GenerationMode.POSITIVE) for method, path in OPERATIONS),
-        *((method, path, GenerationMode.NEGATIVE) for method, path in OPERATIONS[-3:]),
+        *(case(*of, GenerationMode.POSITIVE) for of in OPERATIONS),
+        *(case(*of, GenerationMode.NEGATIVE) for of in OPERATIONS[-OF_QUESTIONS:]),
     ],
 )
 def test_no_request_makes_a_server_error(

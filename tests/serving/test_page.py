@@ -400,12 +400,17 @@ def test_markdown_is_shown_and_makes_nothing_of_a_models_html(watched: Watched) 
       const key = Object.keys(localStorage).find(key => key.startsWith('edgespec-chat-'));
       const chat = JSON.parse(localStorage[key]);
       chat.turns[1].content = text;
+      chat.turns[1].thought = 'What does <b>it</b> want?';
       localStorage[key] = JSON.stringify(chat);
     }""",
         MARKDOWN,
     )
     page.reload()
     is_up(page)
+    thought = page.locator(".turn.assistant .thought")
+    assert thought.evaluate("one => one.open") is False, "it is folded"
+    thought.locator("summary").click()
+    assert thought.locator("p").inner_text() == "What does <b>it</b> want?"
     told = page.locator(".turn.assistant .text")
     assert told.locator("strong").all_inner_texts() == ["bold"]
     assert told.locator("ol > li").all_inner_texts() == ["first", "second"]
@@ -666,7 +671,8 @@ def test_settings_are_kept_and_count(watched: Watched) -> None:
     assert "cut at the limit" in page.inner_text(".figures")
     page.click("#open-settings")
     page.click("#defaults")
-    assert page.input_value("#temperature") == "0"
+    assert page.input_value("#temperature") == ""
+    assert str(page.get_attribute("#temperature", "placeholder")).startswith("0, the model")
 
 
 @pytest.mark.thorough

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import pytest
 
+from edgespec.serving.leniency import header_of
 from edgespec.serving.problems import ApiProblem
 from edgespec.serving.request_bodies import COMPLETION_TOKENS, ChatRequest, TextRequest
 from edgespec.serving.requests import checked, parsed, submits_of
+from edgespec.serving.responses import ResponsesRequest
 from edgespec.types.grammar_spec import json_spec, spec
-from edgespec.wire.client_messages import ChatMessage, Submit, TokenBias
+from edgespec.wire.client_messages import ChatMessage, Submit, TokenBias, ToolCall
 from edgespec.wire.codec import decode, encode
 
 MESSAGES = [{"role": "user", "content": "hello"}]
@@ -32,10 +35,11 @@ def submitted(request: ChatRequest | TextRequest) -> Submit:
     return submit
 
 
-def test_what_is_left_out_is_as_openai_has_it() -> None:
+def test_what_is_left_out_is_as_openai_has_it_and_the_model() -> None:
     asked = chat()
     submit = submitted(asked)
-    assert (submit.temperature, submit.top_p, submit.top) == (1.0, 1.0, -1)
+    assert (submit.temperature, submit.top_p, submit.top) == (None, None, -1)
+    assert (submit.top_k, submit.min_p, submit.repetition_penalty) == (None, None, None)
     assert (asked.stream, asked.with_usage, asked.wait, asked.model) == (False, False, True, "")
     assert asked.limit == 0
     assert submitted(text()).max_new_tokens == COMPLETION_TOKENS
@@ -92,6 +96,31 @@ def test_all_that_the_ring_takes_arrives() -> None:
     assert submitted(chat(logprobs=True)).top == 0
 
 
+def test_limits_and_stops_have_several_names() -> None:
+    for name in ("max_tokens", "max_completion_tokens", "max_output_tokens", "max_new_tokens"):
+        assert submitted(text(**{name: 7})).max_new_tokens == 7
+        assert submitted(chat(**{name: 7})).max_new_tokens == 7
+    assert submitted(text(stop_sequences=["!"])).stop == ("!",)
+    asked = checked(ResponsesRequest, {"input": "hello", "max_tokens": 7, "n": 1, "tools": []})
+    assert asked.max_output_tokens == 7
+
+
+def test_what_another_form_has_is_refused_if_it_would_change_the_answer() -> None:
+    for more in ({"top_k": 4}, {"stop": ["!"]}, {"regex": "a"}, {"n": 2}, {"logit_bias": {"1": 1}}):
+        with pytest.raises(ApiProblem, match="would change the answer"):
+            checked(ResponsesRequest, {"input": "hello", **more})
+    ignored: list[str] = []
+    body = {"prompt": "hello", "seed": 1, "enable_thinking": False, "store": True, "echo": False}
+    assert submitted(checked(TextRequest, body, ignored)) == submitted(text(seed=1))
+    assert ignored == ["enable_thinking", "store"]
+
+
+def test_a_budget_of_thoughts_arrives() -> None:
+    names = ("thinking_budget", "thinking_token_budget", "thinking_budget_tokens")
+    assert {submitted(chat(**{name: 7})).thinking_budget for name in names} == {7}
+    assert submitted(chat()).thinking_budget == -1
+
+
 def test_negative_seeds_are_taken_and_differ() -> None:
     seeds = {submitted(chat(seed=seed)).seed for seed in (-2, -1, 0, 1, -(1 << 63))}
     assert len(seeds) == 5
@@ -130,16 +159,23 @@ def test_texts_of_a_message_are_joined_and_developers_are_the_system() -> None:
         ({"temperature": 2.1}, "temperature"),
         ({"temperature": "hot"}, "temperature"),
         ({"temperature": True}, "temperature"),
-        ({"top_p": 0}, "top_p"),
+        ({"top_p": False}, "top_p"),
+        ({"top_p": -0.1}, "top_p"),
         ({"top_k": 1.5}, "top_k"),
-        ({"top_k": -1}, "top_k"),
+        ({"top_k": -2}, "top_k"),
         ({"min_p": 1.1}, "min_p"),
         ({"seed": 1 << 64}, "seed"),
         ({"seed": "1"}, "seed"),
         ({"max_tokens": 0}, "max_tokens"),
-        ({"max_completion_tokens": -1}, "max_completion_tokens"),
+        ({"max_completion_tokens": -2}, "max_completion_tokens"),
         ({"max_tokens": 1 << 40}, "max_tokens"),
-        ({"stop": ["a"] * 5}, "stop"),
+        ({"stop": ["a"] * 65}, "stop"),
+        ({"stop_token_ids": [-1]}, "stop_token_ids"),
+        ({"min_tokens": -1}, "min_tokens"),
+        ({"repetition_penalty": 0}, "repetition_penalty"),
+        ({"reasoning_effort": 3}, "reasoning_effort"),
+        ({"thinking_budget": -1}, "thinking_budget"),
+        ({"chat_template_kwargs": {"a": []}}, "chat_template_kwargs"),
         ({"stop": [""]}, "stop"),
         ({"stop": [1]}, "stop"),
         ({"stop": "x" * 2000}, "stop"),
@@ -147,7 +183,6 @@ def test_texts_of_a_message_are_joined_and_developers_are_the_system() -> None:
         ({"stream": "yes"}, "stream"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
         ({"stream": True, "stream_options": []}, "stream_options"),
-        ({"stream": True, "stream_options": {"x": 1}}, "stream_options.x"),
         ({"logprobs": 1}, "logprobs"),
         ({"top_logprobs": 3}, "top_logprobs"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
@@ -175,21 +210,25 @@ def test_texts_of_a_message_are_joined_and_developers_are_the_system() -> None:
         ({"tool_choice": {"function": {"name": "f"}}}, "tool_choice"),
         ({"functions": [{}]}, "functions"),
         ({"modalities": ["audio"]}, "modalities"),
-        ({"store": True}, "store"),
         ({"policy": "magic"}, "policy"),
         ({"policy": 3}, "policy"),
         ({"temprature": 1}, "temprature"),
+        ({"Temperature": 1}, "Temperature"),
+        ({"maxTokens": 1}, "maxTokens"),
+        ({"mirostat": 2}, "mirostat"),
+        ({"guided_json": {"type": "object"}}, "guided_json"),
+        ({"extra_body": {"top_k": 1}}, "extra_body"),
         ({"model": 1}, "model"),
         ({"messages": None}, "messages"),
         ({"messages": []}, "messages"),
         ({"messages": "hello"}, "messages"),
         ({"messages": [1]}, "messages[0]"),
-        ({"messages": [{"role": "function", "content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "functions", "content": "x"}]}, "messages[0].role"),
         ({"messages": [{"role": [], "content": "x"}]}, "messages[0].role"),
         ({"messages": [{"role": "user"}]}, "messages[0].content"),
         ({"messages": [{"role": "user", "content": None}]}, "messages[0].content"),
         ({"messages": [{"role": "system", "content": None}]}, "messages[0].content"),
-        ({"messages": [{"role": "assistant"}]}, "messages[0].content"),
+        ({"messages": [{"role": "assistant", "audio": {"id": "a"}}]}, "messages[0].audio"),
         ({"messages": [{"role": "user", "content": 1}]}, "messages[0].content"),
         ({"messages": [{"role": "user", "content": "\ud800"}]}, "messages[0].content"),
         (
@@ -197,7 +236,6 @@ def test_texts_of_a_message_are_joined_and_developers_are_the_system() -> None:
             "messages[0].content[0]",
         ),
         ({"messages": [{"role": "user", "content": [1]}]}, "messages[0].content[0]"),
-        ({"messages": [{"role": "user", "content": "x", "y": 1}]}, "messages[0].y"),
         (
             {"messages": [{"role": "assistant", "content": "x", "tool_calls": [{}]}]},
             "messages[0].tool_calls[0].function",
@@ -229,6 +267,8 @@ def test_what_cannot_be_served_is_refused_by_name(more: dict[str, Any], param: s
         ({"suffix": "x"}, "suffix"),
         ({"logprobs": True}, "logprobs"),
         ({"messages": MESSAGES}, "messages"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
     ],
 )
 def test_completions_refuse_by_name_as_well(more: dict[str, Any], param: str) -> None:
@@ -248,11 +288,12 @@ def test_a_body_that_is_no_json_object_is_told_so(raw: bytes) -> None:
     assert (caught.value.status, caught.value.code) == (400, "invalid_json")
 
 
-def test_more_tokens_than_the_context_holds_are_refused_and_none_are_all() -> None:
+def test_more_tokens_than_the_context_holds_are_as_many_as_fit() -> None:
     assert submitted(chat()).max_new_tokens == 100
     assert submitted(chat(max_tokens=100)).max_new_tokens == 100
-    with pytest.raises(ApiProblem, match="context holds 100"):
-        submitted(chat(max_tokens=101))
+    assert submitted(chat(max_tokens=32_000)).max_new_tokens == 100
+    assert submitted(chat(max_tokens=-1)).max_new_tokens == 100
+    assert submitted(text(max_tokens=-1)).max_new_tokens == 100
 
 
 def test_infinity_is_no_number() -> None:
@@ -264,12 +305,12 @@ def test_infinity_is_no_number() -> None:
     ("more", "message"),
     [
         ({"temperature": 2.5}, "temperature is 2.5; it must be a number of at most 2.0"),
-        ({"top_p": 0}, "top_p is 0; it must be a number above 0.0"),
+        ({"top_p": -1}, "top_p is -1; it must be a number above 0.0"),
         ({"top_k": 1.5}, "top_k is 1.5; it must be an integer"),
         ({"stream": 1}, "stream is 1; it must be true or false"),
         (
-            {"stop": ["a"] * 5},
-            "stop has a length of 5; it must be a list with a length of at most 4",
+            {"stop": ["a"] * 65},
+            "stop has a length of 65; it must be a list with a length of at most 64",
         ),
         ({"stop": ["a", {}]}, "stop[1] is {}; it must be a string"),
         ({"messages": [{"role": "user"}]}, "messages[0].content is missing"),
@@ -292,7 +333,6 @@ def test_a_number_that_is_whole_is_an_integer() -> None:
         "x - at `$.temperature`",
         "x - at `$.messages[7].content[0]",
         "`",
-        "\ud800",
         "é" * (1 << 20),
         " - at `$.a" * (1 << 17),
         " - at `$." + "[1]" * (1 << 19),
@@ -300,11 +340,129 @@ def test_a_number_that_is_whole_is_an_integer() -> None:
 )
 def test_no_name_of_a_parameter_is_trouble(name: str) -> None:
     for body in ({name: 1}, {"messages": [{"role": "user", "content": "x", name: 1}]}):
+        ignored: list[str] = []
+        checked(ChatRequest, {"messages": MESSAGES, **body}, ignored)
+        assert len(ignored) == 1
+        (told,) = header_of(ignored).values()
+        assert told.isascii()
+        assert 0 < len(told) <= 80
+    for near in (f"temperatur{name[:1]}", "temprature\ud800"):
         with pytest.raises(ApiProblem) as caught:
-            chat(**body)
-        assert caught.value.status == 400
+            chat(**{near: 1})
+        assert (caught.value.status, caught.value.code) == (400, "unknown_parameter")
         assert len(str(caught.value)) < 400
         assert caught.value.as_bytes()
+
+
+def test_what_changes_no_answer_is_taken_or_ignored_and_told(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Nothing of it changes what the ring is asked."""
+    plain = chat(seed=1)
+    neutral = {
+        **{"max_tokens": -1, "stop": "", "mirostat": 0},
+        **{"typical_p": 1.0, "guided_json": None, "echo": False, "store": True, "verbosity": "low"},
+    }
+    ignored: list[str] = []
+    body = {"messages": MESSAGES, "seed": 1, **neutral, "client_metadata": {}, "keep_alive": "5m"}
+    asked = checked(ChatRequest, {**body, "cache_prompt": True, "id_slot": -1}, ignored)
+    assert submitted(asked) == submitted(plain)
+    told = ["mirostat", "typical_p", "echo", "client_metadata", "keep_alive", "cache_prompt"]
+    assert ignored == [*told, "id_slot"]
+    assert header_of(ignored) == {"x-edgespec-ignored": ", ".join([*told, "id_slot"])}
+    with caplog.at_level(logging.INFO):
+        assert header_of(["told once"]) == header_of(["told once"])
+    assert [one.message for one in caplog.records] == ["ignored in a request: told once"]
+    assert header_of([]) == {}
+    assert header_of(["", " a,b\n", "é ", ""]) == {"x-edgespec-ignored": r"'', a b\n, \xe9"}
+    likeliest, off = submitted(chat(top_p=0)).top_p, submitted(chat(top_k=-1)).top_k
+    assert likeliest is not None
+    assert (0 < likeliest < 1e-300, off) == (True, 0)
+
+
+def test_unknown_keys_within_messages_and_tools_are_ignored_and_told() -> None:
+    ignored: list[str] = []
+    part = {"type": "text", "text": "hello", "cache_control": {"type": "ephemeral"}}
+    tool = {"type": "function", "function": {"name": "f", "x": 1}, "cache_control": {}}
+    body = {
+        "messages": [{"role": "user", "content": [part], "id": "m1", "timestamp": 3}],
+        "tools": [tool, {"type": "web_search"}, {"type": "namespace", "tools": []}],
+    }
+    asked = checked(ChatRequest, body, ignored)
+    assert submitted(asked).messages == (ChatMessage("user", "hello"),)
+    assert [tool.name for tool in submitted(asked).tools] == ["f"]
+    assert ignored == [
+        "tools[web_search]",
+        "tools[namespace]",
+        "messages[].content[].cache_control",
+        "messages[].id",
+        "messages[].timestamp",
+        "tools[].function.x",
+        "tools[].cache_control",
+    ]
+
+
+def test_every_message_that_openais_types_can_make_is_taken() -> None:
+    """Those of openai.types.chat that are text, with each optional field left out, and with all."""
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    custom = {"id": "2", "type": "custom", "custom": {"name": "g", "input": "x"}}
+    refusal = {"type": "refusal", "refusal": "no"}
+    asked = chat(
+        messages=[
+            {"role": "developer", "content": [{"type": "text", "text": "d"}], "name": "n"},
+            {"role": "user", "content": "u", "name": "n"},
+            {"role": "assistant", "tool_calls": [call]},
+            {"role": "assistant", "content": None, "tool_calls": [custom], "refusal": None},
+            {"role": "tool", "content": [{"type": "text", "text": "t"}], "tool_call_id": "1"},
+            {"role": "assistant", "function_call": {"name": "h", "arguments": '{"a": 1}'}},
+            {"role": "function", "name": "h", "content": None},
+            {"role": "assistant", "content": [refusal], "reasoning_content": "hm"},
+            {"role": "assistant", "refusal": "no", "annotations": [{}], "audio": None},
+        ]
+    )
+    of_h = ToolCall("h", '{"a": 1}', "h")
+    assert submitted(asked).messages == (
+        ChatMessage("system", "d"),
+        ChatMessage("user", "u"),
+        ChatMessage("assistant", "", (ToolCall("f", "{}", "1"),)),
+        ChatMessage("assistant", "", (ToolCall("g", '{"input": "x"}', "2"),)),
+        ChatMessage("tool", "t", tool_call_id="1"),
+        ChatMessage("assistant", "", (of_h,)),
+        ChatMessage("tool", "", tool_call_id="h"),
+        ChatMessage("assistant", "no", reasoning="hm"),
+        ChatMessage("assistant", "no"),
+    )
+
+
+def test_what_load_generators_ask_for_arrives() -> None:
+    asked = chat(ignore_eos=True, stop_token_ids=[3], repetition_penalty=1.1)
+    submit = submitted(asked)
+    assert submit.min_tokens >= 1 << 30
+    assert (submit.stop_token_ids, submit.repetition_penalty) == ((3,), 1.1)
+    assert submitted(chat(min_tokens=5)).min_tokens == 5
+    assert decode(encode(submit)) == submit
+
+
+@pytest.mark.parametrize(
+    ("more", "settings"),
+    [
+        ({}, {}),
+        ({"enable_thinking": False}, {"enable_thinking": False, "thinking": False}),
+        ({"think": True}, {"enable_thinking": True, "thinking": True}),
+        ({"reasoning_effort": "none"}, {"enable_thinking": False, "thinking": False}),
+        (
+            {"reasoning_effort": "low"},
+            {"enable_thinking": True, "thinking": True, "reasoning_effort": "low"},
+        ),
+        ({"chat_template_kwargs": {"enable_thinking": False}}, {"enable_thinking": False}),
+    ],
+)
+def test_the_template_is_told_whether_to_think(
+    more: dict[str, Any], settings: dict[str, Any]
+) -> None:
+    submit = submitted(chat(**more))
+    assert submit.settings == settings
+    assert decode(encode(submit)) == submit
 
 
 @pytest.mark.parametrize(
@@ -315,6 +473,7 @@ def test_no_name_of_a_parameter_is_trouble(name: str) -> None:
         {"model": "\ud800"},
         {"stop": ["a", "\ud800"]},
         {"messages": [{"role": "\ud800", "content": "x"}]},
+        {"messages": [{"role": "user", "content": "x", "\ud800": 1}]},
         {"messages": [{"role": "user", "content": [{"type": "\ud800", "text": "x"}]}]},
         {"messages": [{"role": "user", "content": [{"type": "text", "text": "\ud800"}]}]},
     ],

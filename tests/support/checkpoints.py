@@ -77,6 +77,17 @@ FAMILY_SETTINGS: dict[str, dict[str, Any]] = {
         "rope_scaling": {"rope_type": "linear", "factor": 8.0},
     },
     "phi3": {"sliding_window": WINDOW, "partial_rotary_factor": 0.5},
+    "phi3-long": {
+        "sliding_window": None,
+        "partial_rotary_factor": 0.5,
+        "original_max_position_embeddings": 128,
+        "rope_parameters": {
+            "rope_type": "longrope",
+            "rope_theta": 1e2,
+            "short_factor": [1.1, 1.7],
+            "long_factor": [2.0, 40.0],
+        },
+    },
     "qwen3_moe": {
         "head_dim": 16,
         "num_experts": 6,
@@ -154,12 +165,36 @@ FAMILY_SETTINGS: dict[str, dict[str, Any]] = {
         "rope_theta": 1e2,
         "rope_scaling": {"rope_type": "linear", "factor": 8.0},
     },
+    "gemma": {"head_dim": 16, "tie_word_embeddings": True},
+    "exaone4": {
+        "head_dim": 16,
+        "sliding_window": WINDOW,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+    },
+    "seed_oss": {"head_dim": 16, "attention_bias": True, "attention_out_bias": True},
+    "ernie4_5": {"head_dim": 16, "use_bias": True},
+    "glm4": {"head_dim": 16, "attention_bias": True, "rms_norm_eps": 1e-5},
+    "cohere2": {
+        "head_dim": 16,
+        "logit_scale": 0.3,
+        "sliding_window": WINDOW,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "tie_word_embeddings": True,
+    },
+    "olmoe": {"num_experts": 6, "num_experts_per_tok": 2},
+    "mixtral": {
+        "head_dim": 16,
+        "num_local_experts": 6,
+        "num_experts_per_tok": 2,
+        "sliding_window": WINDOW,
+    },
 }
 """A small model of every family and variant that runs: settings by model type, then "-variant"."""
 
 LATER_TYPES = (
     *("gpt_oss", "ministral", "ministral3", "granite", "granitemoehybrid", "smollm3"),
-    *("olmo2", "olmo3"),
+    *("olmo2", "olmo3", "gemma", "exaone4", "seed_oss", "ernie4_5", "glm4", "cohere2", "olmoe"),
+    "mixtral",
 )
 """Families whose parts are those of earlier ones in new numbers: most of their cases are thorough,
 but for the parts that are their own."""

@@ -9,7 +9,8 @@ from __future__ import annotations
 import random
 import struct
 from collections.abc import Callable
-from typing import Any, get_args, get_origin, get_type_hints
+from types import NoneType, UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 from msgspec import msgpack
@@ -163,6 +164,12 @@ class Fuzzer:
             return None if dice.random() < 0.5 else self._tensor((len(some),))
         if hint == dict[str, Any]:
             return {dice.choice(TEXTS): [dice.choice(FLOATS), {"a": None}] for _ in some}
+        if get_origin(hint) in (Union, UnionType):
+            return self._value(dice.choice(get_args(hint)))
+        if hint is NoneType:
+            return None
+        if get_origin(hint) is dict:
+            return {dice.choice(TEXTS): dice.choice((None, 0.5, True, 7, "a")) for _ in some}
         if hint == frozenset[int]:
             return frozenset(self._int64() for _ in some)
         if get_origin(hint) is tuple:

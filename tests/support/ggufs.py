@@ -28,10 +28,27 @@ ARCHITECTURES = {
     "phi3": "phi3",
     "gemma2": "gemma2",
     "gemma3_text": "gemma3",
+    "gpt_oss": "gpt-oss",
+    "ministral3": "mistral3",
+    "olmo2": "olmo2",
+    "olmo3": "olmo2",
+    "olmoe": "olmoe",
+    "mixtral": "llama",
+    "ernie4_5": "ernie4_5",
+    "gemma": "gemma",
+    "exaone4": "exaone4",
+    "glm4": "glm4",
+    "cohere2": "cohere2",
 }
 """What llama.cpp calls a model type."""
 
-_CANNOT_QUANTISE = ("Q4_K", "Q5_K", "Q6_K")
+SCALES_AT = {
+    **{"Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2), "Q8_0": (0,)},
+    **{"Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)},
+    **{"IQ4_NL": (0,), "IQ4_XS": (0,), "MXFP4": ()},
+}
+"""Every packed type, and at which bytes of a block its float16 numbers are."""
+_CANNOT_QUANTISE = ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS")
 """Types that gguf only reads: their blocks are random."""
 
 TypeOf = Callable[[str, tuple[int, ...]], str]
@@ -43,7 +60,11 @@ def all_as(kind: str) -> TypeOf:
 
 
 def write_gguf(
-    folder: Path, file: Path, type_of: TypeOf, values: Mapping[str, Any] | None = None
+    folder: Path,
+    file: Path,
+    type_of: TypeOf,
+    values: Mapping[str, Any] | None = None,
+    architecture: str = "",
 ) -> Path:
     """Write the model in `folder` as a GGUF file, with `values` beside its settings.
 
@@ -51,7 +72,7 @@ def write_gguf(
     """
     source = Checkpoint(folder)
     settings = json.loads((folder / "config.json").read_text())
-    architecture = ARCHITECTURES[settings["model_type"]]
+    architecture = architecture or ARCHITECTURES[settings["model_type"]]
     writer = GGUFWriter(file, architecture)
     _add_settings(writer, source.config, settings)
     for key, value in (values or {}).items():
@@ -81,8 +102,35 @@ def write_gguf(
     twin = file.with_suffix("")
     twin.mkdir()
     shutil.copy(folder / "config.json", twin)
+    if settings["model_type"] == "gpt_oss":
+        meant = fused_experts(meant, source.config.num_experts)
+    if settings["model_type"] == "mixtral":
+        meant = {_in_mixtral(name): one for name, one in meant.items()}
     save_file(meant, twin / "model.safetensors", {"format": "pt"})
     return twin
+
+
+def _in_mixtral(name: str) -> str:
+    for ours, theirs in (("gate_proj", "w1"), ("down_proj", "w2"), ("up_proj", "w3")):
+        name = name.replace(ours, theirs)
+    return name.replace(".mlp.", ".block_sparse_moe.")
+
+
+def fused_experts(tensors: Mapping[str, torch.Tensor], experts: int) -> dict[str, torch.Tensor]:
+    """Those of gpt-oss as its folders have them: columns of gate and up take turns."""
+    fused = {name: one for name, one in tensors.items() if ".experts." not in name}
+    owners = {name.partition(".experts.")[0] for name in tensors if ".experts." in name}
+    for owner in owners:
+        for leaf, end in (("weight", ""), ("bias", "_bias")):
+
+            def stack(part: str, owner: str = owner, leaf: str = leaf) -> torch.Tensor:
+                each = [tensors[f"{owner}.experts.{n}.{part}.{leaf}"] for n in range(experts)]
+                return torch.stack([one.mT if one.dim() > 1 else one for one in each])
+
+            both = torch.stack((stack("gate_proj"), stack("up_proj")), -1).flatten(-2)
+            fused[f"{owner}.experts.gate_up_proj{end}"] = both
+            fused[f"{owner}.experts.down_proj{end}"] = stack("down_proj").contiguous()
+    return fused
 
 
 def write_gguf_family(root: Path, name: str, type_of: TypeOf, **settings: Any) -> tuple[Path, Path]:
@@ -90,8 +138,10 @@ def write_gguf_family(root: Path, name: str, type_of: TypeOf, **settings: Any) -
     chosen = {"intermediate_size": 64, "moe_intermediate_size": 32, "query_pre_attn_scalar": 16}
     if name == "qwen3_moe":
         chosen |= {"mlp_only_layers": []}
-    if name in ("mistral", "qwen3_moe"):
+    if name in ("mistral", "mixtral", "qwen3_moe"):
         chosen |= {"sliding_window": None, "use_sliding_window": False}
+    if name == "gpt_oss":
+        chosen |= {"swiglu_limit": 7.0, "intermediate_size": 32}
     if name == "smollm3":
         chosen |= {"no_rope_layers": None, "use_sliding_window": False, "sliding_window": None}
         chosen |= {"layer_types": None}
@@ -107,7 +157,7 @@ def _stored(numbers: np.ndarray, kind: GGMLQuantizationType, seed: int) -> np.nd
     columns, size = gguf.GGML_QUANT_SIZES[kind]
     blocks = random.integers(0, 256, (numbers.size // columns, size), dtype=np.uint8)
     # Scales as a model has them: of random bytes many are infinite.
-    for start in {"Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}[kind.name]:
+    for start in SCALES_AT[kind.name]:
         scales = random.uniform(1e-4, 2e-4, (len(blocks), 1)).astype(np.float16)
         blocks[:, start : start + 2] = scales.view(np.uint8)
     return blocks.reshape(*numbers.shape[:-1], -1)
@@ -121,12 +171,12 @@ def _their_name(architecture: str, name: str, layers: int) -> tuple[str, int | N
         expert = int(parts.pop(parts.index("experts") + 1))
     found = gguf.get_tensor_name_map(kind, layers).get_name(".".join(parts), (".weight", ".bias"))
     assert found is not None, name
-    return found, expert
+    return found if "sinks" not in found else f"{found}.weight", expert
 
 
 def _as_converted(architecture: str, name: str, stored: np.ndarray, config: Any) -> np.ndarray:
     """What llama.cpp's converter does to a tensor."""
-    if architecture in ("llama", "granite", "smollm3") and (
+    if architecture in ("llama", "mistral3", "granite", "smollm3") and (
         ".attn_q." in name or ".attn_k." in name
     ):
         heads = config.num_attention_heads if "_q." in name else config.num_key_value_heads
@@ -152,12 +202,16 @@ def _add_value(writer: GGUFWriter, key: str, value: Any) -> None:
 
 def _add_settings(writer: GGUFWriter, config: Any, settings: Mapping[str, Any]) -> None:
     writer.add_block_count(config.num_hidden_layers)
-    writer.add_context_length(config.max_position_embeddings)
+    writer.add_context_length(settings["max_position_embeddings"])
     writer.add_embedding_length(config.hidden_size)
     writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
     writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    if config.model_type == "cohere2":
+        writer.add_layer_norm_eps(config.layer_norm_eps)
+        writer.add_logit_scale(config.logit_scale)
+    else:
+        writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     writer.add_key_length(head)
     writer.add_vocab_size(config.vocab_size)
@@ -178,19 +232,27 @@ def _of_family(config: Any) -> Iterator[tuple[str, Any]]:
         yield "embedding_scale", config.embedding_multiplier
         yield "residual_scale", config.residual_multiplier
         yield "logit_scale", config.logits_scaling
-    if config.model_type == "gemma3_text":
+    if config.model_type in ("gemma3_text", "olmo3", "exaone4", "cohere2"):
         windows = [kind == "sliding_attention" for kind in config.layer_types]
         yield "attention.sliding_window_pattern", windows
     if config.model_type == "qwen3_moe":
         yield "expert_count", config.num_experts
         yield "expert_used_count", config.num_experts_per_tok
         yield "expert_feed_forward_length", config.moe_intermediate_size
+    if config.model_type in ("gpt_oss", "olmoe", "mixtral"):
+        yield "expert_count", config.num_local_experts
+        yield "expert_used_count", config.num_experts_per_tok
+        yield "expert_feed_forward_length", config.intermediate_size
+    if config.model_type == "ministral3":
+        yield "attention.temperature_scale", config.rope_parameters["llama_4_scaling_beta"]
 
 
 def _add_rope(writer: GGUFWriter, config: Any, head: int) -> None:
     rope = config.rope_parameters
     if config.model_type == "gemma3_text":
         writer.add_rope_freq_base_swa(rope["sliding_attention"]["rope_theta"])
+        rope = rope["full_attention"]
+    if config.model_type == "olmo3":
         rope = rope["full_attention"]
     writer.add_rope_freq_base(rope["rope_theta"])
     writer.add_rope_dimension_count(int(head * rope.get("partial_rotary_factor", 1)))
@@ -199,6 +261,16 @@ def _add_rope(writer: GGUFWriter, config: Any, head: int) -> None:
         writer.add_rope_scaling_factor(rope["factor"])
         if rope["rope_type"] == "yarn":
             writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+            writer.add_rope_scaling_yarn_beta_fast(rope.get("beta_fast", 32.0))
+            if "mscale_all_dim" in rope:
+                writer.add_rope_scaling_yarn_log_mul(rope["mscale_all_dim"])
+            if "attention_factor" in rope:
+                writer.add_rope_scaling_attn_factors(rope["attention_factor"])
+    if rope["rope_type"] == "longrope":
+        writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+        for one in ("short", "long"):
+            factors = np.array(rope[f"{one}_factor"], dtype=np.float32)
+            writer.add_tensor(f"rope_factors_{one}.weight", factors)
     if rope["rope_type"] == "llama3":
         writer.add_tensor("rope_freqs.weight", llama3_divisors(rope, head))
 

@@ -147,6 +147,8 @@ class Place:
 
 def right(place: Place) -> Iterator[Line]:
     """Every form and kernel against float64, and each row alone, beside some, and beside all."""
+    from edgespec.model.quantised.triton_linear import fits  # needs triton
+
     out, columns = place.sizes.checked
     shape, most = torch.Size((out, columns)), place.sizes.rows
     named = {name: QUANTISATIONS[name] for name in place.sizes.forms} | FORMS
@@ -155,6 +157,9 @@ def right(place: Place) -> Iterator[Line]:
     for dtype in place.sizes.dtypes:
         rows = _by_chance(most, columns).to(place.device, dtype)
         for name, form in named.items():
+            if not fits(form, shape):
+                yield {"what": f"product, {name}", "skipped": "by torch's slices"}
+                continue
             try:
                 packed = made_up(form, shape)
                 weight = dequantised(packed, shape, form, torch.float64).to(place.device)

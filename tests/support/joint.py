@@ -116,9 +116,17 @@ class Side:
 class Twice:
     """The same rows joint and apart."""
 
-    def __init__(self, source: TensorSource, cuts: list[int], dtype: str = "float64") -> None:
-        blocks = [Block(source, first, end, dtype) for first, end in pairwise(cuts)]
-        self.joint, self.apart = Side(blocks), Side(blocks)
+    def __init__(
+        self,
+        source: TensorSource,
+        cuts: list[int],
+        dtype: str = "float64",
+        apart: Sequence[Block] | None = None,
+        **more: str,
+    ) -> None:
+        """`apart`: the blocks of that side, if they are others; `more`: of a Block."""
+        blocks = [Block(source, first, end, dtype, **more) for first, end in pairwise(cuts)]
+        self.joint, self.apart = Side(blocks), Side(blocks if apart is None else apart)
         self.jobs = 0
 
     def open(self, *requests: int) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from functools import partial
 
+from msgspec import structs
 from support.fake_draft import FakeDraft
 from support.keys import OWN, OWNER_IDENTITY, ListedKeys
 
@@ -44,7 +45,7 @@ QUICK = Timing(beat=0.05, silence=60.0, answer_silence=60.0, client_silence=60.0
 too, without being lost. A test that loses one does not wait for them: see `age` and `aging`."""
 
 LOOK_S = 0.05  # after so long at most a node sees that it is to end
-AGE_S = 600.0  # longer than any silence of a test
+AGE_S = 1200.0  # longer than any silence of a test
 
 PATIENCE_S = 60.0
 
@@ -216,6 +217,7 @@ class NodeRing:
             self.machine.load,
             live=self.machine.live,
             plain=self.machine.learnt.plain_speed,
+            about=lambda status: structs.replace(status, names=("toy", "org/Toy-1B", "toys")),
         )
         node = CoordinatorNode(
             self.transport,

@@ -193,6 +193,50 @@ def nf4(*, double: bool, storage: torch.dtype = torch.uint8) -> Method:
     return Method(f"nf4-{double}-{storage}", packing, write)
 
 
+def fp8(block: int | None, dtype: torch.dtype = torch.float32) -> Method:
+    """DeepSeek's and Qwen's, a scale for each square; or Mistral's, with one for all."""
+
+    def write(weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
+        rows, columns = (block, block) if block else weight.shape
+        size = -(-weight.shape[0] // rows), -(-weight.shape[1] // columns)
+        scales = ((0.5 + torch.rand(size)) / 2000).to(dtype)
+        codes = (weight.float() * 448).clamp(-448, 448).to(torch.float8_e4m3fn)
+        wide = scales.double().repeat_interleave(rows, 0).repeat_interleave(columns, 1)
+        values = codes.double() * wide[: weight.shape[0], : weight.shape[1]]
+        tensors = {"weight": codes, "weight_scale_inv": scales if block else scales[0, 0]}
+        return tensors | ({} if block else {"activation_scale": torch.ones(())}), values
+
+    packing = {"quant_method": "fp8", "activation_scheme": "dynamic" if block else "static"}
+    packing |= {"weight_block_size": [block, block] if block else None}
+    return Method(f"fp8-{block}-{dtype}", packing, write)
+
+
+def write_mxfp4(plain: Path, folder: Path) -> Path:
+    """As `write_packed` for gpt-oss: its experts in random codes, unpacked by transformers."""
+    from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
+    torch.manual_seed(0)
+    stored = load_file(plain / "model.safetensors")
+    values = dict(stored)
+    for name in [name for name in stored if name.endswith(("gate_up_proj", "down_proj"))]:
+        experts, columns, out = stored.pop(name).shape
+        blocks = torch.randint(256, (experts, out, columns // 32, 16), dtype=torch.uint8)
+        scales = torch.randint(120, 124, (experts, out, columns // 32), dtype=torch.uint8)
+        stored |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
+        made = convert_moe_packed_tensors(blocks, scales, dtype=torch.float32)
+        values[name] = made.contiguous()
+    config = json.loads((plain / "config.json").read_text())
+    exact = folder.with_name(f"{folder.name}-values")
+    for place, some, more in (
+        (folder, stored, {"quantization_config": {"quant_method": "mxfp4"}}),
+        (exact, values, {}),
+    ):
+        place.mkdir()
+        save_file(some, place / "model.safetensors", {"format": "pt"})
+        (place / "config.json").write_text(json.dumps(config | more))
+    return exact
+
+
 def write_packed(plain: Path, folder: Path, method: Method, seed: int = 0) -> Path:
     """Make `folder`, packed, of a plain model's, and `folder`-values, plain, with the same values.
 

@@ -8,6 +8,7 @@ import torch
 
 from edgespec.config import FILE, Quantisation
 from edgespec.model.loader import Checkpoint
+from edgespec.model.quantised import levels
 from edgespec.model.quantised.group_scales import BLOCK
 from edgespec.model.quantised.linear import stored
 from edgespec.model.quantised.rounding import Packed
@@ -25,6 +26,12 @@ FORMS = {
     "GPTQ": Quantisation("int4", 64, zeros="points", scales="float16", ordered=True),
     "GPTQ in 8 bits": Quantisation("int8", 128, zeros="points", scales="float16"),
     "compressed-tensors": Quantisation("int4", 128, scales="bfloat16"),
+    "Q2_K": Quantisation("int4", 16, double=True, zeros="low", scales="float16"),
+    "Q3_K": Quantisation("int4", 16, double=True, scales="float16"),
+    "IQ4_NL": Quantisation("iq4", 32, scales="float16"),
+    "IQ4_XS": Quantisation("iq4", 32, double=True, scales="float16"),
+    "MXFP4": Quantisation("fp4", 32, scales="bfloat16"),
+    "FP8": Quantisation("fp8", 128, scales="float32"),
 }
 """By the formats that have them."""
 
@@ -55,6 +62,8 @@ def rounded(weight: torch.Tensor, form: Quantisation) -> Sample:
         order = torch.randperm(columns, generator=torch.Generator().manual_seed(columns))
         scales["order"] = order.to(torch.int32)
     grouped = weight.float()[:, order].view(out, -1, form.group)
+    if form.kind in ("iq4", "fp4", "fp8"):
+        return _looked_up(grouped, form)
     least, most = (0, 15) if form.kind == "int4" else (-127, 127)
     low, high = grouped.amin(2).clamp(max=0), grouped.amax(2).clamp(min=0)
     if not form.zeros:
@@ -79,6 +88,23 @@ def rounded(weight: torch.Tensor, form: Quantisation) -> Sample:
     codes = codes.view(weight.shape).to(torch.uint8 if form.kind == "int4" else torch.int8)
     packed = stored(codes, form, scales)
     return Sample(form, weight.shape, packed, _weight(codes.double(), form, scales))
+
+
+def _looked_up(grouped: torch.Tensor, form: Quantisation) -> Sample:
+    """The nearest numbers of the form's table."""
+    table = levels.table(form.kind).nan_to_num(0)
+    scales: Packed = {}
+    scale = grouped.abs().amax(2) / table.abs().max()
+    if form.double:
+        scales["blocks"], scales["scales"], scale = _in_two_levels(scale, form)
+    else:
+        scale = scales["scales"] = scale.to(TORCH_DTYPES[form.scales])
+    wide = scale.double().unsqueeze(2)
+    inner, numbers = table.double().sort()
+    codes = numbers[torch.searchsorted(inner, grouped / wide).clamp(max=len(table) - 1)]
+    weight = (table.double()[codes] * wide).flatten(1)
+    packed = stored(codes.flatten(1).to(torch.uint8), form, scales)
+    return Sample(form, weight.shape, packed, weight)
 
 
 def _in_two_levels(

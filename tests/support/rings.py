@@ -19,6 +19,7 @@ from edgespec.machines.events import (
 )
 from edgespec.sim.toy import VOCABULARY, Expected, ToyCodec, plain_answer
 from edgespec.sim.toy_model import FakeBlock, FakeHead, toy_lenses
+from edgespec.types.usual_sampling import NOTHING_SAID, UsualSampling
 from edgespec.wire.client_messages import Failed, Finished, Submit, Tokens
 from edgespec.wire.messages import Message, Retain
 
@@ -55,8 +56,10 @@ class FakeRing:
         head_last: bool = False,
         live: int = 1,
         hints: bool = False,
+        usual: UsualSampling = NOTHING_SAID,
     ) -> None:
-        """`hints`: all stages but the last say what they expect."""
+        """`hints`: all stages but the last say what they expect. `usual`: what its model
+        publishes."""
         self.stages = stages
         self.codec = ToyCodec(frozenset(eos_ids))
         self.context_length = context_length
@@ -82,6 +85,7 @@ class FakeRing:
                 lenses=toy_lenses(stages, VOCABULARY) if hints else None,
                 ends=tuple(range(1, stages + 1)),
                 vocabulary=VOCABULARY,
+                usual=usual,
             ),
             self.codec,
         )

@@ -131,3 +131,10 @@ DEEPSEEK_FENCED = DEEPSEEK.replace(
 
 OF = {"hermes": HERMES, "llama": LLAMA, "mistral": MISTRAL}
 """Those that write tools, and calls with their names in JSON."""
+
+THINKING = (
+    "{% for m in messages %}{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>"
+    "{% endif %}{{ m.content }}\n{% endfor %}{{ effort | default('') }}"
+    "{% if thinking is false %}<think>\n\n</think>\n\n{% else %}<think>\n{% endif %}"
+)
+"""As those of Qwen 3 and DeepSeek, in short."""

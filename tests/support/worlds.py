@@ -98,9 +98,11 @@ def toy_world(
     recovery: float = 60.0,
     with_stage: int = 0,
     told: bool = True,
+    live: int = 1,
 ) -> World:
     """A ring of toy stages: as many as there are fixed durations, or as the network has. `told`:
-    whether the coordinator knows of `with_stage`. `spans`: gets what the nodes ran."""
+    whether the coordinator knows of `with_stage`. `spans`: gets what the nodes ran. `live`:
+    requests at once."""
     if network is None:
         assert isinstance(durations, FixedDurations)
         network = Network.even(len(durations.stages), link or LinkSpec(), control)
@@ -123,6 +125,7 @@ def toy_world(
         *(count, 2000, "oracle" if draft else "", prefill_chunk),
         recovery=recovery,
         own_stage=with_stage if told else 0,
+        live=live,
     )
     kind = World
     if spans is not None:

@@ -23,6 +23,7 @@ from edgespec.tree.ledger import MOST_RETAINED, RetainSet
 from edgespec.types.record import MOST_CHARS, MOST_NUMBERS, IntArray, Record
 from edgespec.types.tensor import ITEM_SIZES, Layers, Tensor
 from edgespec.types.tool_forms import DEEPEST, Tool
+from edgespec.types.usual_sampling import UsualSampling
 from edgespec.wire.block_messages import LARGEST_CHUNK, MOST_CHUNKS, BlockOffer, Piece, PieceRequest
 from edgespec.wire.client_messages import (
     MOST_MESSAGES,
@@ -100,6 +101,9 @@ def made_of_values(kind: type[Any]) -> st.SearchStrategy[Any]:
     return st.builds(kind, **{f.name: VALUES[hints[f.name]] for f in fields(kind)})
 
 
+VALUES[float | None] = st.none() | VALUES[float]
+VALUES[int | None] = st.none() | VALUES[int]
+VALUES[UsualSampling] = made_of_values(UsualSampling)
 VALUES[RetainSet] = made_of_values(RetainSet)
 VALUES[NodeStatus] = made_of_values(NodeStatus)
 VALUES[tuple[NodeStatus, ...]] = st.lists(VALUES[NodeStatus], max_size=3).map(tuple)
@@ -112,12 +116,16 @@ MESSAGES = st.builds(
     VALUES[str],
     VALUES[tuple[ToolCall, ...]],
     VALUES[str],
+    VALUES[str],
 )
 VALUES[tuple[ChatMessage, ...]] = st.lists(MESSAGES, max_size=3).map(tuple)
 JSON = st.recursive(
     st.none() | st.booleans() | INT64 | st.floats(allow_nan=False) | st.text(max_size=8),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner),
     max_leaves=8,
+)
+VALUES[get_type_hints(Submit)["settings"]] = st.dictionaries(
+    VALUES[str], VALUES[str] | INT64 | VALUES[float] | st.booleans() | st.none(), max_size=3
 )
 SCHEMAS = st.dictionaries(st.text(max_size=9), JSON, max_size=3)
 VALUES[tuple[Tool, ...]] = st.lists(
@@ -370,7 +378,8 @@ def header(tag: object, *values: object) -> bytes:
 
 def status(lines: object, nodes: object = (), live: object = ()) -> bytes:
     """The frame of a Status with these fields."""
-    more = ("model", 1024, live, 0, 0, 0, NODE, 0.0, "")
+    usual = [0.0, 0, 1.0, 0.0, 1.0]
+    more = ("model", 1024, live, 0, 0, 0, 0, NODE, 0.0, "", "", (), usual)
     return header(47, True, lines, nodes, 1, 1, 0.0, 0, 0, *more)
 
 
@@ -382,7 +391,7 @@ def retain(accepted: object, retained: object) -> bytes:
 def asked(messages: object, tools: object = (), kind: object = "") -> bytes:
     """The frame of a Submit with these fields; `kind`: its policy."""
     plain = (1, "", 9, 0.0, 0, 1.0, 0.0, 0, [], kind, messages, -1, "", "", 0.0, 0.0, [], tools)
-    return header(40, *plain)
+    return header(40, *plain, 1.0, 0, [], {}, -1)
 
 
 def nested(depth: int) -> object:

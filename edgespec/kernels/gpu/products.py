@@ -38,7 +38,8 @@ PADDED = 64
 """Rows of a matrix are filled up to a multiple of this."""
 
 _BLOCKS = (8, 16, 32)
-"""Rows that are multiplied at once: the least of these that holds all, or the last."""
+"""Rows that are multiplied at once: the least of these that holds all, or the last; by codes of 8
+bits not the last of these, as its sums do not fit into registers."""
 
 _PARTS = 4
 """Chunks of a step: codes of a word."""
@@ -164,7 +165,7 @@ class CodesProduct:
 
     def __init__(self, matrix: Codes, bias: torch.Tensor | None = None) -> None:
         planes, strips, steps, words = matrix.words.shape
-        self._tiles = cdiv(strips, _STRIPS)
+        self._tiles, self._blocks = cdiv(strips, _STRIPS), _BLOCKS[: 4 - planes]
         self._out, self._padded = matrix.out, strips * STRIP
         self._held = (
             *(matrix.words, matrix.scales, matrix.zeros, matrix.blocks),
@@ -207,7 +208,7 @@ class CodesProduct:
         count = rows.shape[0]
         out = rows.new_empty(count, self._out)
         if count:
-            block = next((block for block in _BLOCKS if count <= block), _BLOCKS[-1])
+            block = next((block for block in self._blocks if count <= block), self._blocks[-1])
             blocks = cdiv(count, block)
             apart = self._sections > 1 and blocks * self._tiles < self._enough
             sums = None
@@ -499,7 +500,7 @@ def _codes_product(
                     total = tl.fma(own, tl.broadcast_to(zero[:, None], [STRIP, BLOCK]), total)
             added += (total,)
         totals = added
-        if not APART and SECTIONS > 1:
+        if not APART and SECTIONS > 1:  # noqa: SIM102 (one is known to the compiler)
             if step % SECTION == SECTION - 1:
                 wholes = _sum(wholes, totals)
                 totals = _zeros(STRIP, BLOCK)

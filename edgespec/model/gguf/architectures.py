@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 
 from edgespec.errors import ModelError
 from edgespec.model.gguf.reader import GgufFile, StoredTensor
+from edgespec.planning.architecture import FAMILIES
+from edgespec.planning.refused import refusal_of
 
 _ENDS = {
     "token_embd": "model.embed_tokens",
@@ -43,7 +45,25 @@ _EXPERTS = {
     "ffn_up_exps": "mlp.experts.{}.up_proj",
     "ffn_down_exps": "mlp.experts.{}.down_proj",
 }
-_IN_CONFIG = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
+_GPT_OSS = _EXPERTS | {
+    "ffn_gate_inp": "mlp.router",
+    "post_attention_norm": "post_attention_layernorm",
+    "attn_sinks": "self_attn.sinks",
+}
+_NORMS_BEHIND = {
+    "post_attention_norm": "post_attention_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+_GLM4 = {
+    "ffn_norm": "post_attention_layernorm",
+    "post_attention_norm": "post_self_attn_layernorm",
+    "post_ffw_norm": "post_mlp_layernorm",
+    "ffn_up": "mlp.gate_up_proj",
+}
+_BARE = ("self_attn.sinks",)
+"""Tensors whose names in transformers' models end there."""
+ROPE = "rope_freqs.weight"
+SETTINGS = (ROPE, "rope_factors_long.weight", "rope_factors_short.weight")
 """Tensors that become settings."""
 
 _OF_LAYER = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
@@ -51,7 +71,8 @@ _OF_LAYER = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
 
 @dataclass(frozen=True)
 class GgufArchitecture:
-    """How one of llama.cpp's architectures differs from transformers' `model_type`.
+    """How one of llama.cpp's architectures differs from transformers' `model_type`, which its
+    settings may know better.
 
     `layer`: names within a layer, where they are not those that most have. `paired`: rows of
     queries and keys that are rotated together are neighbours. `shifted_norms`: norms are stored
@@ -65,17 +86,31 @@ class GgufArchitecture:
 
 
 ARCHITECTURES = {
-    "llama": GgufArchitecture("llama", paired=True),
+    "llama": GgufArchitecture("llama", _EXPERTS, paired=True),
+    "mistral3": GgufArchitecture("mistral", paired=True),
     "granite": GgufArchitecture("granite", paired=True),
     "smollm3": GgufArchitecture("smollm3", paired=True),
     "qwen2": GgufArchitecture("qwen2"),
     "qwen3": GgufArchitecture("qwen3"),
     "qwen3moe": GgufArchitecture("qwen3_moe", _EXPERTS),
+    "qwen2vl": GgufArchitecture("qwen2"),
+    "qwen3vl": GgufArchitecture("qwen3"),
+    "qwen3vlmoe": GgufArchitecture("qwen3_moe", _EXPERTS),
+    "gpt-oss": GgufArchitecture("gpt_oss", _GPT_OSS),
+    "olmo2": GgufArchitecture("olmo2", _NORMS_BEHIND),
+    "olmoe": GgufArchitecture("olmoe", _EXPERTS),
+    "ernie4_5": GgufArchitecture("ernie4_5"),
+    "exaone4": GgufArchitecture("exaone4", _NORMS_BEHIND),
+    "glm4": GgufArchitecture("glm4", _GLM4),
+    "cohere2": GgufArchitecture("cohere2"),
+    "gemma": GgufArchitecture("gemma", shifted_norms=True),
     "phi3": GgufArchitecture("phi3", _FUSED),
     "gemma2": GgufArchitecture("gemma2", _FOUR_NORMS, shifted_norms=True),
     "gemma3": GgufArchitecture("gemma3_text", _FOUR_NORMS, shifted_norms=True),
 }
-"""Every value of `general.architecture` that is accepted. Mistral's files call it llama."""
+"""Every value of `general.architecture` that is accepted. Of models that read images a
+file holds the text part alone. Older ones of Mistral call it llama,
+and Mixtral's do, Olmo 3's olmo2, and those of a dense Granite 4 granite."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,9 +132,11 @@ def architecture_of(file: GgufFile) -> GgufArchitecture:
     """Raises ModelError for one that is not run."""
     name = file.values.get("general.architecture")
     if not isinstance(name, str) or name not in ARCHITECTURES:
+        refusal = refusal_of({"model_type": name}, {*ARCHITECTURES, *FAMILIES})
+        why = f": {refusal}" if refusal else f"; it runs {', '.join(ARCHITECTURES)}"
         raise ModelError(
             f"the model in {file.path} is of architecture {name!r}, which edgespec does not run "
-            f"from a GGUF file; it runs {', '.join(ARCHITECTURES)}"
+            f"from a GGUF file{why}"
         )
     return ARCHITECTURES[name]
 
@@ -113,7 +150,7 @@ def places(file: GgufFile, heads: int, kv_heads: int) -> dict[str, Place]:
     kind = architecture_of(file)
     found: dict[str, Place] = {}
     for stored in file.tensors.values():
-        if stored.name in _IN_CONFIG:
+        if stored.name in SETTINGS:
             continue
         count = 0
         for name, place in _named(kind, stored, {"attn_q": heads, "attn_k": kv_heads}):
@@ -144,7 +181,8 @@ def _named(
     prefix = f"model.layers.{part[1]}."
     if "{}" not in name:
         paired = heads.get(part[2], 0) if kind.paired else 0
-        yield f"{prefix}{name}.{leaf}", Place(stored, 0, stored.shape, paired, less)
+        full = name if name in _BARE else f"{name}.{leaf}"
+        yield prefix + full, Place(stored, 0, stored.shape, paired, less)
         return
     each = stored.rows // stored.shape[0]
     for expert in range(stored.shape[0]):

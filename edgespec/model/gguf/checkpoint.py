@@ -26,11 +26,16 @@ _FORMS = {
     "Q5_0": Quantisation("int8", 32, scales="float16"),
     "Q5_1": Quantisation("int8", 32, zeros="low", scales="float16"),
     "Q8_0": Quantisation("int8", 32, scales="float16"),
+    "Q2_K": Quantisation("int4", 16, double=True, zeros="low", scales="float16"),
+    "Q3_K": Quantisation("int4", 16, double=True, scales="float16"),
     "Q4_K": Quantisation("int4", 32, double=True, zeros="low", scales="float16"),
     "Q5_K": Quantisation("int8", 32, double=True, zeros="low", scales="float16"),
     "Q6_K": Quantisation("int8", 16, double=True, scales="float16"),
+    "IQ4_NL": Quantisation("iq4", 32, scales="float16"),
+    "IQ4_XS": Quantisation("iq4", 32, double=True, scales="float16"),
+    "MXFP4": Quantisation("fp4", 32, scales="bfloat16"),
 }
-"""What each type is, code for code. Codes of 5 and 6 bits take 8."""
+"""What each type is, code for code. Codes of 2 and 3 bits take 4, those of 5 and 6 take 8."""
 
 _MIDDLE = 8  # of the codes of "int4"
 
@@ -51,7 +56,7 @@ def stored_form(
     `chunks`: all its rows, some at a time: which they are, and their bytes [n, row bytes].
     """
     form = form_of(kind)
-    codes = torch.empty(shape, dtype=torch.uint8 if form.kind == "int4" else torch.int8)
+    codes = torch.empty(shape, dtype=torch.int8 if form.kind == "int8" else torch.uint8)
     scales: Packed = {}
     for rows, data in chunks:
         unpacked = unpack(kind, data.reshape(-1, kind.bytes))

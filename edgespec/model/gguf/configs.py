@@ -15,15 +15,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from edgespec.errors import ModelError
-from edgespec.model.gguf.architectures import architecture_of
+from edgespec.model.gguf.architectures import ROPE, architecture_of
 from edgespec.model.gguf.reader import GgufFile, LongArray
 from edgespec.model.reading import reading
 from edgespec.planning.architecture import MOST_EXPERTS, MOST_LAYERS
 
 Settings = dict[str, Any]
-
-ROPE = "rope_freqs.weight"
-"""The one tensor that is a setting."""
 
 _MOST = 1 << 20  # of any size but the context's; the largest known vocabulary has 262,144 tokens
 _MOST_CONTEXT = 1 << 31
@@ -69,7 +66,7 @@ class _Keys:
         value = self._value(name, default)
         if isinstance(value, str | LongArray) or not 0 < value < _MOST_REAL:
             raise self.refusal(f"says that {self.architecture}.{name} is {value!r}")
-        return _shortest(float(value))
+        return shortest(float(value))
 
     def text(self, name: str) -> str:
         return str(self.get(name) or "")
@@ -97,7 +94,7 @@ class _Keys:
         return default if value is None else value
 
 
-def _shortest(value: float) -> float:
+def shortest(value: float) -> float:
     """The shortest number that is the same in float32, as which files have it: 1e-05 again."""
     kept = struct.pack("<f", value)
     forms = (float(f"{value:.{digits}g}") for digits in range(1, 10))
@@ -122,7 +119,7 @@ def _common(keys: _Keys) -> Settings:
         "num_attention_heads": heads,
         "num_key_value_heads": keys.whole("attention.head_count_kv", heads),
         "head_dim": keys.whole("attention.key_length", max(1, hidden // heads), most=_MOST_HEAD),
-        "rms_norm_eps": keys.real("attention.layer_norm_rms_epsilon"),
+        "rms_norm_eps": keys.real("attention.layer_norm_rms_epsilon", _eps(keys)),
         "max_position_embeddings": keys.whole("context_length", most=_MOST_CONTEXT),
         "rope_theta": keys.real("rope.freq_base", 10000.0),
         "vocab_size": embedding[0],
@@ -132,17 +129,84 @@ def _common(keys: _Keys) -> Settings:
     }
 
 
+def _eps(keys: _Keys) -> float | None:
+    """Of a model with layer norms, which has no other."""
+    stated = keys.get("attention.layer_norm_epsilon")
+    return keys.real("attention.layer_norm_epsilon") if stated else None
+
+
 def _llama(keys: _Keys) -> Settings:
-    if keys.get("expert_count"):
-        raise keys.refusal("is a mixture of experts, which edgespec does not run")
     tensors = keys.file.tensors
-    return {
+    biases = {
         "attention_bias": "blk.0.attn_q.bias" in tensors,
         "mlp_bias": "blk.0.ffn_up.bias" in tensors,
     }
+    if not keys.get("expert_count"):
+        return biases
+    if keys.architecture != "llama" or any(biases.values()):
+        raise keys.refusal("is a mixture of experts, which edgespec does not run")
+    return _mixture(keys) | {"model_type": "mixtral", "sliding_window": None}
+
+
+def _mixture(keys: _Keys) -> Settings:
+    """Of a model whose layers all have experts, of which `intermediate_size` is the width."""
+    experts, with_experts = _experts(keys)
+    if len(with_experts) != keys.whole("block_count"):
+        raise keys.refusal("has layers without experts, which edgespec does not run")
+    return {
+        "num_experts": experts,
+        "num_local_experts": experts,
+        "num_experts_per_tok": keys.whole("expert_used_count", most=experts),
+    }
+
+
+def _olmoe(keys: _Keys) -> Settings:
+    clip = keys.get("attention.clamp_kqv")
+    return _mixture(keys) | {
+        "norm_topk_prob": False,
+        "clip_qkv": keys.real("attention.clamp_kqv") if clip else None,
+    }
+
+
+def _ernie(keys: _Keys) -> Settings:
+    return {"use_bias": "blk.0.attn_q.bias" in keys.file.tensors}
+
+
+def _exaone4(keys: _Keys) -> Settings:
+    if keys.get("attention.sliding_window") is None:
+        layers = keys.whole("block_count", most=MOST_LAYERS)
+        return {"sliding_window": None, "layer_types": ["full_attention"] * layers}
+    window = keys.whole("attention.sliding_window")
+    return {"sliding_window": window, "layer_types": _layer_types(keys, 4)}
+
+
+def _glm4(keys: _Keys) -> Settings:
+    hidden, heads = keys.whole("embedding_length"), keys.whole("attention.head_count")
+    head = keys.whole("attention.key_length", max(1, hidden // heads), most=_MOST_HEAD)
+    return {
+        "attention_bias": "blk.0.attn_q.bias" in keys.file.tensors,
+        "partial_rotary_factor": keys.whole("rope.dimension_count", head) / head,
+    }
+
+
+def _cohere2(keys: _Keys) -> Settings:
+    return {
+        "layer_norm_eps": keys.real("attention.layer_norm_epsilon"),
+        "logit_scale": keys.real("logit_scale"),
+        "sliding_window": keys.whole("attention.sliding_window"),
+        "layer_types": _layer_types(keys, 4),
+    }
+
+
+def _mistral3(keys: _Keys) -> Settings:
+    # Ministral 3, or a Mistral Small whose file is as new.
+    kind = "ministral3" if keys.get("attention.temperature_scale") else "mistral"
+    return _llama(keys) | {"model_type": kind, "sliding_window": None}
 
 
 def _granite(keys: _Keys) -> Settings:
+    if keys.get("rope.scaling.finetuned") is False:  # by which llama.cpp knows it
+        raise keys.refusal("turns no keys, which Granite's layers do as edgespec runs them")
     return _llama(keys) | {
         "attention_multiplier": keys.real("attention.scale"),
         "embedding_multiplier": keys.real("embedding_scale"),
@@ -156,12 +220,17 @@ def _smollm3(keys: _Keys) -> Settings:
     return _llama(keys) | {"no_rope_layer_interval": 4, "use_sliding_window": False}
 
 
-def _qwen3_moe(keys: _Keys) -> Settings:
+def _experts(keys: _Keys) -> tuple[int, set[int]]:
+    """How many experts a mixture has, and the layers that have them."""
     experts = keys.whole("expert_count", most=MOST_EXPERTS)
-    stacks = [t for t in keys.file.tensors.values() if t.name.endswith("_exps.weight")]
+    stacks = [t for t in keys.file.tensors.values() if "_exps." in t.name]
     if any(stack.shape[0] != experts for stack in stacks):
         raise keys.refusal(f"says that it has {experts} experts, and holds another number")
-    with_experts = {int(stack.name.split(".")[1]) for stack in stacks}
+    return experts, {int(stack.name.split(".")[1]) for stack in stacks}
+
+
+def _qwen3_moe(keys: _Keys) -> Settings:
+    experts, with_experts = _experts(keys)
     return {
         "num_experts": experts,
         "num_experts_per_tok": keys.whole("expert_used_count", most=experts),
@@ -170,6 +239,22 @@ def _qwen3_moe(keys: _Keys) -> Settings:
         "decoder_sparse_step": 1,
         "mlp_only_layers": sorted(set(range(keys.whole("block_count"))) - with_experts),
     }
+
+
+def _gpt_oss(keys: _Keys) -> Settings:
+    return _mixture(keys) | {
+        "intermediate_size": keys.whole("expert_feed_forward_length"),
+        "sliding_window": keys.whole("attention.sliding_window"),
+        "layer_types": _layer_types(keys, 2),
+    }
+
+
+def _olmo2(keys: _Keys) -> Settings:
+    biases = {"attention_bias": "blk.0.attn_q.bias" in keys.file.tensors}
+    if keys.get("attention.sliding_window") is None:
+        return biases
+    windows = {"sliding_window": keys.whole("attention.sliding_window")}
+    return biases | windows | {"model_type": "olmo3", "layer_types": _layer_types(keys, 4)}
 
 
 def _phi3(keys: _Keys) -> Settings:
@@ -204,19 +289,24 @@ def _gemma2(keys: _Keys) -> Settings:
     }
 
 
-def _gemma3(keys: _Keys) -> Settings:
+def _layer_types(keys: _Keys, every: int) -> list[str]:
+    """All layers slide but each `every`th, unless the file says which do."""
     layers = keys.whole("block_count", most=MOST_LAYERS)
     pattern = keys.get("attention.sliding_window_pattern")
     if isinstance(pattern, LongArray):
         windows = keys.array("attention.sliding_window_pattern") or []
     else:
-        every = keys.whole("attention.sliding_window_pattern", 6)
+        every = keys.whole("attention.sliding_window_pattern", every)
         windows = [bool((layer + 1) % every) for layer in range(layers)]
     if len(windows) != layers:
         raise keys.refusal(f"has a window pattern of {len(windows)} for {layers} layers")
+    return ["sliding_attention" if one else "full_attention" for one in windows]
+
+
+def _gemma3(keys: _Keys) -> Settings:
     cap = keys.get("final_logit_softcapping")
     return _gemma(keys) | {
-        "layer_types": ["sliding_attention" if one else "full_attention" for one in windows],
+        "layer_types": _layer_types(keys, 6),
         "rope_local_base_freq": keys.real("rope.freq_base_swa", 10000.0),
         "final_logit_softcapping": keys.real("final_logit_softcapping") if cap else None,
     }
@@ -224,26 +314,45 @@ def _gemma3(keys: _Keys) -> Settings:
 
 _FAMILY: Mapping[str, Callable[[_Keys], Settings]] = {
     "llama": _llama,
+    "mistral3": _mistral3,
     "granite": _granite,
     "smollm3": _smollm3,
     "qwen3moe": _qwen3_moe,
+    "qwen3vlmoe": _qwen3_moe,
+    "gpt-oss": _gpt_oss,
+    "olmo2": _olmo2,
+    "olmoe": _olmoe,
+    "ernie4_5": _ernie,
+    "exaone4": _exaone4,
+    "glm4": _glm4,
+    "cohere2": _cohere2,
     "phi3": _phi3,
     "gemma2": _gemma2,
     "gemma3": _gemma3,
 }
 
 
+_YARN = {
+    "rope.scaling.yarn_beta_fast": "beta_fast",
+    "rope.scaling.yarn_beta_slow": "beta_slow",
+    "rope.scaling.attn_factor": "attention_factor",
+    "rope.scaling.yarn_attn_factor": "attention_factor",
+    "rope.scaling.yarn_log_multiplier": "mscale_all_dim",
+    "attention.temperature_scale": "llama_4_scaling_beta",
+}
+"""What a file says of `yarn` beside its factor, and what config.json calls it."""
+
+
 def _scaling(keys: _Keys, settings: Settings) -> Settings | None:
     """rope_scaling of config.json."""
     if "rope_factors_long.weight" in keys.file.tensors:
-        raise keys.refusal(
-            "turns keys by angles that change with the sequence's length (rope_factors_long, "
-            "longrope), which edgespec does not run"
-        )
-    if stored := keys.file.tensors.get(ROPE):
-        if stored.type.name != "F32" or stored.shape != (int(settings["head_dim"]) // 2,):
-            raise keys.refusal("holds 'rope_freqs.weight' in a form that is not known")
-        divisors = struct.unpack(f"<{stored.columns}f", stored.read(0, 1))
+        share = float(settings.get("partial_rotary_factor", 1.0))
+        count = int(int(settings["head_dim"]) * share) // 2
+        names = {one: f"rope_factors_{one}.weight" for one in ("short", "long")}
+        factors = {f"{one}_factor": list(_factors(keys, names[one], count)) for one in names}
+        return {"rope_type": "longrope", **factors}
+    if ROPE in keys.file.tensors:
+        divisors = _factors(keys, ROPE, int(settings["head_dim"]) // 2)
         if all(one == 1.0 for one in divisors):
             return None
         found = None
@@ -259,12 +368,23 @@ def _scaling(keys: _Keys, settings: Settings) -> Settings | None:
     if kind == "yarn":
         length = "rope.scaling.original_context_length"
         scaling["original_max_position_embeddings"] = keys.whole(length, most=_MOST_CONTEXT)
-        for ours, theirs in (("beta_fast", "yarn_beta_fast"), ("beta_slow", "yarn_beta_slow")):
-            if keys.get(f"rope.scaling.{theirs}") is not None:
-                scaling[ours] = keys.real(f"rope.scaling.{theirs}")
+        for theirs, ours in _YARN.items():
+            if keys.get(theirs):
+                scaling[ours] = keys.real(theirs)
+        if "mscale_all_dim" in scaling:
+            scaling["mscale"] = 1.0
+        if keys.architecture == "gpt-oss":
+            scaling["truncate"] = False
     elif kind != "linear":
         raise keys.refusal(f"has rotary embeddings of type {kind!r}, which edgespec does not run")
     return scaling
+
+
+def _factors(keys: _Keys, name: str, count: int) -> tuple[float, ...]:
+    """The numbers of a tensor that is a setting."""
+    if keys.shape(name) != (count,) or keys.file.tensors[name].type.name != "F32":
+        raise keys.refusal(f"holds {name!r} in a form that is not known")
+    return struct.unpack(f"<{count}f", keys.file.tensors[name].read(0, 1))
 
 
 _ACCURACY = 1e-4

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
+import logging
 from collections.abc import Callable, Collection, Mapping
 from functools import cached_property
 from pathlib import Path
 
 from edgespec.errors import ConfigError
 from edgespec.files import cache_folder, is_own, kept
-from edgespec.model.gguf.configs import ROPE, config_of
+from edgespec.model.gguf.architectures import SETTINGS
+from edgespec.model.gguf.configs import config_of
 from edgespec.model.gguf.reader import GgufFile, open_gguf
 
 CONFIG = "config.json"
 _SEALS = "config.sha256.json", "tokenizer.sha256.json"
 """The hashes of the configuration, which a stage needs alone, and of the tokenizer's files."""
 
-_FORM = "2"
+_FORM = "4"
 """Of the files that are made; a new number where they change, so that old ones are left alone."""
+
+
+_log = logging.getLogger(__name__)
 
 
 class GgufFiles:
@@ -41,8 +47,9 @@ class GgufFiles:
     @cached_property
     def folder(self) -> Path:
         digest = hashlib.sha256(self.opened.header_sha256.encode())
-        if turned := self.opened.tensors.get(ROPE):
-            digest.update(turned.read(0, 1))
+        for name in SETTINGS:
+            if turned := self.opened.tensors.get(name):
+                digest.update(turned.read(0, 1))
         return cache_folder() / "gguf" / f"{digest.hexdigest()[:32]}-{_FORM}"
 
     def file(self, name: str) -> Path:
@@ -71,6 +78,9 @@ class GgufFiles:
 
             return tokenizer_files(self.opened)
 
+        said = self.opened.values
+        if said.get("tokenizer.ggml.model") == "gpt2" and not said.get("tokenizer.ggml.pre"):
+            _warn_of_cut(self.path)
         return self._kept(_SEALS[1], make)
 
     def _kept(self, seal: str, make: Callable[[], Mapping[str, str]]) -> Collection[str]:
@@ -88,3 +98,13 @@ class GgufFiles:
                 f"cannot keep the settings of {self.path} in {self.folder} "
                 f"({error.strerror or error}); make room, or choose a folder with XDG_CACHE_HOME"
             ) from error
+
+
+@functools.cache
+def _warn_of_cut(path: Path) -> None:
+    """Once a process."""
+    _log.warning(
+        "%s does not say how its tokenizer cuts text (tokenizer.ggml.pre): it is cut as is usual "
+        "for its kind of model, and answers may suffer; take a newer file of the model",
+        path,
+    )

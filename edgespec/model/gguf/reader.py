@@ -125,6 +125,15 @@ class GgufFile:
             return header.values(place)
 
 
+def is_gguf(path: Path) -> bool:
+    """By its first bytes, whatever it is called; one that cannot be read is none."""
+    try:
+        with open(path, "rb") as file:
+            return file.read(len(_MAGIC)) == _MAGIC
+    except OSError:
+        return False
+
+
 def open_gguf(path: Path) -> GgufFile:
     """Read a file's header, and those of the other parts where it is one of several.
 
@@ -200,8 +209,9 @@ def _read(
     path: Path, digest: Digest
 ) -> tuple[dict[str, Scalar | LongArray], dict[str, StoredTensor]]:
     with _header(path) as header:
-        if header.bytes(4) != _MAGIC:
-            raise ModelError(f"{path} is not a GGUF file; download it again")
+        if (first := header.bytes(4)) != _MAGIC:
+            pointer = " but Git LFS' pointer to one" if first == b"vers" else ""
+            raise ModelError(f"{path} is not a GGUF file{pointer}; download it again")
         version = header.u32()
         if version not in _VERSIONS:
             if version.to_bytes(4, "big") in (v.to_bytes(4, "little") for v in _VERSIONS):

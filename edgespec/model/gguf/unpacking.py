@@ -1,8 +1,9 @@
 """Unpacking: codes and scales of a GGUF file's blocks, and the numbers that they stand for.
 
 The layouts are those of ggml-quants.h and ggml-common.h (ggml-org/llama.cpp). Every type is
-w = code · scale + offset, both for a group of columns. K-types have scales of two levels: a
-float16 for a block of 256 columns times an integer for each group in it.
+w = code · scale + offset, both for a group of columns, or a number of a table in the place of the
+code. K-types and IQ4_XS have scales of two levels: a float16 for a block of 256 columns times an
+integer for each group in it.
 """
 
 from __future__ import annotations
@@ -13,15 +14,17 @@ from dataclasses import dataclass
 import torch
 
 from edgespec.model.gguf.block_types import BlockType
+from edgespec.model.quantised.levels import power_scale, table
 
 
 @dataclass(frozen=True)
 class Unpacked:
     """`n` blocks of one type. What is not there is None: integers count as 1, offsets as 0.
 
-    `codes` int8 [n, columns], their middle at 0 where the type has no offsets. `scale` float16 [n]
-    and `scale_steps` int8 [n, groups]: a group's scale is their product. `offset` float16 [n] and
-    `offset_steps` int8 [n, groups]: likewise, and added (K-types subtract: its sign is turned).
+    `codes` int8 [n, columns], their middle at 0 where the type has no offsets, or 0 to 15 where
+    `levels` names a table. `scale` float16 [n], of MXFP4 bfloat16, and `scale_steps` int8 [n,
+    groups]: a group's scale is their product. `offset` float16 [n] and `offset_steps` int8 [n,
+    groups]: likewise, and added (K-types subtract: its sign is turned).
     """
 
     codes: torch.Tensor
@@ -29,12 +32,14 @@ class Unpacked:
     scale_steps: torch.Tensor | None = None
     offset: torch.Tensor | None = None
     offset_steps: torch.Tensor | None = None
+    levels: str = ""
 
     def numbers(self) -> torch.Tensor:
         """What the blocks stand for, float32 [n, columns], rounded as ggml rounds."""
         scale = _product(self.scale, self.scale_steps)
         count, groups = scale.shape
-        numbers = self.codes.view(count, groups, -1).float().mul_(scale.unsqueeze(2))
+        codes = table(self.levels)[self.codes.int()] if self.levels else self.codes.float()
+        numbers = codes.view(count, groups, -1).mul_(scale.unsqueeze(2))
         if self.offset is not None:
             offset = _product(self.offset, self.offset_steps)
             numbers.add_(offset.unsqueeze(2))
@@ -137,6 +142,52 @@ def _q6_k(blocks: torch.Tensor) -> Unpacked:
     return Unpacked(codes, _half(blocks, 208), blocks[:, 192:208].contiguous().view(torch.int8))
 
 
+def _crumbs(packed: torch.Tensor) -> torch.Tensor:
+    """Codes of 2 bits, uint8 [n, 8, 32]: of each 32 bytes all lowest ones first."""
+    places = torch.tensor((0, 2, 4, 6), dtype=torch.uint8).view(4, 1)
+    return (packed.view(-1, 2, 1, 32) >> places & 3).view(-1, 8, 32)
+
+
+def _q2_k(blocks: torch.Tensor) -> Unpacked:
+    steps = blocks[:, :16]
+    return Unpacked(
+        _crumbs(blocks[:, 16:80].contiguous()).view(-1, 256).view(torch.int8),
+        _half(blocks, 80),
+        (steps & 15).view(torch.int8),
+        -_half(blocks, 82),
+        (steps >> 4).view(torch.int8),
+    )
+
+
+def _q3_k(blocks: torch.Tensor) -> Unpacked:
+    third = blocks[:, :32].unsqueeze(1) >> torch.arange(8, dtype=torch.uint8).view(8, 1) & 1
+    codes = _crumbs(blocks[:, 32:96].contiguous()) | third << 2
+    low = _nibbles(blocks[:, 96:104])
+    places = torch.tensor((0, 2, 4, 6), dtype=torch.uint8).view(4, 1)
+    high = (blocks[:, 104:108].unsqueeze(1) >> places & 3).flatten(1)
+    steps = (low | high << 4).view(torch.int8) - 32
+    return Unpacked(codes.view(-1, 256).view(torch.int8) - 4, _half(blocks, 108), steps)
+
+
+def _iq4_nl(blocks: torch.Tensor) -> Unpacked:
+    codes = _nibbles(blocks[:, 2:]).view(torch.int8)
+    return Unpacked(codes, _half(blocks, 0), levels="iq4")
+
+
+def _iq4_xs(blocks: torch.Tensor) -> Unpacked:
+    places = torch.tensor((0, 2, 4, 6), dtype=torch.uint8)
+    high = (blocks[:, 2:4].unsqueeze(2) >> places & 3).flatten(1)
+    low = torch.stack((blocks[:, 4:8] & 15, blocks[:, 4:8] >> 4), 2).flatten(1)
+    codes = _nibbles(blocks[:, 8:].view(-1, 8, 16)).view(-1, 256).view(torch.int8)
+    steps = (low | high << 4).view(torch.int8) - 32
+    return Unpacked(codes, _half(blocks, 0), steps, levels="iq4")
+
+
+def _mxfp4(blocks: torch.Tensor) -> Unpacked:
+    codes = _nibbles(blocks[:, 1:]).view(torch.int8)
+    return Unpacked(codes, power_scale(blocks[:, 0]), levels="fp4")
+
+
 _LAYOUTS: Mapping[str, Callable[[torch.Tensor], Unpacked]] = {
     "Q4_0": _q4_0,
     "Q4_1": _q4_1,
@@ -146,4 +197,9 @@ _LAYOUTS: Mapping[str, Callable[[torch.Tensor], Unpacked]] = {
     "Q4_K": _q4_k,
     "Q5_K": _q5_k,
     "Q6_K": _q6_k,
+    "Q2_K": _q2_k,
+    "Q3_K": _q3_k,
+    "IQ4_NL": _iq4_nl,
+    "IQ4_XS": _iq4_xs,
+    "MXFP4": _mxfp4,
 }

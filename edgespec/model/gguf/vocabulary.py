@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 from tokenizers import (
@@ -23,6 +24,7 @@ from tokenizers import (
 )
 
 from edgespec.errors import ModelError
+from edgespec.model.gguf.configs import shortest
 from edgespec.model.gguf.reader import GgufFile
 from edgespec.model.reading import reading
 
@@ -47,23 +49,41 @@ _GPT4O = (
     rf"|\p{{N}}{{1,3}}|{_PATH_TAIL}"
 )
 _GPT2 = ""  # the cut that tokenizers' ByteLevel has built in
+_WORDS = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"
 _DIGIT = r"\p{N}"
 
 _CUTS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(
-        ("llama-bpe", "llama3", "llama-v3", "dbrx", "smaug-bpe", "falcon3", "pixtral"), (_LLAMA3,)
+        (
+            *("llama-bpe", "llama3", "llama-v3", "dbrx", "smaug-bpe", "falcon3", "pixtral"),
+            *("glm4", "chatglm-bpe"),
+        ),
+        (_LLAMA3,),
     ),
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "megrez", "stablelm2", "hunyuan"), (_QWEN2,)),
     **dict.fromkeys(("gpt-4o", "llama4"), (_GPT4O,)),
     "tekken": (_TEKKEN,),
     **dict.fromkeys(("smollm", "refact", "starcoder", "command-r", "codeshell"), (_DIGIT, _GPT2)),
-    **dict.fromkeys(("gpt-2", "phi-2", "mpt", "olmo"), (_GPT2,)),
+    **dict.fromkeys(("gpt-2", "phi-2", "mpt", "olmo", "exaone4"), (_GPT2,)),
+    "default": (r"[\p{P}\$\+<=>\^~\|]+", _WORDS, r"\p{N}+", "[0-9][0-9][0-9]"),
 }
 """How text is cut before pairs are merged, one cut after the other, by tokenizer.ggml.pre."""
 _WHOLE_FIRST = {"llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "tekken"}
 """A piece that is a token is one, whatever the merges make of it; and BOS is usual."""
 _COMPOSED = {"qwen2", "deepseek-r1-qwen"}
 """Text is brought into Unicode's composed form first."""
+
+_BY_TOKEN = {"<|begin_of_text|>": "llama-bpe", "<|return|>": "gpt-4o"}
+"""How a vocabulary with this token cuts, where its file does not say so."""
+_SAMPLING = {
+    "temp": "temperature",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "penalty_repeat": "repetition_penalty",
+}
+"""Settings of sampling, by their names behind general.sampling."""
+_MOST_SAMPLING = 1e6
 
 _TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<|end|>", "<turn|>")
 """Control tokens that end a turn, by whatever model: files often state one end alone."""
@@ -83,13 +103,26 @@ def tokenizer_files(file: GgufFile) -> dict[str, str]:
         "clean_up_tokenization_spaces": False,
         **named,
     }
-    files = {"generation_config.json": json.dumps({"eos_token_id": vocabulary.ends()})}
+    generation = {"eos_token_id": vocabulary.ends(), **_sampling(file)}
+    files = {"generation_config.json": json.dumps(generation)}
     files["tokenizer_config.json"] = json.dumps(settings, ensure_ascii=False, indent=2)
     template = file.values.get("tokenizer.chat_template")
     if isinstance(template, str) and template:
         files["chat_template.jinja"] = template
     files["tokenizer.json"] = tokenizer.to_str()
     return files
+
+
+def _sampling(file: GgufFile) -> dict[str, float]:
+    """What the file says of sampling, by the names of generation_config.json."""
+    found: dict[str, float] = {}
+    for key, name in _SAMPLING.items():
+        value = file.values.get(f"general.sampling.{key}")
+        if isinstance(value, float) and abs(value) < _MOST_SAMPLING:
+            found[name] = shortest(value)
+        elif isinstance(value, int) and not isinstance(value, bool):
+            found[name] = value
+    return found
 
 
 class _Vocabulary:
@@ -170,12 +203,21 @@ class _Vocabulary:
             if one == kind and token
         ]
 
+    @cached_property
+    def _pre(self) -> str:
+        """How text is cut: as the file says, or else the model's kind; by default as llama.cpp."""
+        if stated := self._value("pre"):
+            return str(stated)
+        if str(self._file.values.get("general.architecture")).startswith("qwen"):
+            return "qwen2"
+        found = (pre for token, pre in _BY_TOKEN.items() if token in self.tokens)
+        return next(found, "default")
+
     def _byte_level(self) -> Tokenizer:
-        pre = str(self._value("pre") or "")
+        pre = self._pre
         if pre not in _CUTS:
             raise self.refusal(
-                f"that cuts text as {pre or 'it does not say'!r} (tokenizer.ggml.pre), edgespec "
-                f"knows {', '.join(_CUTS)}"
+                f"that cuts text as {pre!r} (tokenizer.ggml.pre), edgespec knows {', '.join(_CUTS)}"
             )
         merges = self._file.array("tokenizer.ggml.merges")
         if merges is None:
@@ -224,7 +266,7 @@ class _Vocabulary:
 
     def _surround(self, tokenizer: Tokenizer) -> None:
         """Tokens that the tokenizer itself puts in front of a text and behind it."""
-        usual = self._kind == "llama" or str(self._value("pre")) in _WHOLE_FIRST
+        usual = self._kind == "llama" or self._pre in _WHOLE_FIRST
         flags = {"bos": self._value("add_bos_token"), "eos": self._value("add_eos_token")}
         flags["bos"] = usual if flags["bos"] is None else flags["bos"]
         ids = {name: self._id(f"{name}_token_id") for name, flag in flags.items() if flag}

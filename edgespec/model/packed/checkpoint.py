@@ -13,6 +13,7 @@ from edgespec.config import FILE, Quantisation
 from edgespec.errors import ModelError
 from edgespec.model.loader import Checkpoint
 from edgespec.model.packed import settings
+from edgespec.model.packed.floats import Fp8, Mxfp4
 from edgespec.model.packed.grouped import Awq, CompressedTensors, Gptq
 from edgespec.model.packed.matrix import REMEDY, Dialect, PackedMatrix, PartReader, Parts
 from edgespec.model.packed.settings import Packing
@@ -105,6 +106,8 @@ _DIALECTS: dict[str, Any] = {
     settings.AWQ: Awq,
     settings.COMPRESSED: CompressedTensors,
     settings.BITSANDBYTES: BitsAndBytes,
+    settings.MXFP4: Mxfp4,
+    settings.FP8: Fp8,
 }
 _PLAIN = Quantisation()
 

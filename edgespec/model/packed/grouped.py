@@ -10,7 +10,14 @@ import torch
 
 from edgespec.config import Quantisation
 from edgespec.errors import ModelError
-from edgespec.model.packed.matrix import FLOATS, REMEDY, PackedMatrix, PartReader, Parts
+from edgespec.model.packed.matrix import (
+    FLOATS,
+    REMEDY,
+    TORCH_NAMES,
+    PackedMatrix,
+    PartReader,
+    Parts,
+)
 from edgespec.model.packed.settings import gptq_layout
 from edgespec.model.quantised.linear import stored
 from edgespec.model.quantised.rounding import Packed
@@ -42,11 +49,6 @@ def _codes(words: torch.Tensor, bits: int) -> torch.Tensor:
 
 
 _KINDS: dict[int, Literal["int4", "int8"]] = {4: "int4", 8: "int8"}
-_NAMES: dict[torch.dtype, Literal["bfloat16", "float16", "float32"]] = {
-    torch.bfloat16: "bfloat16",
-    torch.float16: "float16",
-    torch.float32: "float32",
-}
 _MIDDLE = 128  # codes and points of 8 bits are stored signed, less this
 
 
@@ -79,7 +81,7 @@ class Grouped:
             _KINDS[self.bits],
             columns // groups,
             zeros="points" if self.points else "",
-            scales=_NAMES[self.scales.dtype],
+            scales=TORCH_NAMES[self.scales.dtype],
             ordered=order is not None,
         )
         return PackedMatrix(self.shape, form, lambda: self._pack(form, order))

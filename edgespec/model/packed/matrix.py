@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
 
@@ -12,7 +12,12 @@ from edgespec.config import Quantisation
 from edgespec.errors import ModelError
 from edgespec.model.quantised.rounding import Packed
 
-FLOATS = (torch.float16, torch.bfloat16, torch.float32)
+TORCH_NAMES: dict[torch.dtype, Literal["bfloat16", "float16", "float32"]] = {
+    torch.bfloat16: "bfloat16",
+    torch.float16: "float16",
+    torch.float32: "float32",
+}
+FLOATS = tuple(TORCH_NAMES)
 REMEDY = "download the model again"
 
 Parts = Mapping[str, torch.Tensor]

@@ -10,18 +10,17 @@ from typing import Any
 from edgespec.errors import ModelError
 
 GPTQ, AWQ, COMPRESSED, BITSANDBYTES = "gptq", "awq", "compressed-tensors", "bitsandbytes"
-READ = "GPTQ, AWQ, compressed-tensors (4 or 8 bit weights) and bitsandbytes NF4"
+MXFP4, FP8 = "mxfp4", "fp8"
+READ = "GPTQ, AWQ, compressed-tensors (4 or 8 bit weights), bitsandbytes NF4, FP8 and MXFP4"
 """What is read, for messages and documentation."""
 
 _ORIGINAL = "its original 16-bit release"
 _FOUR_BIT = f"a GGUF, GPTQ or AWQ file of it, or {_ORIGINAL} with --quant int4"
 _EIGHT_BIT = f"{_ORIGINAL} with --quant int8, or a GGUF file of it in Q8_0"
 _INSTEAD = {
-    "fp8": _EIGHT_BIT,
     "fbgemm_fp8": _EIGHT_BIT,
     "mxfp8": _EIGHT_BIT,
     "eetq": _EIGHT_BIT,
-    "mxfp4": "a bfloat16 release (unsloth/gpt-oss-20b-BF16, of gpt-oss-20b) with --quant int4",
     "gguf": "the GGUF file itself: --model FILE.gguf",
     "auto-round": f"its GPTQ or AWQ release, or {_ORIGINAL} with --quant int4",
 }
@@ -102,6 +101,19 @@ def _of_bitsandbytes(packing: dict[str, Any]) -> Refusals:
         yield f"bitsandbytes {kind}", f"its NF4 release, or {_ORIGINAL} with --quant nf4"
 
 
+def _of_fp8(packing: dict[str, Any]) -> Refusals:
+    block = packing.get("weight_block_size")
+    if packing.get("fmt", "e4m3") != "e4m3":
+        yield f"FP8 of the kind {packing['fmt']}", _EIGHT_BIT
+    if block is not None and not (
+        isinstance(block, list)
+        and len(block) == 2
+        and all(isinstance(one, int) and one > 0 for one in block)
+        and block[1] % 16 == 0
+    ):
+        yield f"FP8 in blocks of {block}", _EIGHT_BIT
+
+
 def _of_compressed(packing: dict[str, Any]) -> Refusals:
     if packing.get("quantization_status", "compressed") != "compressed":
         yield f"compressed-tensors that are {packing['quantization_status']}", _FOUR_BIT
@@ -139,4 +151,6 @@ _REFUSALS = {
     AWQ: _of_awq,
     COMPRESSED: _of_compressed,
     BITSANDBYTES: _of_bitsandbytes,
+    MXFP4: lambda packing: iter(()),
+    FP8: _of_fp8,
 }

@@ -14,15 +14,15 @@ class ExactLinear(nn.Module):
     def __init__(self, product: RowProduct) -> None:
         super().__init__()
         self.out_features, self.in_features = product.out_features, product.in_features
-        self._product = product
+        self.product = product
         for name, part in product.held.items():
             self.register_buffer(name, part, persistent=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x [..., in] in the dtype of the product to [..., out]."""
         if x.dim() == 2:  # as edgespec's own layers have it: each operation costs
-            return self._product(x)
-        rows = self._product(x.reshape(-1, self.in_features))
+            return self.product(x)
+        rows = self.product(x.reshape(-1, self.in_features))
         return rows.reshape(*x.shape[:-1], self.out_features)
 
 

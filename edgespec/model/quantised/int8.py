@@ -83,9 +83,13 @@ class Int8GroupLinear(SlicedLinear):
         self.register_buffer("zeros", None if zero is None else zero.to(device), persistent=False)
         return {"codes": packed["codes"].to(device), "scales": scale.to(device)}
 
+    def numbers(self, codes: torch.Tensor) -> torch.Tensor:
+        """What some rows of codes stand for, [rows, in] in `dtype`, in new memory."""
+        return codes.to(self.dtype)
+
     def weight_rows(self, first: int, end: int) -> torch.Tensor:
         """code * scale + zero."""
-        codes = self.codes[first:end].to(self.dtype).view(end - first, -1, self.group)
+        codes = self.numbers(self.codes[first:end]).view(end - first, -1, self.group)
         weight = codes.mul_(self.scales[first:end].unsqueeze(2))
         if self.zeros is not None:
             weight.add_(self.zeros[first:end].unsqueeze(2))

@@ -13,7 +13,7 @@ from edgespec.config import Quantisation
 from edgespec.errors import ModelError
 from edgespec.kernels.gpu.usable import DTYPES, usable
 from edgespec.kernels.products import TILE, RowProduct
-from edgespec.model.quantised import int4, int8, nf4
+from edgespec.model.quantised import int4, int8, levels, nf4
 from edgespec.model.quantised.exact import ExactLinear
 from edgespec.model.quantised.group_scales import check_columns
 from edgespec.model.quantised.int4_kernels import kernel_group
@@ -21,7 +21,8 @@ from edgespec.model.quantised.rounding import Packed, Parts
 from edgespec.model.quantised.slices import SlicedLinear
 from edgespec.model.tensors import one_view
 
-_KINDS = {"int4": int4, "int8": int8, "nf4": nf4}
+_TABLES = ("iq4", "fp4", "fp8")
+_KINDS = {"int4": int4, "int8": int8, "nf4": nf4, **dict.fromkeys(_TABLES, levels)}
 _STEP = 128  # columns of a step of the kernel for GPUs, or half as many
 _CODES = ("tiles", "codes")
 """The parts that have nearly all bytes of a stored form."""
@@ -29,6 +30,7 @@ _SLICED: dict[str, type[SlicedLinear]] = {
     "int4": int4.Int4Linear,
     "int8": int8.Int8Linear,
     "nf4": nf4.Nf4Linear,
+    **dict.fromkeys(_TABLES, levels.LevelsLinear),
 }
 
 
@@ -44,10 +46,10 @@ def stored_parts(form: Quantisation, shape: torch.Size) -> Parts:
 def stored(codes: torch.Tensor, form: Quantisation, scales: Packed) -> Packed:
     """The stored form of a weight [out, in] that is quantised already; nothing is rounded.
 
-    `codes`, on the CPU: uint8 [out, in] of 0 to 15 for "int4"; int8 [out, in] for "int8"; uint8
-    [out, in / 2] as bitsandbytes has them, for "nf4". `scales`: contiguous tensors, all that
-    `scale_parts` lists ("int4", "int8"), or `nf4.stored_parts`. Raises ModelError if a shape or
-    dtype does not fit.
+    `codes`, on the CPU: uint8 [out, in] of 0 to 15 for "int4", "iq4" and "fp4", of all for "fp8";
+    int8 [out, in] for "int8"; uint8 [out, in / 2] as bitsandbytes has them, for "nf4". `scales`:
+    contiguous tensors, all that `scale_parts` lists, or `nf4.stored_parts`. Raises ModelError if a
+    shape or dtype does not fit.
     """
     shape = torch.Size((codes.shape[0], codes.shape[1] * (2 if form.kind == "nf4" else 1)))
     expected = stored_parts(form, shape)
@@ -169,12 +171,15 @@ def held_bytes(form: Quantisation, shape: torch.Size, dtype: torch.dtype) -> int
     if not form.group:
         return out * (filled + 4)
     check_columns(form, columns)
+    made = form.double or form.zeros == "points" or form.scales == "float32"  # see kept_type
+    kept = max(dtype.itemsize, 4 if made else 2)
+    if form.kind in _TABLES:
+        codes = filled if form.kind == "fp8" else filled // 2
+        return out * (codes + -(-filled // form.group) * kept) + 64
     if form.kind == "int4":
         codes, widest = filled // 2, kernel_group(form.group)
     else:
         codes, widest = filled, form.group
-    made = form.double or form.zeros == "points"  # see kept_type
-    kept = max(dtype.itemsize, 4 if made else 2)
     scales = 2 * -(-filled // widest) * kept
     return out * (codes + scales) + 4 * columns * form.ordered
 

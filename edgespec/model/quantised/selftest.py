@@ -34,6 +34,7 @@ def made_up(form: Quantisation, shape: torch.Size, seed: int = 0) -> Packed:
         else:
             all_of = torch.iinfo(dtype) if name in ("codes", "tiles") else None
             least, most = (all_of.min, all_of.max + 1) if all_of else (0, 16)
+            most = 127 if form.kind == "fp8" else most  # behind it is what is no number
             packed[name] = torch.randint(least, most, size, generator=generator, dtype=dtype)
     return packed
 
@@ -49,6 +50,8 @@ FILE_FORMS = (
     Quantisation("int4", 128, zeros="points", scales="float16", ordered=True),
     Quantisation("int8", 32, zeros="low", scales="float16"),
     Quantisation("int8", 16, double=True, scales="float16"),
+    Quantisation("iq4", 32, double=True, scales="float16"),
+    Quantisation("fp8", 128, scales="float32"),
 )
 """Some of the forms that files come in, with every way to multiply and every kind of scale."""
 

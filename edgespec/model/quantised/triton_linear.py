@@ -16,7 +16,7 @@ from edgespec.kernels.gpu.products import (
     words_of,
 )
 from edgespec.kernels.products import TILE
-from edgespec.model.quantised import int4_kernels, nf4
+from edgespec.model.quantised import int4_kernels, levels, nf4
 from edgespec.model.quantised.rounding import Packed
 from edgespec.model.tensors import TORCH_DTYPES
 
@@ -25,8 +25,8 @@ _BY_GROUP, _BY_BLOCK = {"scales", "zeros"}, {"blocks", "zero_blocks"}
 
 
 def fits(form: Quantisation, shape: torch.Size) -> bool:
-    """Whether the kernel takes a matrix [out, in] of this form."""
-    return _chunk(form, shape) is not None
+    """Whether the kernel takes a matrix [out, in] of this form; it has no codes of "fp8"."""
+    return form.kind != "fp8" and _chunk(form, shape) is not None
 
 
 def _chunk(form: Quantisation, shape: torch.Size) -> int | None:
@@ -64,7 +64,7 @@ class TritonLinear(nn.Module):
             name: numbers_of(numbers[name], group, chunk) for name in _BY_GROUP & numbers.keys()
         }
         parts |= {name: _turned(numbers[name]) for name in _BY_BLOCK & numbers.keys()}
-        if form.kind == "nf4":
+        if "levels" in numbers:
             parts["levels"] = numbers["levels"].to(dtype)
         parts["words"] = _words(packed, form, shape, chunk, torch.device(device))
         for name, part in parts.items():
@@ -100,7 +100,10 @@ def _numbers(packed: Packed, form: Quantisation, shape: torch.Size) -> Packed:
         parts = nf4.product_parts(packed, form, torch.float32)
         return {"scales": parts["scales"], "levels": parts["levels"]}
     names = _BY_GROUP | _BY_BLOCK
-    return {name: packed[name].view(shape[0], -1) for name in names & packed.keys()}
+    numbers = {name: packed[name].view(shape[0], -1) for name in names & packed.keys()}
+    if form.kind in levels.LEVELS:
+        numbers["levels"] = levels.table(form.kind)
+    return numbers
 
 
 def _turned(numbers: torch.Tensor) -> torch.Tensor:
@@ -139,7 +142,7 @@ def _planes(
         tiles = packed["tiles"][first // TILE : -(-end // TILE)].to(device)
         return [int4_kernels.codes_of(tiles)[: end - first]]
     codes = packed["codes"][first:end].to(device)
-    if form.kind == "nf4":
+    if form.kind == "nf4" or form.kind in levels.LEVELS:
         return [torch.stack((codes >> 4, codes & 15), 2).flatten(1)]
     shifted = codes.view(torch.uint8) ^ 128
     return [shifted >> 4, shifted & 15]

@@ -2,7 +2,7 @@
 
 import { isAnswering, noteStatus, prepareChat } from "./chat.js";
 import { chosenRequest, isWatched, prepareRing, showHealth, showRing, troubleOf } from "./ring.js";
-import { prepareSettings, prepareTheme } from "./settings.js";
+import { noteUsual, prepareSettings, prepareTheme } from "./settings.js";
 import { ask, eventsOf, keepKey, problemOf } from "./stream.js";
 import { addRuns, prepareTimeline, showStages } from "./timeline.js";
 import { showTree } from "./tree.js";
@@ -59,6 +59,7 @@ function showTrouble() {
 function onStatus(news) {
   status = news;
   noteStatus(news);
+  if (news.usual) noteUsual(news.usual);
   showHealth(news);
   showRing(news);
   showStages(news);

@@ -34,10 +34,11 @@ export function noteStatus(status) {
 // Without answers that gave no text: templates refuse two questions in a row.
 function messagesOf(chat) {
   const told = [];
-  for (const { role, content } of chat.turns) {
+  for (const { role, content, thought } of chat.turns) {
     if (!content) continue;
     if (told.length && told[told.length - 1].role === role) told.pop();
-    told.push({ role, content });
+    // The model's template keeps what it thought, or drops it.
+    told.push(thought ? { role, content, reasoning_content: thought } : { role, content });
   }
   const { system } = chat.settings;
   return system ? [{ role: "system", content: system }, ...told] : told;
@@ -67,7 +68,7 @@ async function answer(chat) {
   const controller = new AbortController();
   const told = { controller, usage: null, reason: "", first: 0, last: 0, doing: "waiting for the first token", waits: false, beside: false, kept: 0 };
   const question = [...chat.turns];
-  const turn = { role: "assistant", content: "", note: "", problem: "", unfinished: true };
+  const turn = { role: "assistant", content: "", thought: "", note: "", problem: "", unfinished: true };
   const asking = { ...chat, turns: question };
   chat.turns.push(turn);
   chat.answer = told;
@@ -104,12 +105,14 @@ function take(event, told, turn, chat) {
   if (!choice) return;
   if (choice.finish_reason) told.reason = choice.finish_reason;
   const text = (choice.delta ? choice.delta.content : choice.text) || "";
-  if (!text) return;
+  const thought = (choice.delta && choice.delta.reasoning_content) || "";
+  if (!text && !thought) return;
   told.last = performance.now();
   told.first = told.first || told.last;
-  told.doing = "answering";
+  told.doing = text ? "answering" : "thinking";
   told.waits = false;
   turn.content += text;
+  turn.thought += thought;
   paintSoon(turn);
   if (told.last - told.kept > KEEP_MS) {
     told.kept = told.last;
@@ -142,6 +145,8 @@ function figures(chat, told) {
   parts.push(`${usage.completion_tokens} ${usage.completion_tokens === 1 ? "token" : "tokens"}${trips}`);
   const cached = usage.prompt_tokens_details ? usage.prompt_tokens_details.cached_tokens : 0;
   parts.push(`prompt of ${usage.prompt_tokens} tokens, ${cached} of them cached`);
+  if (ring.sampled) parts.push(ring.sampled);
+  if (ring.looped) parts.push(ring.looped);
   if (ring.recoveries) parts.push(`the ring was lost ${ring.recoveries === 1 ? "once" : `${ring.recoveries} times`} meanwhile`);
   return parts.join(" · ");
 }
@@ -177,10 +182,13 @@ function article(turn) {
   const isUser = turn.role === "user";
   const made = element("article", `turn ${turn.role}`);
   made.append(element("h3", "who", isUser ? "You" : "Answer"));
+  const thought = element("details", "thought");
+  thought.append(element("summary", "", "What it thought"), element("p", "", ""));
   const text = element("div", isUser ? "text" : "text markdown");
+  if (!isUser) made.append(thought);
   made.append(text);
   $("turns").append(made);
-  views.set(turn, { made, text, end: null });
+  views.set(turn, { made, thought, text, end: null });
   if (isUser) text.textContent = turn.content;
   else paint(turn);
 }
@@ -188,6 +196,8 @@ function article(turn) {
 function paint(turn) {
   const view = views.get(turn);
   if (!view) return; // another conversation is shown
+  view.thought.hidden = !turn.thought;
+  view.thought.lastChild.textContent = turn.thought || "";
   showMarkdown(view.text, turn.content.trimStart());
   const told = current.answer && current.turns[current.turns.length - 1] === turn ? current.answer : null;
   view.made.dataset.waits = String(Boolean(told && told.waits));

@@ -4,7 +4,7 @@ const PREFIX = "edgespec-chat-";
 const OPEN = "edgespec-open-chat";
 const TITLE_CHARS = 60;
 
-// {id, at: milliseconds since 1970, settings, turns: [{role, content, note, problem, unfinished}]}
+// {id, at: milliseconds since 1970, settings, turns: [{role, content, thought, note, problem, unfinished}]}
 export function freshChat(settings) {
   const id = crypto.getRandomValues(new Uint32Array(2)).join("-"); // randomUUID needs https
   return { id, at: Date.now(), settings: { ...settings, system: "" }, turns: [], answer: null };
@@ -23,7 +23,7 @@ function isText(value) {
 function read(key) {
   try {
     const { id, at, settings, turns } = JSON.parse(localStorage.getItem(key));
-    const right = turns.every((turn) => (turn.role === "user" || turn.role === "assistant") && isText(turn.content));
+    const right = turns.every((turn) => (turn.role === "user" || turn.role === "assistant") && isText(turn.content) && isText(turn.thought || ""));
     const texts = Object.fromEntries(Object.entries(settings).filter(([, value]) => isText(value)));
     if (!right || !turns.length || key !== PREFIX + id) return null;
     return { id, at: Number(at) || 0, settings: texts, turns, answer: null };

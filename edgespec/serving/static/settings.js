@@ -1,11 +1,11 @@
 // The settings of a conversation, and the colour scheme; what was set last is kept for new ones.
 
 const $ = (id) => document.getElementById(id);
-const KEPT = "edgespec-settings";
+const KEPT = "edgespec-settings-2";
 const THEME = "edgespec-theme";
-const DEFAULTS = { system: "", policy: "", temperature: "0", top_p: "1", seed: "0", tokens: "512" };
+const DEFAULTS = { system: "", policy: "", temperature: "", top_p: "", seed: "0", tokens: "512" };
 const FIELDS = Object.keys(DEFAULTS);
-const MAY_BE_EMPTY = ["system", "policy", "seed"];
+const MAY_BE_EMPTY = ["system", "policy", "temperature", "top_p", "seed"];
 
 let settings = { ...DEFAULTS }; // of the conversation that is shown
 let changed = () => {};
@@ -52,12 +52,20 @@ export function showSettingsOf(its, whenChanged) {
   show();
 }
 
-/** What settings mean in a request. */
+/** What settings mean in a request; what is empty is as the model publishes it. */
 export function parameters({ policy, temperature, top_p, seed, tokens }) {
-  const wanted = { temperature: Number(temperature), top_p: Number(top_p), max_tokens: Number(tokens) };
+  const wanted = { max_tokens: Number(tokens) };
   if (policy) wanted.policy = policy;
-  if (seed !== "") wanted.seed = Number(seed);
+  for (const [name, value] of Object.entries({ temperature, top_p, seed })) {
+    if (value !== "") wanted[name] = Number(value);
+  }
   return wanted;
+}
+
+/** How the model samples where a setting is empty. */
+export function noteUsual(usual) {
+  $("temperature").placeholder = `${usual.temperature}, the model’s own`;
+  $("top_p").placeholder = `${usual.top_p}, the model’s own`;
 }
 
 export function prepareSettings() {

@@ -3,27 +3,36 @@
 from __future__ import annotations
 
 import itertools
+import json
 from pathlib import Path
 
+import gguf
+import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from support.cases import case
-from support.checkpoints import plain_hidden, plain_logits, reference
-from support.ggufs import all_as, write_gguf_family
+from support.checkpoints import plain_hidden, plain_logits, reference, write_family
+from support.ggufs import SCALES_AT, all_as, write_gguf, write_gguf_family
 from support.own_cache import own_cache
 from support.pipelines import CUTS, TOLERANCE, Pipeline, difference, random_tokens
 from support.tiers import tiered
 
 from edgespec.config import FILE
+from edgespec.errors import ModelError
 from edgespec.model.ends import OutputHead
+from edgespec.model.gguf.block_types import BLOCK_TYPES
+from edgespec.model.gguf.checkpoint import form_of, stored_form
+from edgespec.model.gguf.unpacking import numbers_of
 from edgespec.model.loader import Checkpoint
 from edgespec.model.quantised.linear import dequantised
 from edgespec.model.sources import open_source
 
-TYPES = ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"]
-K_TYPES = ["Q4_K", "Q5_K", "Q6_K"]
+TYPES = ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "MXFP4"]
 FAMILIES = ["llama", "llama-rope", "llama-biases", "mistral", "qwen2", "qwen3", "qwen3_moe"]
 FAMILIES += ["granite", "smollm3", "phi3", "gemma2", "gemma3_text"]
+FAMILIES += ["gpt_oss", "ministral3", "olmo2", "olmo3", "olmoe", "mixtral", "ernie4_5", "gemma"]
+FAMILIES += ["exaone4", "glm4", "cohere2", "phi3-long"]
 
 
 @pytest.fixture(autouse=True)
@@ -51,9 +60,70 @@ def assert_same(file: Path, twin: Path) -> None:
     assert difference(logits[0], exact) < 20 * TOLERANCE
 
 
-@pytest.mark.parametrize("name", tiered(FAMILIES, ["llama-biases", "qwen3_moe", "gemma3_text"]))
+@pytest.mark.parametrize("name", tiered(FAMILIES, ["gpt_oss", "ministral3", "gemma3_text"]))
 def test_every_architecture(tmp_path: Path, name: str) -> None:
     assert_same(*write_gguf_family(tmp_path, name, all_as("Q8_0")))
+
+
+def test_every_packed_type_to_the_bit() -> None:
+    """Random blocks, all of whose codes and steps occur, as gguf's own package reads them; and
+    the stored form of their codes, whose every scale is a product that float32 holds."""
+    packed = {kind.name: kind for kind in BLOCK_TYPES.values() if not kind.plain}
+    assert packed.keys() == SCALES_AT.keys()
+    random = np.random.default_rng(0)
+    for name, kind in packed.items():
+        with case(name):
+            blocks = random.integers(0, 256, (255, kind.bytes), dtype=np.uint8)
+            for start in SCALES_AT[name]:
+                scales = random.uniform(-1e-2, 1e-2, (255, 1)).astype(np.float16)
+                blocks[:, start : start + 2] = scales.view(np.uint8)
+            if name == "MXFP4":
+                blocks[:, 0] = np.arange(255)  # every power of two, but the one that is no number
+            with np.errstate(over="ignore"):
+                number = gguf.GGMLQuantizationType[name]
+                meant = torch.from_numpy(gguf.quants.dequantize(blocks, number))
+            data = torch.from_numpy(blocks)
+            assert torch.equal(numbers_of(kind, data), meant)
+            halves = [(slice(0, 99), data[:99]), (slice(99, 255), data[99:])]
+            parts = stored_form(kind, meant.shape, halves)
+            assert torch.equal(dequantised(parts, meant.shape, form_of(kind), torch.float32), meant)
+
+
+def test_a_dense_granite_4_is_a_granite(tmp_path: Path) -> None:
+    """As llama.cpp's converter takes one without Mamba apart; one that turns no keys is refused."""
+    original = write_family(tmp_path / "original", "granitemoehybrid")
+    settings = json.loads((original / "config.json").read_text()) | {"model_type": "granite"}
+    tensors = {}
+    for name, tensor in load_file(original / "model.safetensors").items():
+        if "shared_mlp.input_linear" in name:
+            gate, up = tensor.chunk(2)
+            tensors[name.replace("shared_mlp.input_linear", "mlp.gate_proj")] = gate.contiguous()
+            tensors[name.replace("shared_mlp.input_linear", "mlp.up_proj")] = up.contiguous()
+        else:
+            tensors[name.replace("shared_mlp.output_linear", "mlp.down_proj")] = tensor
+    granite = tmp_path / "granite"
+    granite.mkdir()
+    (granite / "config.json").write_text(json.dumps(settings))
+    save_file(tensors, granite / "model.safetensors")
+    finetuned = "granite.rope.scaling.finetuned"
+    write_gguf(granite, tmp_path / "m.gguf", all_as("F32"), {finetuned: True})
+    pipeline, tokens = Pipeline(tmp_path / "m.gguf", CUTS[2], model=reference(original)), [5, 9, 3]
+    assert difference(pipeline.prefill(tokens), plain_hidden(pipeline.model, tokens)) < TOLERANCE
+    write_gguf(granite, tmp_path / "nope.gguf", all_as("F32"), {finetuned: False})
+    with pytest.raises(ModelError, match="turns no keys"):
+        open_source(tmp_path / "nope.gguf")
+
+
+def test_a_newer_file_of_mistral_small_is_a_mistral(tmp_path: Path) -> None:
+    folder = write_family(tmp_path / "mistral", "mistral", sliding_window=None)
+    file = tmp_path / "m.gguf"
+    assert_same(file, write_gguf(folder, file, all_as("F16"), architecture="mistral3"))
+
+
+def test_angles_of_olmo_3_are_stretched_in_its_full_layers_alone(tmp_path: Path) -> None:
+    yarn = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 16}
+    more = {"attention_factor": 1.3, "beta_fast": 32.0, "beta_slow": 1.0}
+    assert_same(*write_gguf_family(tmp_path, "olmo3", all_as("F32"), rope_scaling=yarn | more))
 
 
 @pytest.mark.parametrize("kind", tiered([*TYPES, "mixed"], ["mixed"]))
@@ -66,8 +136,7 @@ def test_every_type(tmp_path: Path, kind: str) -> None:
 
 def test_codes_are_copied(tmp_path: Path) -> None:
     """A file of all packed types: dequantised as gguf does it, and the same values by its codes."""
-    types = [kind for kind in TYPES if kind.startswith("Q")] + K_TYPES
-    chosen = itertools.cycle(types)
+    chosen = itertools.cycle(SCALES_AT)
     sizes = {"hidden_size": 256, "intermediate_size": 256}
     file, twin = write_gguf_family(
         tmp_path, "llama", lambda name, shape: next(chosen) if len(shape) > 1 else "F32", **sizes
@@ -83,7 +152,7 @@ def test_codes_are_copied(tmp_path: Path) -> None:
             got = dequantised(source.packed(name, exact.shape), exact.shape, form, torch.float64)
             # gguf itself rounds to float32 at every step.
             assert torch.allclose(got, exact.double(), rtol=1e-6, atol=1e-8)
-    assert len(seen) == len(types) - 1  # Q8_0 and Q5_0 are of one form
+    assert len(seen) == len(SCALES_AT) - 1  # Q8_0 and Q5_0 are of one form
     pipeline = Pipeline(file, CUTS[2], model=reference(twin), source=source)
     rows = pipeline.prefill(random_tokens(1, 9))
     theirs = plain_hidden(pipeline.model, random_tokens(1, 9))

@@ -97,14 +97,18 @@ def written(file: Path, changes: dict[str, object], **tensors: np.ndarray) -> Pa
 def test_what_is_not_read_is_named(model: Path, tmp_path: Path) -> None:
     whole = model.read_bytes()
     cases = {
-        "not a GGUF file": b"GGML" + whole[4:],
+        "not a GGUF file;": b"GGML" + whole[4:],
+        "not a GGUF file but Git LFS' pointer": b"version https://git-lfs.github.com/spec/v1\n",
         "version 9": whole[:4] + b"\x09\0\0\0" + whole[8:],
         "big-endian": whole[:4] + b"\0\0\0\x03" + whole[8:],
         r"cut off \(it has": whole[:-4],
         r"cut off \(it ends within": whole[:500],
         r"cut off \(it is empty": b"",
         "counts 1099511627775": whole[:8] + b"\xff" * 5 + b"\0\0\0" + whole[16:],
-        "architecture 'mamba', which .* it runs llama": whole.replace(b"llama", b"mamba"),
+        "architecture 'gpt2s', which .* it runs llama": whole.replace(b"llama", b"gpt2s"),
+        "'mamba', which .*: its layers keep a recurrent state.*; use qwen3-8b": whole.replace(
+            b"llama", b"mamba"
+        ),
     }
     for number, (message, content) in enumerate(cases.items()):
         with case(message):
@@ -114,7 +118,7 @@ def test_what_is_not_read_is_named(model: Path, tmp_path: Path) -> None:
                 open_source(file)
 
 
-@pytest.mark.parametrize("kind", ["IQ4_XS", "Q2_K", "MXFP4"])
+@pytest.mark.parametrize("kind", ["IQ3_S", "IQ2_XXS", "TQ1_0"])
 def test_a_type_that_is_not_read_is_named(tmp_path: Path, kind: str) -> None:
     number = gguf.GGMLQuantizationType[kind]
     columns, size = gguf.GGML_QUANT_SIZES[number]
@@ -141,6 +145,11 @@ def test_folders_and_names(model: Path, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"no file /nowhere/x.gguf; .*ORGANISATION/NAME/FILE"):
         require_model("/nowhere/x.gguf")
     require_model("org/name/x.gguf")
+    blob = Path(shutil.copy(model, tmp_path / "sha256-0f5a"))  # as Ollama keeps it
+    assert fingerprint(blob) == fingerprint(model)
+    (tmp_path / "page.html").write_text("<html>")
+    with pytest.raises(ModelError, match=r"page.html does not begin as a GGUF file does; give"):
+        require_model(tmp_path / "page.html")
 
 
 def test_split_files_are_one_model(model: Path, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+import tokenizers
 from support.cases import case
 from support.checkpoints import CORPUS, write_checkpoint
 from support.ggufs import all_as, tokenizer_values, write_gguf
@@ -79,6 +80,28 @@ def test_what_is_not_known_is_named(tmp_path: Path) -> None:
             write_gguf(folder, file, all_as("F16"), tokenizer_values(tmp_path, **change))
             with pytest.raises(ModelError, match=message):
                 tokenizer_files(open_gguf(file))
+
+
+@pytest.mark.parametrize(
+    ("tokens", "pieces"),
+    [
+        ((), ["it", "'", "s", " ", "123", "45", ",", " ok"]),
+        (("<|begin_of_text|>",), ["it", "'s", " ", "123", "45", ",", " ok"]),
+    ],
+)
+def test_a_file_that_does_not_say_how_it_cuts(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, tokens: tuple[str, ...], pieces: list[str]
+) -> None:
+    """As llama.cpp cuts by default, but Llama 3's as they are; with a warning."""
+    values = tokenizer_values(tmp_path, pre="")
+    values["tokenizer.ggml.tokens"] += tokens
+    values["tokenizer.ggml.token_type"] += [3 for _ in tokens]
+    folder = write_checkpoint(tmp_path / "model", num_hidden_layers=1)
+    write_gguf(folder, tmp_path / "m.gguf", all_as("F16"), values)
+    made = tokenizers.Tokenizer.from_file(str(local_folder(tmp_path / "m.gguf") / "tokenizer.json"))
+    cut = made.pre_tokenizer.pre_tokenize_str("it's 12345, ok")
+    assert [piece.replace("Ġ", " ") for piece, _ in cut] == pieces
+    assert "does not say how its tokenizer cuts text" in caplog.text
 
 
 def test_smollm2_is_read_as_its_own_tokenizer_reads() -> None:

@@ -1,0 +1,66 @@
+"""Refused: why models of families that are known do not run, and what to take in their place."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Container, Mapping
+from dataclasses import dataclass
+
+REASONS = {
+    "recurrent": "its layers keep a recurrent state (linear attention, convolution, Mamba), from "
+    "which no single guess can be pruned as its keys can",
+    "uneven": "its layers have keys of different shapes, or take keys and token embeddings that "
+    "are on other stages",
+    "latent": "its layers keep latent rows in place of keys (MLA), which the cache does not hold",
+    "other": "its layers differ from those that edgespec computes",
+}
+"""docs/families.md tells more of each."""
+
+_FAMILIES = (
+    ("qwen3[5-9]|qwen3next|qwen4exp", "recurrent", "qwen3-8b"),
+    ("granitehybrid", "recurrent", "granite-4-micro"),
+    (
+        "bailinghybrid|bamba|falconh1|falconmamba|jamba|kimilinear|lfm[23]|mamba|minimax$|"
+        "nemotronh|olmohybrid|recurrentgemma|rwkv|xlstm|zamba",
+        "recurrent",
+        "qwen3-8b",
+    ),
+    ("gemma(4|3n)", "uneven", "gemma-3-4b"),
+    ("deepseekv|deepseek2|glm4moelite|kimik|minicpm3", "latent", "qwen3-30b-a3b-2507"),
+    ("qwen3vlmoe|qwen2moe|ernie45moe", "other", "qwen3-30b-a3b-2507"),
+    ("llama4|minimaxm|glm4moe", "other", "gpt-oss-120b"),
+    ("starcoder2", "other", "qwen2.5-coder-7b"),
+    ("mistral4", "other", "mistral-small-3.2"),
+    ("glm|exaone|cohere|hunyuan|phi|internlm|gptneox", "other", "qwen3-8b"),
+)
+"""How values of `model_type`, or architectures of GGUF files, begin without "-" and "_", the
+narrower one first; why; and a model that runs."""
+
+_STATES = {"linear_attention", "mamba", "conv", "hybrid"}
+"""Of `layer_types`: the layer keeps a state."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a model does not run, a key of REASONS, and one that does, by its short name."""
+
+    why: str
+    instead: str
+
+    def __str__(self) -> str:
+        return f"{REASONS[self.why]}; use {self.instead}"
+
+
+def refusal_of(settings: Mapping[str, object], running: Container[str]) -> Refusal | None:
+    """Why a model with this config.json does not run; None if that is not known, or it may run.
+    `running`: the families that do."""
+    kind = str(settings.get("model_type"))
+    inner = settings.get("text_config")
+    listed = (inner if isinstance(inner, dict) else settings).get("layer_types")
+    for beginning, why, instead in _FAMILIES if kind not in running else ():
+        if re.match(beginning, re.sub("[-_]", "", kind)):
+            return Refusal(why, instead)
+    if isinstance(listed, list) and not _STATES.isdisjoint(map(str, listed)):
+        instead = "granite-4-micro" if kind.startswith("granite") else "qwen3-8b"
+        return Refusal("recurrent", instead)
+    return None

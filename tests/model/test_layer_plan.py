@@ -1,0 +1,134 @@
+"""Compiled layers are to the bit what the layers are one by one, in every family and form."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+from support.cases import case
+from support.checkpoints import FAMILY_SETTINGS, WINDOW, write_checkpoint, write_family
+from support.joint import Asker, Twice
+from support.packed_forms import MixedSource
+from support.tiers import tiered
+
+from edgespec.config import QUANTISATIONS
+from edgespec.kernels.layers import compiles
+from edgespec.machines.effects import BlockPart
+from edgespec.model import block as block_module
+from edgespec.model.block import Block
+from edgespec.model.layer_plan import LOOK, LayerPlan
+from edgespec.model.loader import Checkpoint
+from edgespec.model.source import TensorSource
+from edgespec.model.sources import QuantisingSource
+from edgespec.planning.operations import OWN_OPERATIONS
+from edgespec.tree.stems import Fork
+from edgespec.types.tensor import NO_LAYERS, Layers
+
+OWN = [name for name in FAMILY_SETTINGS if name.partition("-")[0] in OWN_OPERATIONS]
+CUTS = [0, 1, 4]
+
+pytestmark = pytest.mark.skipif(not compiles(), reason="there is no C compiler")
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.set_num_threads(1)
+    return tmp_path_factory.mktemp("plan")
+
+
+def family(root: Path, name: str) -> Checkpoint:
+    folder = root / name
+    return Checkpoint(folder if folder.is_dir() else write_family(folder, name))
+
+
+def sides(source: TensorSource, dtype: str, monkeypatch: pytest.MonkeyPatch, **more: str) -> Twice:
+    """Layers in calls of several, and, on the side apart, one by one, request by request."""
+    with monkeypatch.context() as patched:
+        patched.setattr(block_module, "layer_plan", lambda *_: None)
+        plain = [Block(source, first, end, dtype, **more) for first, end in pairwise(CUTS)]
+    twice = Twice(source, CUTS, dtype, plain, **more)
+    assert all(isinstance(stage._block._plan, LayerPlan) for stage in twice.joint.stages)
+    assert not any(stage._block._plan for stage in twice.apart.stages)
+    return twice
+
+
+def differ(twice: Twice) -> float:
+    """Prompts, trees, stems, pruning and taps; the largest difference of anything."""
+    one, two, three = (Asker(request, seed=request) for request in (1, 2, 3))
+    twice.open(1, 2, 3)
+    found = []
+
+    def run(*parts: BlockPart, aux_layers: Layers = NO_LAYERS) -> None:
+        joint, apart, taps, alone = twice.run(parts, aux_layers)
+        found.append(float((joint - apart).abs().max()))
+        if aux_layers and len(parts) == 1:
+            assert [bytes(t.data) for t in taps] == [bytes(t.data) for t in alone[0]]
+
+    run(one.prompt(3), two.prompt(WINDOW + 30), three.prompt(1))
+    run(three.guess(20), one.guess(4), two.guess(5))
+    for request, frozen in ((2, 5), (3, 1)):
+        for side in (twice.joint, twice.apart):
+            for stage in side.stages:
+                stage.fork(request + 10, request, Fork(0, frozen, 1, 0, 0))
+    four = Asker(12, seed=4)
+    four.ledger, four.next_id = type(four.ledger)(5), 5
+    run(two.guess(1), four.prompt(2), one.guess(1), three.guess(3))
+    for asker in (one, two, three):
+        twice.gather(asker.request, asker.ledger.committed, asker.prune(1))
+    run(one.guess(WINDOW), four.guess(70))  # its cache grows
+    run(two.guess(3), aux_layers=Layers((0, 2, 3)))
+    return max(*found, *(twice.off(request) for request in (1, 2, 3, 12)))
+
+
+@pytest.mark.parametrize("dtype", tiered(("bfloat16", "float16", "float32"), ["bfloat16"]))
+def test_every_family(root: Path, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in OWN:
+        source = family(root, name)
+        with case(name):
+            assert differ(sides(source, dtype, monkeypatch)) == 0
+
+
+@pytest.mark.parametrize("quant", ["mixed", *tiered(["int4-g32", "int8", "nf4"], [])])
+@pytest.mark.parametrize("dtype", tiered(("bfloat16", "float16", "float32"), ["float32"]))
+def test_every_form(root: Path, quant: str, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if quant == "nf4":
+        pytest.importorskip("bitsandbytes")
+    folder = root / "wide"
+    if not folder.is_dir():
+        write_checkpoint(folder, hidden_size=64, intermediate_size=128)
+    checkpoint = Checkpoint(folder)
+    source = (
+        MixedSource(checkpoint)
+        if quant == "mixed"
+        else QuantisingSource(checkpoint, QUANTISATIONS[quant])
+    )
+    assert differ(sides(source, dtype, monkeypatch)) == 0
+
+
+@pytest.mark.parametrize("cache_dtype", ["float16", *tiered(["bfloat16"], [])])
+def test_caches_of_16_bits(root: Path, cache_dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row is what it is alone with them too."""
+    for name in ("gemma2", "qwen3"):
+        source = family(root, name)
+        with case(name):
+            twice = sides(source, "float32", monkeypatch, cache_dtype=cache_dtype)
+            assert differ(twice) == 0
+            held = twice.joint.caches(2)
+            assert held.dtype == getattr(torch, cache_dtype)
+            whole = Twice(source, CUTS, "float32")
+            whole.open(2)
+            whole.run([Asker(2, seed=2).prompt(WINDOW + 30)])
+            first = whole.joint.caches(2)[0]
+            assert torch.equal(held[0, :, :, : WINDOW + 30], first.to(held.dtype)), "rounded once"
+
+
+def test_what_is_cancelled_is_looked_at_between_calls_of_so_much_work(root: Path) -> None:
+    plan = Block(family(root, "llama"), 0, 4, "float32")._plan
+    assert plan is not None
+    most = LOOK // plan._layers.weights
+    assert list(plan.steps(1, ())) == [(0, 4)]
+    assert list(plan.steps(1, (0, 1, 3, 9))) == [(0, 1), (1, 3), (3, 4)]
+    assert list(plan.steps(most // 3, ())) == [(0, 3), (3, 4)]
+    assert list(plan.steps(most + 1, ())) == [(n, n + 1) for n in range(4)]
