@@ -82,8 +82,8 @@ class Search:
     def run(
         self, wait: float, tell: Teller, meanwhile: Callable[[], None] | None = None
     ) -> Address:
-        """The address, after `wait` seconds at most. `meanwhile` is called once if it takes long, or
-        may do so: a member's coordinator may be starting, too.
+        """The address, after `wait` seconds at most. `meanwhile` is called once if it takes long,
+        or may do so: a member's coordinator may be starting, too.
 
         Raises ConfigError for another wait than there can be, PeerLost if none is found,
         AddressUnavailable for an unknown host, and AccessRefused if the key is not let in, or
