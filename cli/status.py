@@ -94,9 +94,12 @@ def request_lines(state: Status) -> Iterator[str]:
 def row_lines(state: Status) -> Iterator[str]:
     """What the stages' caches hold."""
     if state.rows_room:
+        layers = max((node.end - node.first for node in state.nodes if node.stage), default=0)
+        most = state.rows_room * state.row_bytes * layers / 2**20
         yield (
             f"cache rows of every stage: {state.rows_live} for running requests, "
             f"{state.rows_kept} kept of answered ones, room for {state.rows_room}"
+            + (f" ({most:.0f} MiB at most)" if most else "")
         )
 
 
@@ -147,6 +150,7 @@ def _as_json(state: Status) -> dict[str, object]:
         "rows_live": state.rows_live,
         "rows_kept": state.rows_kept,
         "rows_room": state.rows_room or None,
+        "row_bytes_of_a_layer": state.row_bytes or None,
         "nodes": [_node_as_json(node) for node in state.nodes],
     }
 

@@ -18,19 +18,23 @@ PLANNED_BYTES = 2
 BYTES = {"float64": 8, "float32": 4}
 
 
-def cache_rows(config: CoordinatorConfig, context: int, device: str) -> CacheRows | None:
-    """What gives a device's rows; None if the planner does not know the model or its draft.
+def cache_rows(
+    config: CoordinatorConfig, context: int, device: str
+) -> tuple[CacheRows | None, int]:
+    """What gives a device's rows, and the bytes of one in a layer; None and 0 if the planner does
+    not know the model or its draft.
 
     To be called when the coordinator has loaded its models; `device`: "cpu" or "cuda"."""
     what = "caches have room for one request of full length alone"
     needs = planned_needs(config, context, what)
     if needs is None:
-        return None
+        return None, 0
     has = available_memory(device).bytes
     beside = bool(config.with_stage)
     own = needs.coordinator(beside_stage=beside).total
     left = (has - yet_to_take(own, device)) // (1 + beside)
-    return partial(stage_rows, needs, config.live, _coordinator_rows(needs, config.dtype, left))
+    rows = partial(stage_rows, needs, config.live, _coordinator_rows(needs, config.dtype, left))
+    return rows, _with_spare(needs.model.costs.kv_bytes, config.dtype)
 
 
 def _coordinator_rows(needs: Needs, dtype: str, left: int) -> int | None:
@@ -80,7 +84,10 @@ def _further_rows(needs: Needs, has: int, first: int, end: int, is_last: bool, d
 
 
 def _rows_in(nbytes: int, row: int, dtype: str) -> int:
-    """Rows for which so many bytes have room, with what caches spare as they grow; `row`: bytes of
-    one as planned."""
-    size = row * BYTES.get(dtype, PLANNED_BYTES) // PLANNED_BYTES
-    return max(nbytes, 0) * SPARE // ((SPARE + 1) * size)
+    """Rows for which so many bytes have room; `row`: bytes of one as planned."""
+    return max(nbytes, 0) // _with_spare(row, dtype)
+
+
+def _with_spare(row: int, dtype: str) -> int:
+    """Bytes of a row as it is held, with what caches spare as they grow."""
+    return row * BYTES.get(dtype, PLANNED_BYTES) * (SPARE + 1) // (PLANNED_BYTES * SPARE)

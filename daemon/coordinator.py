@@ -257,10 +257,7 @@ class Loaded:
     @property
     def ring(self) -> CoordinatorSettings:
         """What the machine has to know of its ring."""
-        from edgespec.drafting.lens import read_lenses
-
-        config, draft, settings = self.config, self.draft, self.model.head.config
-        layers, hints = self.model.layers, config.hints
+        config, draft = self.config, self.draft
         return CoordinatorSettings(
             config.stages,
             self.context_length,
@@ -272,8 +269,7 @@ class Loaded:
             sources=draft.sources if draft else (),
             head_last=config.head_last,
             live=config.live,
-            lenses=read_lenses(hints, layers, settings) if hints else None,
-            vocabulary=int(settings.vocab_size),
+            vocabulary=int(self.model.head.config.vocab_size),
             own_stage=config.with_stage,
             usual=self.usual,
         )
@@ -334,6 +330,7 @@ def _membership(
     can_replan = loaded.model.can_be_cut_anew and home.costs is None
     what = "the ring cannot be shared out anew when a device is lost"
     needs = planned_needs(config, context, what, with_draft=False) if can_replan else None
+    rows, row_bytes = cache_rows(config, context, device)
     names, template = names_of(config.model), loaded.codec.chat_template
     return MembershipMachine(
         assignment.assigned,
@@ -344,8 +341,8 @@ def _membership(
         names=_names(config, home.own),
         replan=partial(assignment.repartition, needs) if needs else None,
         own_keys=[one.identity.own.public for one in (cluster, home.own) if one is not None],
-        rows=cache_rows(config, context, device),
-        rows_told=machine.rows_told,
+        rows=rows,
+        rows_told=lambda: (*machine.rows_told(), row_bytes),
         here=partial(_here, home.ends.enter_context(SensorReader(device))),
         plain=machine.learnt.plain_speed,
         about=partial(

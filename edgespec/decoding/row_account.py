@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from edgespec.planning.memory import STEP
 from edgespec.tree import stems
 
 LEAST_ROWS = 16
@@ -238,9 +239,10 @@ class RowAccount:
 
     def make_room(self, live: int) -> list[int]:
         """Live requests may come to hold `live` rows; returns the answered requests that have to
-        go, the least recently used first."""
+        go, the least recently used first. Each kept one has up to STEP slots that no row is in, so
+        that many short ones take no more memory than long ones."""
         gone: list[int] = []
-        while len(self._cache) and self.used(live) > self.limit:
+        while len(self._cache) and self.used(live) + STEP * len(self._cache) > self.limit:
             gone.append(next(iter(self._cache)))
             del self._cache[gone[-1]]
             self._close(gone[-1])

@@ -27,7 +27,6 @@ from edgespec.machines.events import Event
 from edgespec.policy.base import Expand
 from edgespec.types.tensor import NO_LAYERS
 from edgespec.wire.client_messages import LiveRequest
-from edgespec.wire.hints import Hint
 from edgespec.wire.segment import MOST_PARTS, Header, Part, Segment, StageTime
 
 MOST_QUEUED = 2
@@ -137,7 +136,7 @@ class Scheduler:
             self._deciding.append((now, len(deciding), deciding))
         return self.step(told, now)
 
-    def step(self, events: Iterable[tuple[int, Event | Hint]], now: float) -> list[Effect]:
+    def step(self, events: Iterable[tuple[int, Event]], now: float) -> list[Effect]:
         """Hand events to those of their requests that are live."""
         effects: list[Effect] = []
         told = [(self._live[number], event) for number, event in events if number in self._live]
@@ -178,7 +177,7 @@ class Scheduler:
 
     def work(self, now: float) -> list[Effect]:
         """Carry out what the policies decide; whatever may leave leaves."""
-        return self._alone(*self._in_turn(), now=now) if self._is_one else self._together(now)
+        return self._alone(*self._going_on, now=now) if self._is_one else self._together(now)
 
     def _alone(self, request: Request, *, now: float) -> list[Effect]:
         effects = self._decided(now)
@@ -193,11 +192,8 @@ class Scheduler:
         """Ask the policies that are to be asked, but for the pool's; returns what is to be
         drafted."""
         effects: list[Effect] = []
-        going_on = self._in_turn()
-        for request in going_on:
-            if not request.wants_decision:
-                continue
-            if len(going_on) > 1 and request.policy.pool:
+        for request in _in_turn([r for r in self._going_on if r.wants_decision]):
+            if request.policy.pool and not self._is_one:
                 request.want_decision(False)
                 continue
             for decision in request.decide():
@@ -222,8 +218,8 @@ class Scheduler:
         is_free = not self._flights.queued
         if len(self._flights) >= self._max_in_flight:
             return []
-        going_on = self._in_turn()
-        starting = [request for request in going_on if not request.is_read]
+        going_on = self._going_on
+        starting = _in_turn([request for request in going_on if not request.is_read])
         # PPD rows below a prompt's last row leave before the policy may be asked.
         answering = [r for r in going_on if (r.decodes or r.outbox.waiting) and r.is_read]
         first = [request for request in starting if request.policy.prompts_first]
@@ -232,6 +228,7 @@ class Scheduler:
         count, share = self._share(answering)
         if len(self._flights) >= count or self._holds(going_on, count, share, now):
             return []
+        answering = _in_turn(answering)
         parts = [request for request in answering if request.outbox.waiting][:share]
         if is_free or any(request.root_waits for request in answering):
             roots = min(len(answering), share)
@@ -267,12 +264,11 @@ class Scheduler:
     def _expand(self, now: float) -> list[Effect]:
         """If no pass of the pool is at work, have its best nodes expanded. A prompt that is read
         keeps nobody but its own request waiting: it may take long, and goes in parts."""
-        going_on = self._in_turn()
-        pooled = [request for request in going_on if request.policy.pool]
+        pooled = [request for request in self._going_on if request.policy.pool]
         drafts = [request.drafting.running for request in pooled]
         if any(draft is not None and isinstance(draft.plan, Expand) for draft in drafts):
             return []
-        requests = [r for r in pooled if r.drafting.running is None and r.decodes]
+        requests = _in_turn([r for r in pooled if r.drafting.running is None and r.decodes])
         pool = requests[0].policy.pool if requests else None
         if pool is None or not requests[0].estimates.step.known:
             return []
@@ -296,17 +292,15 @@ class Scheduler:
                 found.append(request)
         return found
 
-    def _in_turn(self) -> list[Request]:
-        """The live requests that go on: those of which nothing has left, in order of their starts,
-        and then those first of which nothing has left for longest."""
-        going_on = [r for r in self._live.values() if not r.answer.finish_reason]
-        sent = {r.number: r.outbox.last_sent_seq for r in going_on}
-        return sorted(going_on, key=lambda r: (sent[r.number], r.number if sent[r.number] else 0))
+    @property
+    def _going_on(self) -> list[Request]:
+        """The live requests that go on, in order of their starts."""
+        return [request for request in self._live.values() if not request.answer.finish_reason]
 
     @property
     def _is_one(self) -> bool:
         """Whether a single request goes on."""
-        return sum(not request.answer.finish_reason for request in self._live.values()) == 1
+        return len(self._going_on) == 1
 
     @property
     def _max_in_flight(self) -> int:
@@ -360,12 +354,22 @@ class Scheduler:
             return []
         choosing = [request.choosing for request in owners]
         seq, flight = self._flights.launch(parts, choosing, now)
-        layers, hints, vectors = NO_LAYERS, NO_LAYERS, None
+        layers, vectors = NO_LAYERS, None
         tokens = np.concatenate([part.tokens for part in parts])
         for request in owners:
             request.has_left(seq, flight)
             layers = layers or request.needs.aux_layers
-            hints = hints or request.drafting.hints_asked
             if request.drafting.ppd_rows is not None:  # the table is the same for all
                 vectors = request.drafting.ppd_rows.vectors(tokens)
-        return [SendRing(Segment(Header(seq, layers, hints), tuple(parts), ppd_tokens=vectors))]
+        return [SendRing(Segment(Header(seq, layers), tuple(parts), ppd_tokens=vectors))]
+
+
+def _in_turn(requests: list[Request]) -> list[Request]:
+    """Those of which nothing has left, in order of their starts, and then those first of which
+    nothing has left for longest."""
+
+    def turn(request: Request) -> tuple[int, int]:
+        sent = request.outbox.last_sent_seq
+        return sent, request.number if sent else 0
+
+    return sorted(requests, key=turn) if len(requests) > 1 else requests

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -20,9 +21,9 @@ def tree_mask(committed: int, sees: BoolArray, device: torch.device | str = "cpu
     `sees` bool [R, S]; returns bool [1, 1, R, committed + S].
     """
     rows, behind = sees.shape
-    mask = torch.ones((1, 1, rows, committed + behind), dtype=torch.bool)
-    mask[0, 0, :, committed:] = torch.from_numpy(sees)
-    return mask.to(device)
+    mask = np.ones((1, 1, rows, committed + behind), np.bool_)
+    mask[0, 0, :, committed:] = sees
+    return torch.from_numpy(mask).to(device)
 
 
 class Visibility:

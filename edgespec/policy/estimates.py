@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from edgespec.policy.calibration import Calibration
-from edgespec.policy.hint_mix import HintMix
 from edgespec.policy.pace import Pace, PlainTime
 from edgespec.policy.row_times import LONGEST_S, RowTimes, StepTimes
 from edgespec.tree.node import Advance
@@ -52,8 +51,8 @@ class RingEstimates:
     what it is on its way beside the stages' work, on a ring that has no other.
     `ranks`: how often the model's token had which rank among the guesses of its level (None: it was
     not there). `calibrations`: one for each way of sampling, as scores are ranked differently for
-    each; of MOST_CALIBRATIONS ways, those that were used last. `hint_mixes`: likewise, for each way
-    of sampling and stage. `plain_time`: what a token took without guesses, where that was tried.
+    each; of MOST_CALIBRATIONS ways, those that were used last. `plain_time`: what
+    a token took without guesses, where that was tried.
     """
 
     step: StepTimes = field(default_factory=StepTimes)
@@ -65,14 +64,15 @@ class RingEstimates:
     reach: float = 0.0
     ranks: Counter[int | None] = field(default_factory=Counter)
     calibrations: dict[object, Calibration] = field(default_factory=dict)
-    hint_mixes: dict[tuple[object, int], HintMix] = field(default_factory=dict)
     plain_time: PlainTime = field(default_factory=PlainTime)
+    _counts: dict[tuple[int, int], int] = field(default_factory=dict)  # since the last segment
 
     def segment(self, ran: Sequence[tuple[int, float]], stages: int, answers: int = 0) -> None:
         """A segment came back; rows and seconds at each of the `stages` that computed it. It had
         rows of so many answers, and none of a prompt; 0: it had such."""
         bounded = [(rows, min(seconds, LONGEST_S)) for rows, seconds in ran[:stages]]
         self.step.record(bounded, stages)
+        self._counts.clear()
         if answers:
             self.shared.record([(answers, seconds) for _, seconds in bounded], stages)
         if bounded:
@@ -114,6 +114,12 @@ class RingEstimates:
         one; and no less than one segment's way round. A pass of more answers that takes hardly
         longer speaks for few segments, work at home and links for many, which overlap it.
         """
+        if (answers, stages) not in self._counts:
+            self._counts[answers, stages] = self._best_count(answers, stages)
+        return self._counts[answers, stages]
+
+    def _best_count(self, answers: int, stages: int) -> int:
+        """See segments."""
         most = stages + 1
         if not self.step.known or not self.home.known:
             return most
@@ -174,10 +180,6 @@ class RingEstimates:
         """Guesses that were asked for with that way of sampling turned out right or wrong."""
         self.calibration(sampling).learn(step.outcomes)
         self.ranks.update(step.ranks)
-
-    def hint_mix(self, sampling: object, stage: int) -> HintMix:
-        """What hints of that stage are worth, for that way of sampling."""
-        return _used(self.hint_mixes, (sampling, stage), HintMix)
 
     def calibration(self, sampling: object) -> Calibration:
         """What the draft's scores are worth, for that way of sampling."""

@@ -73,7 +73,7 @@ class MembershipMachine:
         own_keys: Collection[str] = (),
         live: Callable[[float], tuple[LiveRequest, ...]] = lambda now: (),
         rows: CacheRows | None = None,
-        rows_told: Callable[[], tuple[int, int, int]] = lambda: (0, 0, 0),
+        rows_told: Callable[[], tuple[int, int, int, int]] = lambda: (0, 0, 0, 0),
         here: Callable[[], NodeStatus] = lambda: NodeStatus(0, 0, 0),
         plain: Callable[[], float] = lambda: 0.0,
         about: Callable[[Status], Status] = lambda status: status,

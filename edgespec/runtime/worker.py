@@ -10,7 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 
-from edgespec.backends.compute import INTERRUPTIBLE
+from edgespec.backends.compute import INTERRUPTIBLE, UNHURRIED
 from edgespec.backends.jobs import events_of, failure
 from edgespec.backends.waiting import Waiting
 from edgespec.machines.effects import Effect
@@ -61,7 +61,8 @@ class Worker:
         of a draft; `at`: when its cause happened, if not now."""
         with self._more:
             self._waiting.add(effect, time.monotonic() if at is None else at)
-            self._more.notify()
+            if not isinstance(effect, UNHURRIED):
+                self._more.notify()
 
     @contextlib.contextmanager
     def gathering(self) -> Iterator[None]:

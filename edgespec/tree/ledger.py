@@ -244,7 +244,7 @@ class RowLedger:
 
     def _keep_slots(self, slots: list[int]) -> None:
         """Of the speculative rows keep these, in that order."""
-        self._sees = self._sees[np.ix_(slots, slots)]
+        self._sees = self._sees[np.ix_(slots, slots)] if slots else np.zeros((0, 0), np.bool_)
         self._ids = [self._ids[slot] for slot in slots]
         self._positions = [self._positions[slot] for slot in slots]
         self._slot_of = {row_id: slot for slot, row_id in enumerate(self._ids)}
@@ -257,6 +257,8 @@ class RowLedger:
                     f"retained set {keep.epoch} accepts row {self._ids[slot]}, which does not "
                     f"follow the {self.committed} committed rows and those accepted before it"
                 )
+        if not survivors:  # as after each token without guesses
+            return
         sees = self._sees[survivors]
         if np.delete(sees, accepted + survivors, axis=1).any() or not sees[:, accepted].all():
             raise RemoteProtocolError(

@@ -266,6 +266,7 @@ class Status(Message, tag=47, frozen=True):
     stage's cache: `rows_live`, which running requests may come to hold with their next token's
     guesses; `rows_kept`, which are held for requests that begin like answered ones, those that
     several share counted once; and `rows_room`, which there is room for, 0 if that has no limit.
+    `row_bytes`: what one takes at most of each layer; 0: not known.
     `home`: the coordinator's own machine, as far as its name and its health go. `plain`: tokens a
     second that plain decoding would give one request on this ring, from what single rows took so
     far, without the time of messages; 0: not known. `tools`: the form in which the model calls
@@ -288,6 +289,7 @@ class Status(Message, tag=47, frozen=True):
     rows_live: int = 0
     rows_kept: int = 0
     rows_room: int = 0
+    row_bytes: int = 0
     home: NodeStatus = NodeStatus(0, 0, 0)
     plain: Finite = 0.0
     tools: Text = ""

@@ -164,11 +164,16 @@ def test_each_request_that_runs_has_its_speed(show: Callable[..., Done]) -> None
 
 
 def test_the_rows_of_the_caches_are_told_where_they_have_a_limit(show: Callable[..., Done]) -> None:
+    """With the memory that they take at most on the stage with the most layers, of 16."""
     state = replace(UP, rows_live=434, rows_kept=812, rows_room=10240)
-    assert show(state).out.splitlines()[-2] == (
+    line = (
         "cache rows of every stage: 434 for running requests, 812 kept of answered ones, room for "
         "10240"
     )
+    assert show(state).out.splitlines()[-2] == line
+    known = replace(state, row_bytes=2048)
+    assert show(known).out.splitlines()[-2] == f"{line} (320 MiB at most)"
+    assert json.loads(show(known, "--json").out)["row_bytes_of_a_layer"] == 2048
     told = json.loads(show(state, "--json").out)
     assert (told["rows_live"], told["rows_kept"], told["rows_room"]) == (434, 812, 10240)
     assert "cache rows" not in show(UP).out

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 
 import pytest
+import torch
 from msgspec import structs
 
 from edgespec.config import HEADS, Address, CoordinatorConfig
@@ -12,6 +14,8 @@ from edgespec.daemon.bundled_models import bundled
 from edgespec.daemon.cache_rows import cache_rows, live_requests, planned_rows, stage_rows
 from edgespec.daemon.planning import Quants, model_to_plan, planned_needs
 from edgespec.daemon.profiles import profile_named
+from edgespec.decoding.row_account import CachedPrefix, RowAccount
+from edgespec.model.kv_cache import SharedCaches, TwoRegionCache
 from edgespec.planning.memory import GIB, Device, Needs
 from edgespec.planning.plan import plan
 from edgespec.planning.problem import Problem
@@ -98,14 +102,47 @@ def test_the_rows_of_a_ring_with_room_are_those_of_live_requests(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("edgespec.daemon.cache_rows.available_memory", lambda _: Room(64 * GIB))
-    rows = cache_rows(CONFIG, 1024, "cpu")
+    rows, row_bytes = cache_rows(CONFIG, 1024, "cpu")
     assert rows is not None
     assert rows(ASSIGN, device(64 * GIB)) == 8 * ONE
+    assert row_bytes == 2 * needs().model.costs.kv_bytes * 9 // 8, "of 32 bits, with its spare"
     monkeypatch.setattr("edgespec.daemon.cache_rows.available_memory", lambda _: Room(0))
-    rows = cache_rows(CONFIG, 1024, "cpu")
+    rows, _ = cache_rows(CONFIG, 1024, "cpu")
     assert rows is not None
     assert rows(ASSIGN, device(64 * GIB)) == ONE, "D0 has no room for more of its draft"
-    assert cache_rows(replace(CONFIG, model="/nowhere"), 1024, "cpu") is None
+    assert cache_rows(replace(CONFIG, model="/nowhere"), 1024, "cpu") == (None, 0)
+
+
+@pytest.mark.parametrize("lengths", [(17,), (65, 70), (20, 300, 900)])
+def test_what_is_kept_takes_no_more_memory_than_the_room_says(lengths: tuple[int, ...]) -> None:
+    """However short the answered requests are: a cache has whole steps of slots, and spares some.
+    It ends there: as much is held after 300 answers as after 150."""
+    limit, chance, sizes = 4000, random.Random(1), []
+    account = RowAccount(limit)
+    caches = SharedCaches(
+        lambda reserve: TwoRegionCache(
+            first_layer=0,
+            layers=1,
+            kv_heads=1,
+            head_dim=8,
+            reserve=reserve,
+            dtype=torch.float32,
+        )
+    )
+    for number in range(1, 301):
+        rows = chance.choice(lengths)
+        tokens = (number,) * rows
+        account.begin(number, tokens, "", {})
+        account.opens(number)
+        caches.open(number, rows // 2)
+        for _ in range(rows):  # an answer grows row by row
+            caches[number].advance(1)
+        for gone in account.keep(number, CachedPrefix(tokens, tuple(range(rows)), ""), 0):
+            caches.close(gone)
+        sizes.append(caches.nbytes)
+    row = 2 * 8 * 4
+    assert max(sizes) <= limit * row * 9 // 8
+    assert max(sizes[150:]) <= max(sizes[:150]) * 1.05 >= limit * row // 4
 
 
 class Room:

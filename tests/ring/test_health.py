@@ -382,9 +382,9 @@ def test_a_status_lists_what_runs_as_of_now() -> None:
 
 def test_a_status_tells_the_rows_of_the_caches() -> None:
     ring = Membership(1)
-    ring.machine = MembershipMachine(ring.places, HOME, TIMING, rows_told=lambda: (1, 2, 3))
+    ring.machine = MembershipMachine(ring.places, HOME, TIMING, rows_told=lambda: (1, 2, 3, 4))
     status = status_of(ring)
-    assert (status.rows_live, status.rows_kept, status.rows_room) == (1, 2, 3)
+    assert (status.rows_live, status.rows_kept, status.rows_room, status.row_bytes) == (1, 2, 3, 4)
 
 
 def test_a_status_tells_of_the_coordinator_and_of_plain_decoding() -> None:

@@ -16,6 +16,7 @@ from edgespec.backends.jobs import Drafts, JointDone, RunHeads, effects_of
 from edgespec.decoding.effects import (
     CloseCache,
     Draft,
+    GatherRows,
     OpenCache,
     RunHead,
 )
@@ -106,6 +107,34 @@ def test_effects_are_carried_out_in_order_in_one_other_thread(
     assert all(a is b for a, b in zip(seen, effects, strict=False))
     assert len(threads) == 1
     assert threading.get_ident() not in threads
+
+
+def test_rows_are_moved_when_the_next_block_wakes_it_and_before_that(
+    start: Callable[[Perform], Worker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a token's retained set and segment the second alone wakes the worker."""
+    seen: list[Effect] = []
+    woken: list[int] = []
+
+    def perform(effect: Effect, stop: Callable[[], bool]) -> Event | None:
+        seen.append(effect)
+        return done(effect, stop)
+
+    worker = start(perform)
+    notify = worker._more.notify
+
+    def counted(n: int = 1) -> None:
+        woken.append(n)
+        notify(n)
+
+    monkeypatch.setattr(worker._more, "notify", counted)
+    gather = GatherRows(1, 0, NONE)
+    worker.submit(gather)
+    assert not woken
+    worker.submit(block(1))
+    assert len(woken) == 1
+    collect(worker, 1)
+    assert seen[0] is gather
 
 
 def test_a_failure_is_an_event_and_the_next_effect_is_carried_out(
