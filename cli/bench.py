@@ -39,10 +39,9 @@ from edgespec.config import LOOPBACK, Address, CoordinatorConfig, Emulation
 from edgespec.daemon.emulation import described, emulated_costs
 from edgespec.daemon.extras import require
 from edgespec.daemon.precision import AUTO
-from edgespec.daemon.process import EXIT_FAILED
 from edgespec.daemon.settings import RingOptions, coordinator_config
 from edgespec.door.asking import GREEDY, SamplingOptions
-from edgespec.errors import ConfigError
+from edgespec.errors import EXIT_FAILED, ConfigError
 
 
 @options.grouped

@@ -15,9 +15,15 @@ from edgespec.cli.line_input import History, LineInput, history_file
 from edgespec.cli.notes import Notes
 from edgespec.cli.reach import given_token, introduced, reach
 from edgespec.config import Address
-from edgespec.daemon.process import EXIT_CANCELLED
 from edgespec.door.asking import RequestSettings
-from edgespec.errors import AccessRefused, ConfigError, EdgespecError, OtherVersion, RequestFailed
+from edgespec.errors import (
+    EXIT_CANCELLED,
+    AccessRefused,
+    ConfigError,
+    EdgespecError,
+    OtherVersion,
+    RequestFailed,
+)
 from edgespec.net.keys import Identity
 from edgespec.runtime.client import Client
 from edgespec.types.shown import shown

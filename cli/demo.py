@@ -21,11 +21,10 @@ from edgespec.daemon.emulation import described, emulated_costs
 from edgespec.daemon.local_ring import LOAD_S, LocalRing
 from edgespec.daemon.model_names import known_name, packaged
 from edgespec.daemon.precision import AUTO, precision_text
-from edgespec.daemon.process import EXIT_CANCELLED
 from edgespec.daemon.settings import RingOptions, coordinator_config
 from edgespec.door.asking import GREEDY, RequestSettings
 from edgespec.door.llm import DEFAULT_MODEL, await_ready
-from edgespec.errors import EdgespecError
+from edgespec.errors import EXIT_CANCELLED, EdgespecError
 from edgespec.model.hub import model_files
 from edgespec.planning.catalogue import MODELS
 from edgespec.runtime.client import Client

@@ -18,7 +18,7 @@ from edgespec.config import Address
 from edgespec.daemon.cluster import folder_of
 from edgespec.daemon.doctor import BLOCKED, OK, WARNING, Finding, examine
 from edgespec.daemon.doctor_network import examine_network
-from edgespec.daemon.process import EXIT_FAILED
+from edgespec.errors import EXIT_FAILED
 
 _MARKS = {OK: ("ok", "green"), WARNING: ("warning", "yellow"), BLOCKED: ("blocked", "bold red")}
 

@@ -17,7 +17,6 @@ from edgespec.daemon.access_list import clean_name
 from edgespec.daemon.api_keys import ApiKeys
 from edgespec.daemon.api_process import check_keys, needs_keys
 from edgespec.daemon.cluster import ClusterFolder, folder_of
-from edgespec.daemon.emulation import check_profiles
 from edgespec.daemon.extras import require
 from edgespec.daemon.process import (
     PARENT,
@@ -97,6 +96,8 @@ def join(
         shared_device=beside.shared_device,
     )
     if emulation is not None:
+        from edgespec.daemon.emulation import check_profiles
+
         check_profiles(emulation)
     written = Trace(trace) if trace else None
     path = folder_of(cluster)
@@ -111,7 +112,7 @@ def join(
         accepts = ApiKeys(folder.path).accepts if needs_keys(served) else None
     address = address_of(folder, coordinator, wait, Logged(), import_meanwhile)
     if stage and PARENT not in os.environ:  # who starts this process knows the ring
-        require_stage(address, folder.identity, stage, ANSWER_S)
+        require_stage(address, folder.identity, stage, ANSWER_S, import_meanwhile)
     config, name = replace(config, coordinator=address), folder.name
     if folder.is_coordinator:
         name = clean_name(socket.gethostname())

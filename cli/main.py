@@ -4,19 +4,28 @@ from __future__ import annotations
 
 import errno
 import importlib
+import inspect
 import io
 import os
+import re
 import sys
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import typer
 from typer.core import TyperGroup
 
 from edgespec import __version__
-from edgespec.cli import options
-from edgespec.daemon.process import EXIT_CANCELLED, EXIT_FAILED, EXIT_NO_READER, EXIT_USAGE
-from edgespec.errors import AddressUnavailable, ConfigError, EdgespecError
+from edgespec.errors import (
+    EXIT_CANCELLED,
+    EXIT_FAILED,
+    EXIT_NO_READER,
+    EXIT_USAGE,
+    AddressUnavailable,
+    ConfigError,
+    EdgespecError,
+)
 from edgespec.net.slowness import started
 from edgespec.types.shown import shown
 
@@ -82,9 +91,10 @@ class _Commands(TyperGroup):
 
 
 @cache
-def application(word: str = "") -> typer.Typer:
-    """The command line; of one of COMMANDS alone if `word` names it, as importing all of them takes
-    most of a second on a desktop, and ten times as long on a small board."""
+def application(word: str = "", *, are_told: bool = False) -> typer.Typer:
+    """The command line; of one of COMMANDS alone if `word` names it, or with what is told of all of
+    them if they `are_told`: importing all takes most of a second on a desktop, and ten times as
+    long on a small board."""
     app = typer.Typer(
         name="edgespec",
         cls=_Commands,
@@ -98,12 +108,26 @@ def application(word: str = "") -> typer.Typer:
     app.callback(invoke_without_command=True)(_version)
     for group, names in GROUPS.items():
         for name in names:
-            if word in ("", name):
+            if are_told:
+                app.command(name, help=_told(name), rich_help_panel=group)(lambda: None)
+            elif word in ("", name):
                 _add(app, name, group)
     return app
 
 
+def _told(name: str) -> str:
+    """The help of a command, read from its file: the docstring of its function, or what is passed
+    to the group."""
+    text = Path(__file__).with_name(f"{name}.py").read_text("utf-8")
+    function = rf'^def {name}\(.*?^\) -> None:\n    """(.*?)"""'
+    found = re.search(rf'{function}|^{name} = typer\.Typer\(\s*help="(.*?)"', text, re.M | re.S)
+    assert found is not None, f"{name} is a command"
+    return inspect.cleandoc(found[1] or found[2])
+
+
 def _add(app: typer.Typer, name: str, group: str) -> None:
+    from edgespec.cli import options
+
     command = getattr(importlib.import_module(f"edgespec.cli.{name}"), name)
     if isinstance(command, typer.Typer):
         app.add_typer(command, name=name, rich_help_panel=group)
@@ -129,7 +153,8 @@ def main() -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # "?" for what the terminal cannot show
     try:
-        command = application(next((word for word in sys.argv[1:2] if word in COMMANDS), ""))
+        word = next((word for word in sys.argv[1:2] if word in COMMANDS), "")
+        command = application(word, are_told=not set(COMMANDS).intersection(sys.argv))
         started()
         try:
             command()

@@ -12,11 +12,7 @@ import typer
 from typer.core import TyperCommand
 
 from edgespec.config import MOST_STAGES
-from edgespec.daemon.model_names import resolved
-from edgespec.daemon.settings import LAST_STAGE
 from edgespec.errors import ConfigError
-from edgespec.plugins import known_policies
-from edgespec.policy.registry import policy_named
 
 
 def grouped(command: Callable[..., None]) -> Callable[..., None]:
@@ -65,6 +61,8 @@ class RingCommand(TyperCommand):
                 raise ConfigError(f"{word} is a command of its own now: {command}")
             following = words[at + 1 : at + 2]
             if word == "--with-stage" and not (following and following[0].isdecimal()):
+                from edgespec.daemon.settings import LAST_STAGE
+
                 words[at] = f"{word}={LAST_STAGE}"
         return super().parse_args(ctx, words)
 
@@ -79,6 +77,9 @@ def check_stages(context: typer.Context, value: int) -> int:
 
 def check_policies(value: str) -> str:
     """Policies of somebody's own are known to this process from now on."""
+    from edgespec.plugins import known_policies
+    from edgespec.policy.registry import policy_named
+
     names = [name.strip() for name in value.split(",") if name.strip()]
     for name in known_policies(names):
         policy_named(name)
@@ -87,6 +88,8 @@ def check_policies(value: str) -> str:
 
 def check_model(value: str) -> str:
     """What the short name of a model stands for; anything else as it is."""
+    from edgespec.daemon.model_names import resolved
+
     return resolved(value)
 
 
@@ -133,13 +136,6 @@ DRAFT = typer.Option(
     "models` has for the base. A source of your own: package.module:Class[:ARGUMENT]. "
     "Default: none; for the bundled base model independent, and `init` serves smollm2-135m with "
     "hybrid:ngram+dspark.",
-)
-HINTS = typer.Option(
-    "",
-    metavar="DIR",
-    help="Folder of lenses for the base, which `edgespec train hints` made: stages read rows with "
-    "them and tell early what they expect, where that pays. bundled: those of the bundled base "
-    "model. Default: none.",
 )
 Quant = Annotated[
     str,

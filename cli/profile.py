@@ -18,8 +18,7 @@ from edgespec.cli.tables import show_table
 from edgespec.config import Address
 from edgespec.daemon.cluster import ClusterFolder, folder_of
 from edgespec.daemon.extras import require
-from edgespec.daemon.process import EXIT_FAILED
-from edgespec.errors import ConfigError
+from edgespec.errors import EXIT_FAILED, ConfigError
 
 if TYPE_CHECKING:
     from edgespec.daemon.kernels import Kernels

@@ -13,9 +13,8 @@ from edgespec.cli import options
 from edgespec.cli.answering import cancelling, show
 from edgespec.cli.notes import Notes
 from edgespec.cli.reach import given_token, introduced, reach
-from edgespec.daemon.process import EXIT_CANCELLED
 from edgespec.door.asking import USUAL, RequestSettings
-from edgespec.errors import ConfigError
+from edgespec.errors import EXIT_CANCELLED, ConfigError
 from edgespec.runtime.client import Client
 from edgespec.types.grammar_spec import json_spec
 from edgespec.types.record import MOST_CHARS

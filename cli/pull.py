@@ -11,8 +11,8 @@ import typer
 from edgespec.cli import options
 from edgespec.cli.notes import Notes
 from edgespec.daemon.model_names import spoken
-from edgespec.daemon.process import EXIT_CANCELLED
 from edgespec.daemon.settings import chosen_draft
+from edgespec.errors import EXIT_CANCELLED
 from edgespec.model.hub import require_model
 from edgespec.model.hub_cache import download
 

@@ -134,8 +134,8 @@ def admitted(
     tell: Teller,
     meanwhile: Callable[[], None] | None = None,
 ) -> None:
-    """Enrol this machine's key with a token, and store the membership; `meanwhile` is called once
-    if the search takes long.
+    """Enrol this machine's key with a token, and store the membership; `meanwhile` is called if the
+    search or the answer takes long.
 
     A member may give a used token again: a service starts with the same words at every boot. Raises
     AccessRefused if the token is not valid.
@@ -153,7 +153,8 @@ def admitted(
         with tell.waiting(
             "waiting for the coordinator, which answers once it has loaded its models"
         ):
-            name = enrol(address, token, own, socket.gethostname(), wait)
+            host, meanwhile = socket.gethostname(), meanwhile or (lambda: None)
+            name = enrol(address, token, own, host, wait, meanwhile)
     except AccessRefused:
         if not is_member:
             raise

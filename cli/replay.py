@@ -23,9 +23,8 @@ from edgespec.cli.notes import Notes
 from edgespec.cli.simulate import USUAL_RING, SimulatedRing
 from edgespec.cli.tables import show_table
 from edgespec.config import DEFAULT_LIVE
-from edgespec.daemon.process import EXIT_FAILED
 from edgespec.door.asking import USUAL
-from edgespec.errors import ConfigError
+from edgespec.errors import EXIT_FAILED, ConfigError
 from edgespec.plugins import known_policies
 from edgespec.policy.registry import policy_named
 from edgespec.sim.campaign import replay as play_again

@@ -20,7 +20,6 @@ from edgespec.cli.reach import admitted, given_token
 from edgespec.cli.serve import serve
 from edgespec.daemon.cluster import ClusterFolder
 from edgespec.daemon.own_stage import FOLDER, LOG_FILE
-from edgespec.daemon.process import EXIT_FAILED
 from edgespec.daemon.service import (
     ROLES,
     STATE_FOLDER,
@@ -33,7 +32,7 @@ from edgespec.daemon.service import (
     unit_text,
 )
 from edgespec.daemon.settings import chosen_draft
-from edgespec.errors import ConfigError, EdgespecError
+from edgespec.errors import EXIT_FAILED, ConfigError, EdgespecError
 from edgespec.net.keys import Token
 
 service = typer.Typer(

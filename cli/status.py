@@ -11,7 +11,7 @@ from edgespec.cli import options
 from edgespec.cli.notes import Notes
 from edgespec.cli.reach import reach
 from edgespec.cli.tables import show_table
-from edgespec.daemon.process import EXIT_FAILED
+from edgespec.errors import EXIT_FAILED
 from edgespec.planning.memory import GIB
 from edgespec.runtime.client import Client
 from edgespec.types.record import as_dict

@@ -24,8 +24,13 @@ from edgespec.cli.search import Silent
 from edgespec.cli.status import print_status
 from edgespec.cli.top_view import BusyHistory, TopView, screen
 from edgespec.config import Address
-from edgespec.daemon.process import EXIT_FAILED
-from edgespec.errors import AddressUnavailable, ConfigError, EdgespecError, OtherVersion
+from edgespec.errors import (
+    EXIT_FAILED,
+    AddressUnavailable,
+    ConfigError,
+    EdgespecError,
+    OtherVersion,
+)
 from edgespec.net.keys import Identity
 from edgespec.runtime.client import Client
 from edgespec.types.shown import shown

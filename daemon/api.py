@@ -12,8 +12,8 @@ from edgespec.config import Address
 from edgespec.daemon.api_keys import ApiKeys
 from edgespec.daemon.api_process import needs_keys
 from edgespec.daemon.cluster import ClusterFolder
-from edgespec.daemon.process import EXIT_OK, take_file_descriptors
-from edgespec.errors import AddressUnavailable
+from edgespec.daemon.process import take_file_descriptors
+from edgespec.errors import EXIT_OK, AddressUnavailable
 from edgespec.net.discovery_interfaces import reached_at
 from edgespec.net.slowness import slowness
 from edgespec.runtime.async_client import AsyncClient

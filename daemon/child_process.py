@@ -16,7 +16,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
-from edgespec.daemon.process import EXIT_FAILED, PARENT
+from edgespec.daemon.process import PARENT
+from edgespec.errors import EXIT_FAILED
 
 END_S = 5.0
 """Seconds that it gets to end by itself."""
@@ -117,11 +118,21 @@ class ChildProcess(ABC):
                 return
 
     def _await_end(self, child: subprocess.Popen[bytes]) -> int:
-        while True:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                return child.wait(LOOK_S if self._beats is not None else None)
-            if self._beats is not None and self._beats.silence() > self._beats.limit:
-                log.warning("%s has hung for %.0f s; it is ended", self.name, self._beats.limit)
+        # Without a limit, as a wait with one looks twenty times a second.
+        if self._beats is None:
+            return child.wait()
+        over = threading.Event()
+        watch = threading.Thread(target=self._watch, args=(child, self._beats, over), daemon=True)
+        watch.start()
+        code = child.wait()
+        over.set()
+        watch.join()
+        return code
+
+    def _watch(self, child: subprocess.Popen[bytes], beats: _Beats, over: threading.Event) -> None:
+        while not over.wait(LOOK_S):
+            if beats.silence() > beats.limit:
+                log.warning("%s has hung for %.0f s; it is ended", self.name, beats.limit)
                 _end(child, signal.SIGABRT)
 
     def _start(self) -> subprocess.Popen[bytes] | None:

@@ -257,10 +257,7 @@ class Loaded:
     @property
     def ring(self) -> CoordinatorSettings:
         """What the machine has to know of its ring."""
-        from edgespec.drafting.lens import read_lenses
-
-        config, draft, settings = self.config, self.draft, self.model.head.config
-        layers, hints = self.model.layers, config.hints
+        config, draft = self.config, self.draft
         return CoordinatorSettings(
             config.stages,
             self.context_length,
@@ -272,8 +269,7 @@ class Loaded:
             sources=draft.sources if draft else (),
             head_last=config.head_last,
             live=config.live,
-            lenses=read_lenses(hints, layers, settings) if hints else None,
-            vocabulary=int(settings.vocab_size),
+            vocabulary=int(self.model.head.config.vocab_size),
             own_stage=config.with_stage,
             usual=self.usual,
         )
@@ -305,19 +301,19 @@ class Loaded:
 
 
 def _codec(model: RingModel, ends: ExitStack) -> Tokenizer:
-    """The tokenizer, with processes of its own for templates and grammars that clients give."""
+    """The tokenizer, with processes of its own for templates and grammars that clients give, which
+    start with the first of them."""
     from edgespec.model.grammar_process import COMPILE_S, GrammarProcess
     from edgespec.model.template_process import RENDER_S, TemplateProcess
     from edgespec.model.tokenizer import Tokenizer
 
-    codec = Tokenizer(model.tokenizer)
+    codec = Tokenizer(model.tokenizer, is_kept=True)
     _ = codec.bound  # found here, and not while the first prompt waits
     if codec.chat_template:
         templates = TemplateProcess(
             codec.chat_template, codec.special_tokens, RENDER_S * slowness()
         )
         ends.callback(templates.close)
-        templates.start()
         codec.render = templates.render
     grammars = GrammarProcess(lambda: codec.vocabulary, COMPILE_S * slowness())
     ends.callback(grammars.close)

@@ -41,11 +41,15 @@ _CHIPS = re.compile(r"cpu|gpu|core|k10temp|zenpower|soc|thermal|acpitz", re.IGNO
 STALE_LOOKS = 3
 """Readings that may be missed before the last one is no longer reported."""
 
+SELDOM_S = 10.0
+"""Seconds between two readings of which nobody wants to know."""
+
 UNKNOWN = Health(0.0, 0.0, 0, 0, 0.0, False, "")
 
 
 class SensorReader:
-    """Reads the sensors every HEALTH_S seconds while it is entered; `latest()` is the last reading.
+    """Reads the sensors while it is entered: as often as somebody wants to know, if that is not
+    more often than every HEALTH_S seconds, and every SELDOM_S.
 
     `device_type`: where the model is, "cpu" or "cuda". Everything is read below `root`.
     """
@@ -57,8 +61,9 @@ class SensorReader:
         self._root = root
         self._every = every
         self._clocks: dict[str, int] = {}  # the highest limit of each since the start
-        self._latest: tuple[float, Health] | None = None  # when, and the reading
-        self._end = threading.Event()
+        self._latest: Health | None = None
+        self._asked_at: float | None = None  # since the last reading
+        self._asked, self._end = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, name="edgespec-health", daemon=True)
 
     def __enter__(self) -> SensorReader:
@@ -67,14 +72,17 @@ class SensorReader:
 
     def __exit__(self, *_: object) -> None:
         self._end.set()
+        self._asked.set()
         self._thread.join(self._every)  # it may hang in a sensor
 
     def latest(self) -> Health | None:
-        """The last reading; None before the first one. UNKNOWN if it is too old."""
-        if self._latest is None:
-            return None
-        looked, health = self._latest
-        return UNKNOWN if time.monotonic() - looked > STALE_LOOKS * self._every else health
+        """The last reading, from which on the next one is wanted; None before the first one.
+        UNKNOWN if that one does not come."""
+        now = time.monotonic()
+        asked_at = self._asked_at = now if self._asked_at is None else self._asked_at
+        self._asked.set()
+        is_late = self._latest is not None and now - asked_at > STALE_LOOKS * self._every
+        return UNKNOWN if is_late else self._latest
 
     def look(self) -> Health:
         """Read now; of the sensors the one nearest to its limit. Unknown figures are 0."""
@@ -95,14 +103,17 @@ class SensorReader:
     def _run(self) -> None:
         fails = False
         while True:
+            next_at = time.monotonic() + self._every
             try:
-                self._latest = time.monotonic(), self.look()
+                self._latest, self._asked_at = self.look(), None
                 fails = False
             except Exception:  # no descriptor left, or an unknown kind of device
                 if not fails:
                     log.exception("how this device is cannot be told; it is tried again")
                 fails = True
-            if self._end.wait(self._every):
+            self._asked.wait(SELDOM_S)
+            self._asked.clear()
+            if self._end.wait(max(0.0, next_at - time.monotonic())):
                 return
 
     def _throttling(self, found: list[Zone]) -> Iterator[str]:

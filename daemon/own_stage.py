@@ -16,7 +16,8 @@ from edgespec.daemon.child_process import ChildProcess
 from edgespec.daemon.cluster import ClusterFolder, own_key
 from edgespec.daemon.planning import planned_needs
 from edgespec.daemon.private_files import make_folder
-from edgespec.daemon.process import EXIT_USAGE, Beside
+from edgespec.daemon.process import Beside
+from edgespec.errors import EXIT_USAGE
 from edgespec.net.discovery_interfaces import listens_everywhere
 from edgespec.planning.partition import blocks_of
 

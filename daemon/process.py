@@ -17,6 +17,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, NoReturn, TextIO
 
+from edgespec.errors import EXIT_FAILED, EXIT_OK
 from edgespec.ring.effects import Stop
 from edgespec.ring.health import LINE_CHARS, printable
 from edgespec.ring.reports import STILL_S, report_pause
@@ -28,14 +29,6 @@ BESIDE = "EDGESPEC_BESIDE"
 """Environment variable of the coordinator's own stage, set by `serve`: what Beside says."""
 
 ENOUGH_FILES = 65536
-
-EXIT_OK = 0
-EXIT_FAILED = 1
-EXIT_USAGE = 2
-EXIT_CANCELLED = 130
-"""Ended with Ctrl-C, as shells have it."""
-EXIT_NO_READER = 141
-"""What read the output went away: what shells have of a program that SIGPIPE ends."""
 
 TRACEBACK_CHARS = 20_000
 """Of one entry of the log."""

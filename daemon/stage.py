@@ -9,12 +9,11 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING
 
 from edgespec.backends.compute import StageCompute
 from edgespec.config import Address, Emulation, StageConfig
-from edgespec.daemon.emulation import emulated_costs, stage_pace
 from edgespec.daemon.health import SensorReader
 from edgespec.daemon.notify import Notifier
 from edgespec.daemon.process import exit_code, going_on, take_file_descriptors
@@ -166,8 +165,9 @@ class _Watch:
             return
 
 
+@cache
 def import_meanwhile() -> None:
-    """Begin with the imports, in a thread: a board is often up before its coordinator."""
+    """Begin with the imports, once, in a thread: a board is often up before its coordinator."""
     threading.Thread(target=_import, name="edgespec-import").start()
 
 
@@ -189,6 +189,8 @@ def _metrics(
 def _pace(
     emulation: Emulation, shared_device: SharedDevice | None, place: Assign | None
 ) -> NodePace:
+    from edgespec.daemon.emulation import emulated_costs, stage_pace
+
     assert place is not None, "a stage has a place before it has a pace"
     with_stage = place.stage if shared_device else 0
     costs = emulated_costs(emulation, place.stages, bool(place.head), with_stage)

@@ -11,6 +11,8 @@ from edgespec.errors import ConfigError
 
 DEFAULT_PORT = 7430
 LOOPBACK = "127.0.0.1"
+RESTS = 12
+"""Beats and silences are so many times as long in a ring that rests."""
 DEFAULT_LIVE, MOST_LIVE = 8, 64
 """Requests that are answered at once, at most: one segment holds rows of so many."""
 DTYPES = ("float32", "bfloat16", "float64", "float16")
@@ -99,6 +101,10 @@ class Timing:
     replaces it; 0: not at all. What a coordinator has, it tells stages and clients in its
     heartbeats.
 
+    In a ring in which nothing has run for a while nodes wake up as seldom as can be (`resting`).
+    What is lost then is noticed by its connection, if it has ended, or after a longer silence, and
+    in any case within `silence` of the next request.
+
     A dead stage is noticed within two seconds, as promised. A false alarm is cheap: a stage keeps
     its block and is back within a beat or two, so that only the committed tokens are read again;
     but one every minute would be a nuisance. A stage's loop runs in a thread beside torch, which
@@ -117,6 +123,11 @@ class Timing:
     def loading_silence(self) -> float:
         """The silence of a stage that does not hold its block yet: the ring is idle then."""
         return 4 * self.silence
+
+    @property
+    def resting(self) -> Timing:
+        """That of a ring which has nothing to do."""
+        return replace(self, beat=RESTS * self.beat, silence=RESTS * self.silence)
 
     def slowed(self, slow: float) -> Timing:
         """That of a machine on which things take `slow` times as long as usual, or which has a
@@ -246,9 +257,8 @@ class CoordinatorConfig:
     device may be any stage. `with_stage`: the stage that runs on the coordinator's own machine, as
     a process beside it; 0: none. `head`: where the output head is, one of HEADS. `live`: requests
     that are answered at once, at most; fewer if their rows do not fit into the stages' caches.
-    `share_prefixes`: prompts of different users may begin with the same rows. `hints`: the folder
-    of what stages read rows with, to tell what they expect; "" means that they tell nothing.
-    `cache_dtype`: of the keys and values that stages hold on CPUs; "": `dtype`.
+    `share_prefixes`: prompts of different users may begin with the same rows. `cache_dtype`: of the
+    keys and values that stages hold on CPUs; "": `dtype`.
     """
 
     model: str
@@ -271,7 +281,6 @@ class CoordinatorConfig:
     head: str = HEAD_ON_COORDINATOR
     live: int = DEFAULT_LIVE
     share_prefixes: bool = False
-    hints: str = ""
     cache_dtype: str = ""
 
     def __post_init__(self) -> None:
@@ -288,7 +297,6 @@ class CoordinatorConfig:
             raise ConfigError(f"unknown head {self.head!r}; choose one of: {', '.join(HEADS)}")
         check_path("model", self.model)
         check_path("draft", self.draft)
-        check_path("hints", self.hints)
         if not 1 <= self.stages <= MOST_STAGES:
             raise ConfigError(f"{self.stages} stages; a ring has 1 to {MOST_STAGES}")
         if self.layers and len(self.layers) != self.stages:

@@ -1,4 +1,4 @@
-"""The one tree of errors that edgespec raises on purpose.
+"""The one tree of errors that edgespec raises on purpose, and the exit codes of its programs.
 
     EdgespecError
     ├── ConfigError            a setting, option, file or prompt that cannot be used as given
@@ -20,6 +20,14 @@ and users say: so it is cut to a length that can be read, and nothing in it stee
 """
 
 from __future__ import annotations
+
+EXIT_OK = 0
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+EXIT_CANCELLED = 130
+"""Ended with Ctrl-C, as shells have it."""
+EXIT_NO_READER = 141
+"""What read the output went away: what shells have of a program that SIGPIPE ends."""
 
 MOST_CHARS = 1200
 """Of a message. Of a longer one the beginning and the last _END stay: what to do about it."""

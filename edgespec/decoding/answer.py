@@ -117,6 +117,10 @@ class Answer:
         self.token_ids: list[int] = []
         self.finish_reason = ""
 
+    def limit_to(self, most_new: int) -> None:
+        """So many tokens fit, which is known once its prompt is."""
+        self._limit = most_new
+
     @property
     def stop(self) -> str:
         """The stop string that ended it; "" if none did."""

@@ -12,14 +12,13 @@ carried out by the scheduler, which knows the other requests (scheduler.py). Its
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import numpy as np
 
 from edgespec.decoding.answer import Answer, HeadLog, RequestClient, RequestStats
 from edgespec.decoding.drafting import READ_ONLY, Drafting
 from edgespec.decoding.effects import RunHead
-from edgespec.decoding.events import Drafted, HeadDone
+from edgespec.decoding.events import Drafted, HeadDone, PromptEncoded
 from edgespec.decoding.flights import Flight, Returned
 from edgespec.decoding.outbox import Outbox
 from edgespec.decoding.row_account import ReusedPrefix
@@ -36,11 +35,10 @@ from edgespec.tree.ledger import Rows
 from edgespec.tree.node import Advance
 from edgespec.types.features import NO_NEEDS, DraftNeeds
 from edgespec.types.tensor import Tensor
-from edgespec.verify.rules import Grammar, Rules, RulesAt
+from edgespec.verify.rules import Rules, RulesAt
 from edgespec.verify.sampling import Choice, Sampling
 from edgespec.verify.top_logprobs import TopLogprobs
 from edgespec.wire.client_messages import Submit, Tokens
-from edgespec.wire.hints import Hint
 from edgespec.wire.segment import Choosing, Part
 
 LOST_WAIT_S = 1.0
@@ -111,7 +109,7 @@ class Request:
 
     # --- the decode loop ----------------------------------------------------------------------
 
-    def handle(self, event: Event | Hint, now: float) -> list[Effect]:
+    def handle(self, event: Event, now: float) -> list[Effect]:
         """One step of decoding; ends with `answer.finish_reason` set once the answer is whole. What
         is back from the ring waits for `take_result`."""
         match event:
@@ -123,8 +121,6 @@ class Request:
                 known = len(self.prompt), self.answer.token_ids
                 if self.drafting.take_guesses(event, self.tree, *known, now):
                     self.wants_decision = True
-            case Hint():
-                self.wants_decision |= self.drafting.take_hint(event, self.tree)
         return []
 
     @property
@@ -315,25 +311,15 @@ class Request:
 
     # --- the prompt ---------------------------------------------------------------------------
 
-    def encoded(
-        self,
-        tokens: tuple[int, ...],
-        most_new: int,
-        grammar: Grammar | None,
-        thinks: bool = False,
-    ) -> None:
-        """Its prompt's tokens are known, and so how many new ones fit: it can be started. `thinks`:
-        the prompt ends within a thought."""
-        assert self.asked is not None
-        more = self.asked.stop, most_new, self.asked.stop_token_ids
-        self.answer = Answer(self.answer.codec, *more)
-        self.asked, self.prompt, self.thinks = None, tokens, thinks
-        if grammar is not None:
-            self.rules = replace(self.rules or Rules(), grammar=grammar)
-            # What alone may follow is known without a model.
+    def encoded(self, known: PromptEncoded, most_new: int) -> None:
+        """Its prompt's tokens are known, and so how many new ones fit: it can be started."""
+        tokens, self.thinks = known.tokens, known.thinks
+        self.answer.limit_to(most_new)
+        self.asked, self.prompt = None, tokens
+        rules = self.rules or Rules()
+        self.rules = rules.begun(tokens, known.grammar, thinks=known.thinks) or None
+        if known.grammar is not None:  # what alone may follow is known without a model
             self._pace = Pace(self.estimates.plain_time, free=True)
-        if self.rules is not None:
-            self.rules = self.rules.begun(tokens, thinks=thinks)
         # The target token of a row after this position would be a token past the limit.
         self._last_position = len(tokens) + most_new - 2
         # Cache rows that it may come to take up on every stage.

@@ -14,6 +14,8 @@ import sys
 import weakref
 from collections.abc import Callable, Mapping
 from importlib import resources
+from importlib.util import find_spec
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from edgespec.errors import ConfigError
@@ -80,8 +82,7 @@ def prepare(asked: Mapping[str, Any]) -> Callable[[bytes], dict[str, str]]:
 
 
 def _renderer(template: str, tokens: dict[str, str]) -> Callable[[Mapping[str, Any]], str]:
-    sys.modules["torch"] = None  # type: ignore[assignment]  # transformers then does without it
-    from transformers.utils.chat_template_utils import render_jinja_template
+    render_jinja_template = _of_transformers()
 
     def render(asked: Mapping[str, Any]) -> str:
         texts, _ = render_jinja_template(
@@ -94,6 +95,31 @@ def _renderer(template: str, tokens: dict[str, str]) -> Callable[[Mapping[str, A
         return str(texts[0])
 
     return render
+
+
+def _of_transformers() -> Callable[..., Any]:
+    """Its function for templates, without torch and, if that goes, without what else its packages
+    do as they are imported: it looks through the files of all its models."""
+    sys.modules["torch"] = None  # type: ignore[assignment]
+    found = find_spec("transformers")
+    assert found is not None, "edgespec needs it"
+    folders = found.submodule_search_locations or []
+    for name, below in (("transformers", ""), ("transformers.utils", "/utils")):
+        package = sys.modules[name] = ModuleType(name)
+        package.__path__ = [folder + below for folder in folders]
+    try:
+        return _function()
+    except Exception:  # of a version that wants more of its package
+        for name in [name for name in sys.modules if name.partition(".")[0] == "transformers"]:
+            del sys.modules[name]
+        return _function()
+
+
+def _function() -> Callable[..., Any]:
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    made: Callable[..., Any] = render_jinja_template
+    return made
 
 
 def _answer(render: Callable[[Mapping[str, Any]], str], line: bytes) -> dict[str, str]:

@@ -15,11 +15,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Protocol
 
-from transformers import AutoTokenizer
-
 from edgespec.errors import CapacityError, ConfigError, ModelError
 from edgespec.model.chat_text import ChatText
 from edgespec.model.grammar import CompiledGrammar, GrammarCompiler, Vocabulary
+from edgespec.model.kept_tokenizer import KeptTokenizer, tokenizer_of
 from edgespec.model.reading import reading
 from edgespec.model.text_bound import BYTES, TextBound, bound_of
 from edgespec.types.thinking import tags_of, thinking_in
@@ -49,21 +48,19 @@ class Render(Protocol):
 class Tokenizer:
     """Text to token ids and back, by the tokenizer files of one model folder."""
 
-    def __init__(self, path: str | Path) -> None:
-        """Raises ModelError if the folder has no tokenizer that can be opened offline."""
+    def __init__(self, path: str | Path, *, is_kept: bool = False) -> None:
+        """`is_kept`: what transformers makes of it may come from the user's cache, and goes there.
+        Raises ModelError if the folder has no tokenizer that can be opened offline."""
         self.path = Path(path)
         if not self.path.is_dir():
             raise ModelError(f"there is no model folder {self.path} to take a tokenizer from")
         self._encoding = threading.Lock()  # transformers' tokenizers change as they encode
         needed = "its tokenizer.json and tokenizer_config.json are needed"
         with reading(f"the tokenizer in {self.path}", needed):
-            self.inner = AutoTokenizer.from_pretrained(
-                str(self.path),
-                config=_settings(self.path),
-                local_files_only=True,
-                trust_remote_code=False,
+            self.inner = (
+                tokenizer_of(self.path, self._of_library, _PROBE) if is_kept else self._of_library()
             )
-            """transformers' own tokenizer."""
+            """transformers' own tokenizer, or what does the same."""
             highest = max(self.inner.get_vocab().values(), default=0)
             if highest >= _MOST_TOKENS:  # tokenizers counts up to there, and keeps room for it
                 raise ValueError(f"a token has the number {highest}")
@@ -76,6 +73,16 @@ class Tokenizer:
         """Writes a conversation by the chat template: in this process, unless told otherwise."""
         self.try_grammar: Callable[[str], None] = lambda text: None
         """Raises ConfigError for a grammar that may take too much to compile, before it is."""
+
+    def _of_library(self) -> Any:
+        from transformers import AutoTokenizer
+
+        return AutoTokenizer.from_pretrained(
+            str(self.path),
+            config=_settings(self.path),
+            local_files_only=True,
+            trust_remote_code=False,
+        )
 
     @property
     def chat_template(self) -> str:
@@ -96,7 +103,8 @@ class Tokenizer:
 
         It is found once, in up to seconds for a large vocabulary.
         """
-        return bound_of(_pipeline(self))
+        inner = self.inner
+        return inner.bound if isinstance(inner, KeptTokenizer) else bound_of(_pipeline(self))
 
     def check_length(self, text: str, most: int) -> None:
         """Raise CapacityError if the text has more characters than `most` tokens can stand for."""
@@ -336,7 +344,7 @@ def require_same_tokenizer(base: str | Path, draft: str | Path) -> None:
     Compares what tokens mean, how text is cut into them, and BOS and EOS; not file names or how
     large the models' embeddings are padded.
     """
-    one, other = Tokenizer(base), Tokenizer(draft)
+    one, other = Tokenizer(base, is_kept=True), Tokenizer(draft, is_kept=True)
     for difference in (
         _vocabulary_difference(one, other),
         _specials_difference(one, other),
@@ -375,7 +383,7 @@ def _added_difference(base: Tokenizer, draft: Tokenizer) -> str | None:
 
 def _specials_difference(base: Tokenizer, draft: Tokenizer) -> str | None:
     for kind in ("bos_token", "eos_token"):
-        ours, theirs = getattr(base.inner, kind), getattr(draft.inner, kind)
+        ours, theirs = base.special_tokens.get(kind), draft.special_tokens.get(kind)
         if ours != theirs:
             return f"{kind} is {_named(ours)} in the base and {_named(theirs)} in the draft"
     ours_put, theirs_put = base.encode(""), draft.encode("")

@@ -69,14 +69,13 @@ class Gate:
         self._doors.append(door)
         return door.monitor
 
-    def look(self, ready: Container[object]) -> None:
+    def look(self, ready: Container[object], began: float) -> bool:
         """Log connections that proved no key; once in every turn of the loop that polls the
-        monitors. `ready`: the result of the poll."""
-        now = time.monotonic()
-        was_busy, self._looked = now - self._looked > BUSY_S, now
-        for door in self._doors:
-            if door.monitor in ready:
-                door.look(was_busy)
+        monitors. `ready`: the result of the poll; `began`: when that began (time.monotonic).
+        Returns whether a connection has ended."""
+        was_busy, self._looked = began - self._looked > BUSY_S, time.monotonic()
+        ended = [door.look(was_busy) for door in self._doors if door.monitor in ready]
+        return any(ended)
 
     def close(self) -> None:
         """Stop, after the sockets' last use and before the context is terminated."""
@@ -98,9 +97,10 @@ class _Door:
         self._was_busy = False
         self._refused = refused
 
-    def look(self, was_busy: bool) -> None:
-        """Log failed handshakes. Either side may hang up first, so a stranger cannot be told from
-        a node that gave up; a wrong key can, however busy this program was."""
+    def look(self, was_busy: bool) -> bool:
+        """Log failed handshakes; returns whether any connection has ended. Either side may hang up
+        first, so a stranger cannot be told from a node that gave up; a wrong key can, however busy
+        this program was."""
         fresh: set[int] = set()
         self._was_busy |= was_busy
         messages = [parse_monitor_message(frames) for frames in waiting(self.monitor)]
@@ -123,6 +123,7 @@ class _Door:
         if len(messages) < BATCH:  # all were read: these descriptors are still open
             self._was_busy = False
             self._peers.update((one, _peer_of(one)) for one in fresh)
+        return any(message["event"] == zmq.EVENT_DISCONNECTED for message in messages)
 
     def close(self) -> None:
         self._guarded.disable_monitor()

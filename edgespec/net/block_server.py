@@ -62,8 +62,8 @@ pfifo_fast and those of wireless cards, let other packets pass these."""
 LOOK_S = 0.05
 """Seconds between two looks at whether the ring is busy, while pieces wait."""
 
-IDLE_S = 0.5
-"""The longest wait for messages."""
+IDLE_S = 60.0
+"""The longest wait for messages, of which, and of the end, the sockets tell."""
 
 CLOSING_S = 5.0
 """Seconds for which stopping waits for a block that is being made, in a daemon thread."""
@@ -178,10 +178,11 @@ class BlockServer:
         for source in (self._router, self._waker, self._door):
             poller.register(source)
         while not self._stopping:
+            began = time.monotonic()
             ready = poller.poll(self._timeout())
             if self._waker.fileno() in ready:
                 self._waker.recv(4096)
-            self._gate.look(ready)
+            self._gate.look(ready, began)
             try:
                 self._step()
             except Exception:  # a bug: this message is lost, the others are not

@@ -27,9 +27,13 @@ far behind are refused."""
 CONTROL_BYTES = 4 << 20
 """The longest message that a coordinator takes on the control channel."""
 
-HEARTBEAT_MS = 1_000
-"""ZMTP pings find half-open connections (a pulled cable) and make ZeroMQ reconnect. The machines'
-own Heartbeat decides whether a peer is alive, as it also shows that its loop runs.
+LOST_MS = 3_000
+"""A half-open connection (a pulled cable) ends after so long, and ZeroMQ connects again. The
+system's own probes find it, once a second and without waking a program up. The machines' own
+Heartbeat decides whether a peer is alive, as it also shows that its loop runs."""
+
+HEARTBEAT_MS = 10_000
+"""ZMTP pings find the same where something between both ends answers probes for the other side.
 
 Only the connecting end sends pings, with a time after which the listening end closes the connection
 too. The listening end must not ping: libzmq 4.3.5 aborts the process (`!_io_error`) if a ping is
@@ -53,14 +57,20 @@ CONNECT_S = 1.0
 """Seconds for a connection within a local network."""
 
 
-def ping(opened: zmq.Socket[bytes], lost_ms: int = 3 * HEARTBEAT_MS) -> None:
-    """Before a socket connects: both ends close a connection that was silent for so many ms."""
+def ping(opened: zmq.Socket[bytes], lost_ms: int = LOST_MS) -> None:
+    """Before a socket connects: it closes a connection whose other end was silent for so many ms,
+    and the other end does some pings later."""
+    opened.setsockopt(zmq.TCP_KEEPALIVE, 1)
+    opened.setsockopt(zmq.TCP_KEEPALIVE_IDLE, 1)
+    opened.setsockopt(zmq.TCP_KEEPALIVE_INTVL, 1)
+    opened.setsockopt(zmq.TCP_KEEPALIVE_CNT, max(1, lost_ms // 1000))
+    opened.setsockopt(zmq.TCP_MAXRT, lost_ms)
     opened.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
-    opened.setsockopt(zmq.HEARTBEAT_TIMEOUT, lost_ms)
-    opened.setsockopt(zmq.HEARTBEAT_TTL, lost_ms)
+    opened.setsockopt(zmq.HEARTBEAT_TIMEOUT, lost_ms + HEARTBEAT_MS)
+    opened.setsockopt(zmq.HEARTBEAT_TTL, lost_ms + 2 * HEARTBEAT_MS)
 
 
-def set_up(opened: zmq.Socket[bytes], identity: Identity, lost_ms: int = 3 * HEARTBEAT_MS) -> None:
+def set_up(opened: zmq.Socket[bytes], identity: Identity, lost_ms: int = LOST_MS) -> None:
     """Before a DEALER connects to a coordinator; `lost_ms`: see `ping`."""
     opened.setsockopt(zmq.SNDHWM, CONTROL_HWM)
     opened.setsockopt(zmq.RCVHWM, CONTROL_HWM)

@@ -117,6 +117,8 @@ class ZmqTransport:
         self.ring_reached = False
         """Whether it has just reached it; the reader resets this."""
         self.next_node = ""
+        self.control_ended = False
+        """Whether a connection of the control channel has ended; the reader resets this."""
         self.control_port = 0
         self.data_port = 0
 
@@ -304,11 +306,12 @@ class ZmqTransport:
         """
         if self._handshakes is not None:
             self._handshakes.check()
+        began = time.monotonic()
         ready = self._poller.poll(timeout)
         for descriptor, waker in self._wakers.items():
             if descriptor in ready:
                 waker.recv(4096)
-        self._look_at_doors(ready)
+        self._look_at_doors(ready, began)
         if self._monitor is not None and self._monitor in ready:
             self._look_at_ring(self._monitor)
         incoming: list[Incoming] = []
@@ -326,13 +329,13 @@ class ZmqTransport:
             else:
                 self.ring_broke = self.ring_broke or time.monotonic()
 
-    def _look_at_doors(self, ready: Container[object]) -> None:
+    def _look_at_doors(self, ready: Container[object], began: float) -> None:
         if self._control_monitor is not None and self._control_monitor in ready:
             assert self._handshakes is not None
             for frames in waiting(self._control_monitor):
-                self._handshakes.take(frames)
-        if self._gate is not None:
-            self._gate.look(ready)
+                self.control_ended |= self._handshakes.take(frames) == zmq.EVENT_DISCONNECTED
+        if self._gate is not None and self._gate.look(ready, began) and self._handshakes is None:
+            self.control_ended = True
 
     def _take_control(self, control: zmq.Socket[bytes]) -> Iterator[Incoming]:
         if self._handshakes is None:

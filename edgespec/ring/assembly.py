@@ -11,13 +11,19 @@ from ipaddress import ip_address
 
 from msgspec.structs import replace
 
+from edgespec.config import Timing
 from edgespec.machines.effects import Effect, Forward, SendPeer
 from edgespec.machines.events import RingDown, RingProgress, RingUp
 from edgespec.ring.assignment import SPARE, Assignment, Member
 from edgespec.ring.effects import ConnectRing, Log, OpenRing
 from edgespec.ring.events import RingBroke, RingFaulty
 from edgespec.ring.health import DeviceRecords
+from edgespec.ring.reports import STILL_S, report_pause
 from edgespec.wire.messages import Assign, Connect, Join, StandBy
+
+CALM_S = 10.0
+"""Seconds without work or a change after which a ring rests: between two questions of one talk it
+does not have to be woken."""
 
 MOST_NAMED = 2
 """Stages that a reason names which are not ready: a reason is a line."""
@@ -29,9 +35,20 @@ CacheRows = Callable[[Assign, Join], int]
 class RingAssembly:
     """The stages and spares of the current ring, and whether it is up."""
 
-    def __init__(self, assignment: Assignment, home: Connect, rows: CacheRows | None) -> None:
-        """`home`: where the last stage pushes its segments, which is the coordinator."""
+    def __init__(
+        self,
+        assignment: Assignment,
+        home: Connect,
+        rows: CacheRows | None,
+        timing: Timing,
+        own_stage: int = 0,
+    ) -> None:
+        """`home`: where the last stage pushes its segments, which is the coordinator; `own_stage`:
+        the number of the stage that it starts; 0: none."""
         self.assignment = assignment
+        self.timing = self._awake = timing
+        """What holds now: it is another one while the ring rests."""
+        self._stirred = -math.inf
         self.devices = DeviceRecords()
         self.stages: dict[int, Member] = {}
         self.spares: dict[bytes, Member] = {}
@@ -45,6 +62,9 @@ class RingAssembly:
         self._is_linked = False  # all had to connect, in the current ring
         self._is_reached = False  # stage 1, by the coordinator
         self._next_repeat = 0.0
+        self._own_stage = own_stage
+        self._loading_since: float | None = None
+        self._told_loading = 0.0
 
     @property
     def members(self) -> list[Member]:
@@ -64,6 +84,29 @@ class RingAssembly:
     def member_at(self, peer: bytes) -> Member | None:
         """The stage or spare at that address."""
         return next((m for m in self.members if m.peer == peer), None)
+
+    # --- rest ---------------------------------------------------------------------------------
+
+    def stir(self, now: float) -> bool:
+        """Something happens that may be work, or a loss; returns whether the ring rested. Silences
+        count from now on then: who was asked for little has said little."""
+        self._stirred = now
+        if self.timing is self._awake:
+            return False
+        self.timing = self._awake
+        for member in self.members:
+            member.heard = max(member.heard, now)
+        return True
+
+    def rest(self, now: float, is_idle: bool) -> None:
+        """Let the ring rest if it has had nothing to do for a while. `is_idle`: no request is
+        there."""
+        is_whole = len(self.assignment) == self.assignment.most or not self.spares
+        is_settled = self.is_up and is_whole and all(m.fetching is None for m in self.members)
+        if not (is_settled and is_idle):
+            self._stirred = now
+        elif self.timing is self._awake and now - self._stirred > CALM_S:
+            self.timing = self._awake.resting
 
     # --- members ------------------------------------------------------------------------------
 
@@ -149,6 +192,27 @@ class RingAssembly:
         awaited = [f"{m} is still {m.state}" for m in self.in_order if not m.loaded]
         return [Forward(RingProgress(" and ".join(awaited[:MOST_NAMED])))]
 
+    def still_loading(self, now: float) -> list[Effect]:
+        """Say now and then how far the stages are that are not ready yet."""
+        loading = [f"{member}: {member.state}" for member in self.in_order if not member.ready]
+        loading += [f"stage {number}: not here yet" for number in self.absent]
+        if not loading or self._loading_since is None:
+            self._loading_since, self._told_loading = (now if loading else None), now
+            return []
+        pause = report_pause(STILL_S, now - self._loading_since)
+        if now - self._told_loading < pause:
+            return []
+        self._told_loading = now
+        return [Log("; ".join(loading))]
+
+    @property
+    def absent(self) -> list[int]:
+        """Stages that have not come while the first ring comes up: the one that is started here,
+        and, once any is there, the others."""
+        if self.was_up:
+            return []
+        return [number for number in self.free if self.members or number == self._own_stage]
+
     def ready(self, member: Member, seconds: float, number: int, now: float) -> list[Effect]:
         """A stage has the layers of its Assign of that number; the last one has all stages
         connect."""
@@ -213,8 +277,7 @@ class RingAssembly:
         self.devices.ring_up()
         self.up_since = now
         rows = min(self._assign_of(member).rows for member in self.stages.values())
-        ends = tuple(self._assign_of(member).end for member in self.in_order)
-        return [Forward(RingUp(len(self.assignment), rows, ends)), Log("the ring is up")]
+        return [Forward(RingUp(len(self.assignment), rows)), Log("the ring is up")]
 
     def why(self, event: RingBroke | RingFaulty) -> str:
         """What the coordinator's own event says, with the name of the stage that it blames."""

@@ -31,6 +31,12 @@ class RingFaulty(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class ControlEnded(Event):
+    """A connection of the control channel has ended, which is the coordinator's to a stage: who had
+    it may be dead."""
+
+
+@dataclass(frozen=True, slots=True)
 class KeyRemoved(Event):
     """This public key was removed by the cluster's owner, or by the device itself."""
 

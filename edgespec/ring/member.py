@@ -6,7 +6,7 @@ it up, it keeps its block and asks again without end.
 
 from __future__ import annotations
 
-from edgespec.config import Timing
+from edgespec.config import RESTS, Timing
 from edgespec.errors import LocalProtocolError
 from edgespec.machines.effects import Effect, SendCoordinator
 from edgespec.machines.events import Event, MessageArrived, Tick
@@ -24,6 +24,7 @@ from edgespec.ring.events import (
     BlockFetched,
     BlockLoaded,
     BlockLoading,
+    ControlEnded,
     LoadFailed,
     RingBroke,
     RingFaulty,
@@ -47,6 +48,10 @@ from edgespec.wire.messages import (
     Refuse,
     StandBy,
 )
+
+LATER = 1.25
+"""In a ring that rests a stage's beat is so many times the coordinator's, which it answers: one
+wake-up does for both."""
 
 REPORT_S = 2.0
 """Seconds between two log lines about a long wait."""
@@ -119,6 +124,9 @@ class MemberMachine:
                 connected = SendCoordinator(Connected(self._place.number))
                 self._is_up = True
                 return [connected, Log("the ring is up")]
+            case ControlEnded():  # a new one is another node's to the coordinator
+                self._follow(self._timing.silence, now)
+                return []
             case RingBroke(why):
                 self._broke = why
                 return [*self._fault(), *self._ask_again(why, now)]
@@ -137,7 +145,7 @@ class MemberMachine:
             case Assign():
                 return self._on_assign(message, now)
             case Heartbeat(silence=silence):
-                self._silence = silence or self._timing.silence
+                self._follow(silence or self._timing.silence, now)
                 return []
             case StandBy(text):
                 self._take(None, now)
@@ -153,6 +161,25 @@ class MemberMachine:
             case Goodbye(reason) if self._was_placed:
                 return self._ask_again(f"the coordinator let it go: {reason}", now)
         return []
+
+    @property
+    def rests(self) -> bool:
+        """Whether nothing runs in the ring, and its nodes are seldom heard."""
+        return self._silence > self._timing.silence
+
+    @property
+    def _beat(self) -> float:
+        """Seconds between its heartbeats: more in a ring that rests, where silences are longer."""
+        slower = min(self._silence / self._timing.silence, RESTS)
+        return (LATER * slower if self.rests else 1.0) * self._timing.beat
+
+    def _follow(self, silence: float, now: float) -> None:
+        """The coordinator may be silent for so many seconds, and is as patient itself: say at once
+        that this node lives if that are less than before, or its beat is due soon."""
+        is_less, self._silence = silence < self._silence, silence
+        is_soon = self.rests and self._next - now < self._beat / 2
+        if self.asking_since is None and (is_less or is_soon):
+            self._next = now
 
     def _is_obsolete(self, number: int) -> bool:
         """Whether a place of that number is older than the newest one; if not, it is the newest."""
@@ -280,7 +307,7 @@ class MemberMachine:
         if self.asking_since is not None:
             return self._ask(now, now - self.asking_since)
         assert self._heard is not None, "a place comes with a message"
-        self._next = now + self._timing.beat
+        self._next = now + self._beat
         silent = now - self._heard
         if silent > self._silence:
             silence = f"the coordinator at {self._coordinator} has been silent for {silent:.1f} s"

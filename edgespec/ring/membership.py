@@ -27,10 +27,9 @@ from edgespec.ring.assignment import (
     status_of,
 )
 from edgespec.ring.effects import Log
-from edgespec.ring.events import KeyRemoved, RingBroke, RingFaulty, RingReached
+from edgespec.ring.events import ControlEnded, KeyRemoved, RingBroke, RingFaulty, RingReached
 from edgespec.ring.health import REASON_CHARS, printable
 from edgespec.ring.repartition import Repartition, Replan
-from edgespec.ring.reports import STILL_S, report_pause
 from edgespec.wire.client_messages import (
     Cancel,
     LiveRequest,
@@ -55,6 +54,9 @@ from edgespec.wire.messages import (
     Removed,
 )
 from edgespec.wire.snapshots import Subscribe
+
+_ROUTINE = (Tick, Heartbeat, Health, StatusRequest)
+"""What comes in a ring that rests, too."""
 
 
 class MembershipMachine:
@@ -85,18 +87,20 @@ class MembershipMachine:
         `rows_told()`: see Status.rows_live and those behind it; `here()`, `plain()`: Status.home
         and Status.plain; `about(status)`: with what it tells of the model. `own_stage`: the
         number of the stage that the coordinator starts; 0: none."""
-        self._ring = RingAssembly(Assignment(assigns, names, holders), home, rows)
+        assignment = Assignment(assigns, names, holders)
+        self._ring = RingAssembly(assignment, home, rows, timing, own_stage)
         self._repartition = Repartition(self._ring, timing, requests, replan)
         self._requests, self._live, self._rows_told = requests, live, rows_told
         self._here, self._plain, self._about = here, plain, about
         self._own_keys = own_keys
-        self._timing, self._to_client = timing, Heartbeat(0, timing.answer_silence)
+        self._to_client = Heartbeat(0, timing.answer_silence)
         self._clients: dict[bytes, float] = {}
         self._now = 0.0
-        self._own_stage = own_stage
         self._next_beat: float | None = 0.0 if own_stage else None
-        self._loading_since: float | None = None
-        self._told_loading = 0.0
+
+    @property
+    def _timing(self) -> Timing:
+        return self._ring.timing
 
     @property
     def stage_peers(self) -> list[bytes]:
@@ -119,12 +123,14 @@ class MembershipMachine:
     def deadline(self) -> float | None:
         """When to call with Tick next; None if there are no stages and clients, and none is to be
         waited for."""
-        wanted = self._ring.members or self._clients or self._absent
+        wanted = self._ring.members or self._clients or self._ring.absent
         return self._next_beat if wanted else None
 
     def handle(self, event: Event, now: float) -> list[Effect]:
         """React to one event; any message of a peer shows that it is alive."""
         self._now = now
+        if not isinstance(getattr(event, "message", event), _ROUTINE) and self._ring.stir(now):
+            self._next_beat = now
         match event:
             case MessageArrived(peer, message):
                 member = self._heard(peer, now)
@@ -133,6 +139,8 @@ class MembershipMachine:
                 return self._on_removed(key, now)
             case PeerGone(peer):
                 self._clients.pop(peer, None)
+                return []
+            case ControlEnded():
                 return []
             case RingReached():
                 return self._on_reached(None, 0, now)
@@ -313,8 +321,9 @@ class MembershipMachine:
     def _on_tick(self, now: float) -> list[Effect]:
         if self._next_beat is None or now < self._next_beat:
             return []
-        self._next_beat = now + self._timing.beat
         ring = self._ring
+        ring.rest(now, is_idle=not any(self._requests()))
+        self._next_beat = now + self._timing.beat
         effects: list[Effect] = []
         for member in ring.members:
             if ring.member_at(member.peer) is not member:
@@ -328,7 +337,7 @@ class MembershipMachine:
                 effects += self._lose(member, cause, now)
         effects += self._repartition.on_tick(now)
         effects += ring.repeat(now, self._timing.retry)
-        effects += self._still_loading(now)
+        effects += ring.still_loading(now)
         beat, limit = ring.devices.trips.beat, self._timing.silence
         effects += [SendPeer(m.peer, beat(m.peer, now, limit)) for m in ring.members]
         for peer, heard in list(self._clients.items()):
@@ -339,29 +348,6 @@ class MembershipMachine:
                 # If the client is no longer connected, sending this fails, and the node learns it.
                 effects.append(SendPeer(peer, self._to_client))
         return effects
-
-    def _still_loading(self, now: float) -> list[Effect]:
-        """Say now and then how far the stages are that are not ready yet."""
-        stages = sorted(self._ring.stages.items())
-        loading = [f"{member}: {member.state}" for _, member in stages if not member.ready]
-        loading += [f"stage {number}: not here yet" for number in self._absent]
-        if not loading or self._loading_since is None:
-            self._loading_since, self._told_loading = (now if loading else None), now
-            return []
-        pause = report_pause(STILL_S, now - self._loading_since)
-        if now - self._told_loading < pause:
-            return []
-        self._told_loading = now
-        return [Log("; ".join(loading))]
-
-    @property
-    def _absent(self) -> list[int]:
-        """Stages that have not come while the first ring comes up: the one that is started here,
-        and, once any is there, the others."""
-        ring = self._ring
-        if ring.was_up:
-            return []
-        return [number for number in ring.free if ring.members or number == self._own_stage]
 
     def status(self) -> Status:
         """Every stage and every spare: as a line of text, and in figures."""

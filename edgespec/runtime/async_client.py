@@ -228,18 +228,20 @@ class AsyncClient(CoordinatorWatch):
                     self._send(StatusRequest())  # its answer shows that the coordinator is there
 
     async def _beat(self) -> None:
-        """Send heartbeats, and notice a coordinator that falls silent."""
+        """Send heartbeats while a request runs, and notice a coordinator that falls silent."""
         every = self._timing.answer_silence / 4
         asked = float("-inf")
         while True:
             now = self._time.now()
             with contextlib.suppress(PeerLost):
-                self._send(Heartbeat())
-                if now - asked >= every:
+                if self._requests:
+                    self._send(Heartbeat())
+                if now - asked >= every or not self._requests:
                     asked = now
                     self._send(StatusRequest())  # answered in any case
-            await asyncio.sleep(self._timing.beat)
-            now = self._time.turned(self._timing.beat)
+            pause = (self._timing if self._requests else self._timing.resting).beat
+            await asyncio.sleep(pause)
+            now = self._time.turned(pause)
             # The coordinator answers heartbeats only of clients whose requests it has.
             heard = self._known if self._requests else self._heard
             silent = now - heard

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import TypeVar
 
 from edgespec.config import Address
@@ -27,6 +28,9 @@ LOOK_S = 0.2
 NO_STAGE = "there is no stage"
 """How the coordinator's refusal of a stage's number begins."""
 
+Meanwhile = Callable[[], None]
+"""Called, more than once, while the coordinator takes its time to answer."""
+
 M = TypeVar("M", bound=Message)
 
 
@@ -36,6 +40,7 @@ def enrol(
     own: KeyPair,
     name: str,
     wait: float,
+    meanwhile: Meanwhile = lambda: None,
 ) -> str:
     """Have the public key of `own` admitted; returns its name in the cluster.
 
@@ -43,7 +48,7 @@ def enrol(
     another version, PeerLost after `wait` seconds without an answer.
     """
     identity = Identity(token.pair, token.coordinator)
-    return _ask(coordinator, identity, Enrol(own.public, name), Enrolled, wait).name
+    return _ask(coordinator, identity, Enrol(own.public, name), Enrolled, wait, meanwhile).name
 
 
 def leave(coordinator: Address, identity: Identity, wait: float) -> None:
@@ -51,7 +56,13 @@ def leave(coordinator: Address, identity: Identity, wait: float) -> None:
     _ask(coordinator, identity, Leave(), Goodbye, wait)
 
 
-def require_stage(coordinator: Address, identity: Identity, stage: int, wait: float) -> None:
+def require_stage(
+    coordinator: Address,
+    identity: Identity,
+    stage: int,
+    wait: float,
+    meanwhile: Meanwhile = lambda: None,
+) -> None:
     """Raise AccessRefused if the ring has no stage of this number, or does not let the key in; a
     coordinator that does not answer within `wait` seconds will say so later.
 
@@ -59,7 +70,7 @@ def require_stage(coordinator: Address, identity: Identity, stage: int, wait: fl
     """
     try:
         join = Join(stage, "", 0, "", 0, identity.own.public)
-        refusal = _ask(coordinator, identity, join, Refuse, wait)
+        refusal = _ask(coordinator, identity, join, Refuse, wait, meanwhile)
     except PeerLost:
         return
     if refusal.reason.startswith(NO_STAGE):
@@ -72,6 +83,7 @@ def _ask(
     question: Message,
     wanted: type[M],
     wait: float,
+    meanwhile: Meanwhile = lambda: None,
 ) -> M:
     """Ask once and return the first answer; ZeroMQ holds the question until it connects."""
     transport = ZmqTransport.client(coordinator, identity)
@@ -87,6 +99,7 @@ def _ask(
                 if isinstance(answer, Refuse | Removed):
                     reason = printable(answer.reason, REASON_CHARS)
                 raise AccessRefused(f"the coordinator at {coordinator} refused: {reason}")
+            meanwhile()
     finally:
         transport.close()
     raise never_answered(coordinator, wait, transport.is_let_in)

@@ -24,7 +24,7 @@ from edgespec.net.slowness import slowness
 from edgespec.net.sockets import with_zone
 from edgespec.net.zmq_transport import Incoming, ZmqTransport
 from edgespec.ring.effects import LoadBlock, Log, Stop
-from edgespec.ring.events import RingBroke, RingFaulty, RingReached
+from edgespec.ring.events import ControlEnded, RingBroke, RingFaulty, RingReached
 from edgespec.ring.health import LINE_CHARS, printable
 from edgespec.runtime.own_time import OwnTime
 from edgespec.runtime.worker import Perform, Worker
@@ -34,8 +34,11 @@ log = logging.getLogger(__name__)
 
 Handle = Callable[[Event, float], list[Effect]]
 
-LONGEST_POLL = 0.5
-"""The longest wait for messages, so that signals are noticed."""
+LONGEST_POLL = 5.0
+"""The longest wait for messages: a watchdog wants to see the loop turn."""
+
+LOOK_S = 0.5
+"""The same while something is to last no longer than its limit."""
 
 BROKEN_S = 2.0
 """Seconds until a broken connection to the next node ends the ring: if that node died, the
@@ -179,10 +182,12 @@ class RingNode(ABC):
         """Leave the loop after this step; the first reason counts."""
         if self.ended is None:
             self.ended = Stop(reason, failed)
+            self.worker.wake_loop()
 
     def step(self) -> None:
         self.supervisor.beat()
-        timeout = min(max(self._next_tick() - self._time.now(), 0.0), LONGEST_POLL)
+        longest = LOOK_S if self._has_limits else LONGEST_POLL
+        timeout = min(max(self._next_tick() - self._time.now(), 0.0), longest)
         incoming = self.transport.poll(timeout)
         now = self._time.turned(timeout)
         read = self._time.turned_at
@@ -273,15 +278,26 @@ class RingNode(ABC):
     def _tell_ring(self, event: Event, now: float) -> None:
         self.perform_all(self.guarded(self.to_ring, event, now), now)
 
+    @property
+    def _has_limits(self) -> bool:
+        """Whether something may last too long of which no message tells."""
+        ring = self.transport
+        since = self._renewal, ring.ring_broke, ring.ring_awaited
+        return any(one is not None for one in since)
+
     def _look_at_ring(self, read: float) -> None:
-        """Notice a connection to the next node that stands, broke or does not come about, and
-        segments that came and cannot be read: what is lost with it would be waited for without end.
+        """Notice a connection to the next node that stands, broke or does not come about, one of
+        the control channel that ended, and segments that came and cannot be read: what is lost with
+        it would be waited for without end.
         `read`: when messages were read last (time.monotonic)."""
         transport, now = self.transport, read - self._time.stood_still
         broke, awaited = transport.ring_broke, transport.ring_awaited
         if transport.ring_fault:
             self.renew_soon(Renew(transport.ring_fault, by_sender=True), now)
             transport.ring_fault = ""
+        if transport.control_ended:
+            transport.control_ended = False
+            self._tell_ring(ControlEnded(), now)
         if transport.ring_reached:
             transport.ring_reached = False
             self._tell_ring(RingReached(), now)

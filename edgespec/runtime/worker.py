@@ -91,6 +91,10 @@ class Worker:
         happened = time.monotonic() if at is None else at
         # In one piece, so that the loop finds what came of one job together.
         self._events.extend([(happened, one) for one in events_of(event)])
+        self.wake_loop()
+
+    def wake_loop(self) -> None:
+        """Have the I/O loop turn; a signal handler may, too."""
         # A full socket means that the loop has plenty of wake-ups to read already, a closed one
         # that it has ended.
         with contextlib.suppress(OSError):

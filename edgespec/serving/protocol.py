@@ -27,6 +27,9 @@ from edgespec.serving.problems import ApiProblem
 GRACE_S = 2
 """Seconds for open answers to send their error when the process ends."""
 
+TICK_S = 5.0
+"""Seconds for which the date of answers is kept."""
+
 ENDING = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -180,7 +183,28 @@ def settings_of(app: Starlette, limits: HttpLimits, backlog: int) -> uvicorn.Con
     )
 
 
-class ApiServer(uvicorn.Server):
+class CalmServer(uvicorn.Server):
+    """One that is told when it is to end; uvicorn's looks ten times a second."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self._ending = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def main_loop(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        while not await self.on_tick(0):
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._ending.wait(), TICK_S)
+
+    def end(self) -> None:
+        """Have it end; any thread, and a signal handler, may call this."""
+        self.should_exit = True
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._ending.set)
+
+
+class ApiServer(CalmServer):
     """Ends every open answer with an error when a signal ends the process."""
 
     def __init__(self, config: uvicorn.Config, service: Service) -> None:
@@ -203,3 +227,4 @@ class ApiServer(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         super().handle_exit(sig, frame)
         self._service.end()
+        self.end()

@@ -6,7 +6,6 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 
-import uvicorn
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
@@ -25,7 +24,7 @@ from edgespec.runtime.stage_node import StageNode
 from edgespec.serving.guard import Guard
 from edgespec.serving.limits import HttpLimits
 from edgespec.serving.metrics import gauge
-from edgespec.serving.protocol import opened, settings_of
+from edgespec.serving.protocol import CalmServer, opened, settings_of
 from edgespec.wire.messages import Health
 
 log = logging.getLogger(__name__)
@@ -66,7 +65,7 @@ class StageMetrics:
                 f"the metrics cannot be served at {address} ({problem.strerror or problem}); stop "
                 "the program that uses it, or choose another address with --metrics"
             ) from None
-        self._server = uvicorn.Server(settings_of(app, LIMITS, BACKLOG))
+        self._server = CalmServer(settings_of(app, LIMITS, BACKLOG))
         self._thread = threading.Thread(target=self._run, name="edgespec-metrics", daemon=True)
         places = reached_at(Address(address.host, self._listener.getsockname()[1]))
         log.info("metrics at %s", " or ".join(f"http://{one}/metrics" for one in places))
@@ -76,7 +75,7 @@ class StageMetrics:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._server.should_exit = True
+        self._server.end()
         self._thread.join(END_S)
         self._listener.close()
 

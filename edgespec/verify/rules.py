@@ -84,14 +84,14 @@ class Rules:
     ends: tuple[int, ...] = ()
     thought: ThoughtLimit | None = None
 
-    def begun(self, prompt: Sequence[int], *, thinks: bool) -> Rules:
-        """These after that prompt, which ends within a thought if it `thinks`. An answer that a
-        grammar holds has no thought."""
+    def begun(self, prompt: Sequence[int], grammar: Grammar | None, *, thinks: bool) -> Rules:
+        """These and that grammar, after that prompt, which ends within a thought if it `thinks`. An
+        answer that a grammar holds has no thought."""
         seen = frozenset(prompt) if self.repetition != 1 else frozenset()
-        thought = self.thought if self.grammar is None else None
+        thought = self.thought if grammar is None else None
         if thought is not None and thinks:
             thought = replace(thought, opening=())
-        return replace(self, prompt=seen, thought=thought)
+        return replace(self, grammar=grammar, prompt=seen, thought=thought)
 
     def __bool__(self) -> bool:
         """Whether they change anything."""
@@ -149,9 +149,6 @@ class Rules:
             logits[token] += value
         tokens, counts = np.unique(np.array(answer, np.int64), return_counts=True)
         logits[tokens] -= self.presence + self.frequency * counts
-
-
-NO_RULES = Rules()
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,9 +27,8 @@ from edgespec.config import Address
 from edgespec.daemon.access_store import LOOK_EVERY_S, AccessStore
 from edgespec.daemon.bundled_models import bundled
 from edgespec.daemon.cluster import ClusterFolder, ClusterSettings, own_key
-from edgespec.daemon.process import EXIT_USAGE
 from edgespec.daemon.settings import usual_draft
-from edgespec.errors import AccessRefused
+from edgespec.errors import EXIT_USAGE, AccessRefused
 from edgespec.net.keys import KeyPair, Token, short
 from edgespec.net.zmq_transport import ZmqTransport
 from edgespec.runtime.access_policy import CLIENT, STAGE, admits

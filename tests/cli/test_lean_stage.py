@@ -16,7 +16,10 @@ from edgespec.daemon.cluster import ClusterFolder
 from edgespec.errors import ConfigError
 from edgespec.net.keys import KeyPair
 
-ABSENT = ("matplotlib", "starlette", "uvicorn", "prometheus_client", "rich", "bitsandbytes")
+ABSENT = (
+    *("matplotlib", "starlette", "uvicorn", "prometheus_client", "rich", "bitsandbytes"),
+    *("transformers", "tokenizers", "llguidance", "jinja2"),
+)
 BLOCKED = """
 class Absent:
     def find_spec(self, name, path=None, target=None):

@@ -231,8 +231,8 @@ def test_failed_compute_ends_its_request_and_no_other(kinds: tuple[type, ...]) -
         ({"prompt": "   "}, "no tokens"),
         ({"prompt": "x" * 30}, "30 tokens"),
         ({"prompt": "x" * 99}, "99 tokens"),
-        ({"max_new_tokens": 0}, "at least 1"),
-        ({"max_new_tokens": -5}, "at least 1"),
+        ({"max_new_tokens": -1}, "at least 0"),
+        ({"repetition_penalty": 0.0}, "repetition_penalty"),
         ({"policy": "magic"}, "autoregressive"),
         ({"temperature": -1.0}, "temperature"),
         ({"temperature": float("inf")}, "temperature"),
@@ -249,6 +249,15 @@ def test_what_cannot_be_answered_is_refused_at_once(
     end = assert_one_end(fake.ring.replies, 1)
     assert isinstance(end, Failed)
     assert reason in end.reason
+    fake.assert_nothing_left()
+
+
+def test_a_prompt_is_counted_without_an_answer() -> None:
+    fake = FakeRing(2, context_length=30)
+    fake.ring.submit(replace(ASK, max_new_tokens=0))
+    end = assert_one_end(fake.ring.replies, 1)
+    assert isinstance(end, Finished)
+    assert (end.prompt_tokens, end.new_tokens, end.rows_sent) == (len(ASK.prompt), 0, 0)
     fake.assert_nothing_left()
 
 

@@ -32,6 +32,7 @@ from edgespec.ring.events import (
     BlockFetched,
     BlockLoaded,
     BlockLoading,
+    ControlEnded,
     KeyRemoved,
     RingBroke,
     RingReached,
@@ -110,9 +111,10 @@ class Cluster:
         return peer
 
     def vanish(self, peer: bytes) -> None:
-        """It is gone."""
+        """It is gone, and so are its connections."""
         self.boards[peer].is_on = False
         self._later = [one for one in self._later if one[1] != peer]
+        self.tell(ControlEnded())
 
     def tell(self, event: Event) -> list[Effect]:
         """The coordinator's."""
@@ -194,7 +196,7 @@ class Cluster:
         for peer in self.machine.stage_peers:
             stage, first, end = shared[self.place(peer) - 1]
             assert self.boards[peer].is_on
-            assert self.boards[peer].holds == ("mark", first, end, "none", "float32", ""), stage
+            assert self.boards[peer].holds == ("mark", first, end, "none", "float32", "", ""), stage
 
 
 def ups(effects: Sequence[Effect]) -> int:
@@ -248,8 +250,8 @@ def test_all_fetch_their_layers_while_the_ring_goes_on() -> None:
     assert not downs(done)
     assert cluster.stages == 2
     assert [cluster.boards[peer].loads for peer in (peers[0], back)] == [0, 0]
-    assert ("mark", 0, 4, "none", "float32", "") in (cluster.boards[peers[0]].on_disk or ())
-    assert ("mark", 4, 8, "none", "float32", "") in (cluster.boards[back].on_disk or ())
+    assert ("mark", 0, 4, "none", "float32", "", "") in (cluster.boards[peers[0]].on_disk or ())
+    assert ("mark", 4, 8, "none", "float32", "", "") in (cluster.boards[back].on_disk or ())
     cluster.wait(5 + 20)
     assert cluster.stages == 3
     assert cluster.boards[back].loads == 1

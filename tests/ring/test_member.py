@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from edgespec.config import Timing
+from edgespec.config import RESTS, Timing
 from edgespec.errors import LocalProtocolError
 from edgespec.machines.effects import (
     Effect,
@@ -31,12 +31,13 @@ from edgespec.ring.events import (
     BlockFetched,
     BlockLoaded,
     BlockLoading,
+    ControlEnded,
     LoadFailed,
     RingBroke,
     RingFaulty,
     RingReached,
 )
-from edgespec.ring.member import REPORT_S, MemberMachine
+from edgespec.ring.member import LATER, REPORT_S, MemberMachine
 from edgespec.wire.messages import (
     ALL_REQUESTS,
     NO_RING,
@@ -309,6 +310,41 @@ def test_a_coordinator_is_waited_for_as_long_as_it_says() -> None:
     while not any("silent" in words for words in reports(member.tick())):
         assert member.now - begun <= 3 * TIMING.silence
     assert member.now - begun > 3 * TIMING.silence
+
+
+def test_in_a_ring_that_rests_it_beats_seldom_and_after_the_coordinator() -> None:
+    member = Member()
+    member.load()
+    resting = Heartbeat(silence=TIMING.resting.silence)
+    member.hear(resting)
+    member.tick()
+    before = member.now
+    assert sent(member.tick()) == [Heartbeat()]
+    assert member.now - before == LATER * RESTS * TIMING.beat
+    for _ in range(3):  # the coordinator's beats come a little earlier: one wake-up does for both
+        member.now += TIMING.resting.beat
+        member.hear(resting)
+        before = member.now
+        assert sent(member.tick()) == [Heartbeat()]
+        assert member.now == before
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_it_is_awake_again_when_the_coordinator_says_so_or_its_connection_ends(told: bool) -> None:
+    member = Member()
+    member.load()
+    member.hear(Heartbeat(silence=TIMING.resting.silence))
+    member.tick()
+    if told:
+        member.hear(Heartbeat(silence=TIMING.silence))
+    else:
+        member.machine.handle(ControlEnded(), member.now)
+    begun = member.now
+    assert sent(member.tick()) == [Heartbeat()]
+    assert member.now == begun, "at once"
+    while not any("silent" in words for words in reports(member.tick())):
+        assert member.now - begun <= TIMING.silence
+    assert member.now - begun <= TIMING.silence + TIMING.beat
 
 
 def test_a_coordinator_that_was_missed_for_a_while_finds_it_as_it_was() -> None:

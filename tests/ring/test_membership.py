@@ -18,19 +18,21 @@ from support.memberships import (
 )
 from support.segments import retain_message
 
+from edgespec.config import RESTS
 from edgespec.errors import LocalProtocolError
 from edgespec.machines.effects import (
     Forward,
     SendPeer,
 )
 from edgespec.machines.events import (
+    Event,
     MessageArrived,
     PeerGone,
     RingUp,
     Tick,
 )
 from edgespec.ring.effects import ConnectRing, Log, OpenRing
-from edgespec.ring.events import RingBroke, RingReached
+from edgespec.ring.events import ControlEnded, RingBroke, RingReached
 from edgespec.ring.membership import MembershipMachine
 from edgespec.wire.client_messages import Cancel, Status, StatusRequest
 from edgespec.wire.messages import (
@@ -41,6 +43,7 @@ from edgespec.wire.messages import (
     Credit,
     Fault,
     Goodbye,
+    Health,
     Heartbeat,
     Loading,
     Message,
@@ -337,6 +340,57 @@ def test_a_silent_stage_is_lost_after_the_silence_and_not_before(lost: int) -> N
     (reason,) = why_down(effects)
     assert reason.startswith(f"stage {lost} (board{lost}, process {70 + lost}) has been silent for")
     assert isinstance(to(effects, address(lost))[0], Goodbye), "should it go on, it knows at once"
+
+
+def test_a_ring_in_which_nothing_happens_beats_seldom() -> None:
+    ring = Membership(2)
+    ring.rest()
+    begun, beats = ring.now, []
+    for _ in range(3):
+        beats += to(ring.tick(), address(1))
+        for quiet in (Heartbeat(), Health(0.0, 0.0, 0, 0, 0.0, False, ""), StatusRequest()):
+            ring.say(address(1), quiet)
+            ring.say(address(2), quiet)
+    slow = TIMING.resting
+    assert (ring.now - begun) == 3 * slow.beat == 3 * RESTS * TIMING.beat
+    assert [getattr(one, "silence", 0.0) for one in beats] == 3 * [slow.silence]
+
+
+def test_a_ring_with_requests_does_not_rest() -> None:
+    ring = Membership(2)
+    ring.running = 1
+    ring.rest()
+    before = ring.now
+    ring.tick()
+    assert ring.now - before == TIMING.beat
+
+
+def test_a_silent_stage_is_lost_in_a_ring_that_rests_too() -> None:
+    ring = Membership(2)
+    ring.rest()
+    begun = ring.now
+    while not (reasons := why_down(ring.tick())):
+        ring.all_beat(2)
+    assert reasons[0].startswith("stage 2 (board2, process 72) has been silent for")
+    assert TIMING.silence < ring.now - begun <= TIMING.resting.silence + TIMING.resting.beat
+
+
+@pytest.mark.parametrize("wakes", [MessageArrived(b"client", ASK), ControlEnded(), RingReached()])
+def test_what_may_be_work_or_a_loss_wakes_a_ring_that_rests(wakes: Event) -> None:
+    """A dead stage is then noticed as soon as ever, and one that lives is not taken for one."""
+    ring = Membership(2)
+    ring.rest()
+    ring.now += 0.9 * TIMING.resting.beat
+    begun = ring.now
+    ring.machine.handle(wakes, ring.now)
+    (told,) = to(ring.tick(), address(1))
+    assert ring.now == begun, "all are told at once"
+    assert isinstance(told, Heartbeat)
+    assert told.silence == TIMING.silence
+    while not (reasons := why_down(ring.tick())):
+        ring.all_beat(2)
+    assert reasons[0].startswith("stage 2 (board2, process 72) has been silent for")
+    assert TIMING.silence < ring.now - begun <= TIMING.silence + TIMING.beat
 
 
 def test_a_stage_that_loads_may_be_silent_for_longer() -> None:

@@ -77,6 +77,17 @@ FAMILY_SETTINGS: dict[str, dict[str, Any]] = {
         "rope_scaling": {"rope_type": "linear", "factor": 8.0},
     },
     "phi3": {"sliding_window": WINDOW, "partial_rotary_factor": 0.5},
+    "phi3-long": {
+        "sliding_window": None,
+        "partial_rotary_factor": 0.5,
+        "original_max_position_embeddings": 128,
+        "rope_parameters": {
+            "rope_type": "longrope",
+            "rope_theta": 1e2,
+            "short_factor": [1.1, 1.7],
+            "long_factor": [2.0, 40.0],
+        },
+    },
     "qwen3_moe": {
         "head_dim": 16,
         "num_experts": 6,
@@ -162,6 +173,15 @@ FAMILY_SETTINGS: dict[str, dict[str, Any]] = {
     },
     "seed_oss": {"head_dim": 16, "attention_bias": True, "attention_out_bias": True},
     "ernie4_5": {"head_dim": 16, "use_bias": True},
+    "hunyuan_v1_dense": {
+        "head_dim": 16,
+        "rope_parameters": {
+            "rope_type": "dynamic",
+            "rope_theta": 1e2,
+            "alpha": 50.0,
+            "factor": 1.0,
+        },
+    },
     "glm4": {"head_dim": 16, "attention_bias": True, "rms_norm_eps": 1e-5},
     "cohere2": {
         "head_dim": 16,
@@ -183,7 +203,7 @@ FAMILY_SETTINGS: dict[str, dict[str, Any]] = {
 LATER_TYPES = (
     *("gpt_oss", "ministral", "ministral3", "granite", "granitemoehybrid", "smollm3"),
     *("olmo2", "olmo3", "gemma", "exaone4", "seed_oss", "ernie4_5", "glm4", "cohere2", "olmoe"),
-    "mixtral",
+    *("mixtral", "hunyuan_v1_dense"),
 )
 """Families whose parts are those of earlier ones in new numbers: most of their cases are thorough,
 but for the parts that are their own."""

@@ -18,6 +18,7 @@ from edgespec.machines.events import (
     RingUp,
     Tick,
 )
+from edgespec.ring.assembly import CALM_S
 from edgespec.ring.events import RingReached
 from edgespec.ring.membership import MembershipMachine
 from edgespec.wire.client_messages import Submit
@@ -38,14 +39,16 @@ ASK = Submit(1, "hi", 5, 0.0, 0, 1.0, 0.0, 0, (), "")
 
 
 class Membership:
-    """The machine of a ring of `stages`, with a clock that a test turns."""
+    """The machine of a ring of `stages`, with a clock that a test turns. `running`: how many
+    requests run."""
 
     def __init__(self, stages: int) -> None:
+        self.running = 0
         self.places = [
             Assign(s, stages, s - 1, s, "model", "mark", "float32", "none", 100, 7, "key")
             for s in range(1, stages + 1)
         ]
-        self.machine = MembershipMachine(self.places, HOME, TIMING)
+        self.machine = MembershipMachine(self.places, HOME, TIMING, lambda: (self.running, 0))
         self.now = 100.0
 
     def place(self, stage: int, ring: int) -> Assign:
@@ -97,6 +100,14 @@ class Membership:
         for place in self.places:
             effects = effects + self.connected(address(place.stage))
         return effects
+
+    def rest(self) -> None:
+        """It is up, and nothing happens until it rests."""
+        self.bring_up()
+        calm_at = self.now + CALM_S
+        while self.now <= calm_at:
+            self.all_beat()
+            self.tick()
 
     def all_beat(self, *silent: int) -> None:
         """Every stage but those says that it lives."""

@@ -62,6 +62,7 @@ class _Sockets:
         self._next: _Sockets | None = None
         self.ring_broke = self.ring_awaited = None
         self.ring_reached, self.ring_fault = False, ""
+        self.control_ended = False
         self.next_node = ""
 
     def poll(self, timeout: float) -> list[Incoming]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable
+from weakref import WeakKeyDictionary
 
 import zmq
 from support.keys import OWN, OWNER_IDENTITY, everybody, identity
@@ -35,13 +37,17 @@ def staged(coordinator: ZmqTransport) -> ZmqTransport:
     return made
 
 
+_COMING: WeakKeyDictionary[ZmqTransport, deque[Incoming]] = WeakKeyDictionary()
+"""What `next_of` has read and not told."""
+
+
 def next_of(transport: ZmqTransport) -> Incoming:
-    """The next message that is not dropped."""
-    limit = time.monotonic() + PATIENCE_S
-    while time.monotonic() < limit:
-        for incoming in transport.poll(0.1):
-            return incoming
-    raise AssertionError("nothing came")
+    """The next message that is not dropped; those that come with it are the next ones."""
+    limit, coming = time.monotonic() + PATIENCE_S, _COMING.setdefault(transport, deque())
+    while not coming and time.monotonic() < limit:
+        coming += transport.poll(0.1)
+    assert coming, "nothing came"
+    return coming.popleft()
 
 
 def nothing_of(transport: ZmqTransport, seconds: float = 0.2) -> bool:
