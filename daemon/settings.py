@@ -44,9 +44,6 @@ not embed tokens, which saves the busiest machine the memory of a second large m
 SAME_VOCABULARY = 0.99
 """Sizes of one vocabulary that are at least so much alike: models pad it in different ways."""
 
-BUNDLED_HINTS = "bundled"
-"""As `--hints`."""
-
 _OF_ANY_RING = ("host", "port", "with_stage")
 """Options that change the cluster's ring; every other one describes a ring of its own."""
 
@@ -146,18 +143,6 @@ def coordinator_config(
         head=head,
         cache_dtype=ring.cache_dtype,
     )
-
-
-def chosen_hints(hints: str, model: str) -> str:
-    """The folder that `--hints` names, for that base. Raises ConfigError."""
-    if hints != BUNDLED_HINTS:
-        return hints
-    if model != bundled("base"):
-        raise ConfigError(
-            f"the bundled lenses are for the bundled base model, not for {model}; make some with "
-            "`edgespec train hints`"
-        )
-    return bundled("hints")
 
 
 def chosen_draft(draft: str, model: str) -> DraftChoice:

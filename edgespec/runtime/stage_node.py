@@ -25,7 +25,7 @@ from edgespec.ring.effects import (
     ResetStage,
 )
 from edgespec.ring.events import BlockFetched, BlockLoaded, BlockLoading, LoadFailed
-from edgespec.ring.health import HEALTH_S
+from edgespec.ring.health import HEALTH_S, RESTING_HEALTH_S
 from edgespec.ring.member import MemberMachine
 from edgespec.runtime.client import check_refusal
 from edgespec.runtime.instrumentation import Instrumentation
@@ -33,7 +33,6 @@ from edgespec.runtime.node import BUG, RingNode, ring_address
 from edgespec.runtime.stage_load import StageLoad
 from edgespec.runtime.worker import Perform
 from edgespec.types.stop_check import StopCheck
-from edgespec.wire.hints import Lenses
 from edgespec.wire.messages import (
     Assign,
     CloseRequest,
@@ -95,7 +94,7 @@ class StageNode(RingNode):
         self.heard_at = time.monotonic()
         """When the coordinator last said anything, or this node was made."""
         self._stage_load = StageLoad()
-        self._next_health = 0.0
+        self._health_at = float("-inf")
 
     def admit(self, incoming: Incoming) -> bool:
         """Raises AccessRefused if the coordinator has removed this device."""
@@ -108,7 +107,7 @@ class StageNode(RingNode):
     def route(self, event: Event, now: float) -> list[Effect]:
         """Segments, retained sets and ends to the stage machine; the rest to the member."""
         match event:
-            case MessageArrived(_, Retain() | CloseRequest() | SubscribeActivity() | Lenses()):
+            case MessageArrived(_, Retain() | CloseRequest() | SubscribeActivity()):
                 alive = self.member.handle(event, now)
                 return alive + self._compute_on(event, now)
             case MessageArrived(_, Heartbeat(number)) if number:  # it measures the round trip
@@ -123,11 +122,12 @@ class StageNode(RingNode):
     def _on_tick(self, now: float) -> list[Effect]:
         effects = self.member.handle(Tick(), now)
         beat, machine = SendCoordinator(Heartbeat()), self.machine
-        # Send Health with the heartbeat, at most every HEALTH_S.
-        if beat in effects and now >= self._next_health:
+        # Send Health with a heartbeat, but not with each.
+        pause = RESTING_HEALTH_S if self.member.rests else HEALTH_S
+        if beat in effects and now >= self._health_at + pause:
             device = self.device()
             if device is not None:
-                self._next_health = now + HEALTH_S
+                self._health_at = now
                 effects.append(SendCoordinator(self._stage_load.health(device, now)))
         if beat in effects and machine is not None:
             told = Heartbeat(holds=machine.holds, passed=machine.passed)
