@@ -117,8 +117,8 @@ class CompiledLayers:
         out = torch.empty_like(hidden)
         parts = given.requests.data_ptr(), given.angles.data_ptr(), given.seen.data_ptr()
         numbers = given.count, NUMBERS[self._dtype], given.held_as, torch.get_num_threads()
-        one = torch.tensor((self._multiply, *parts, *numbers))  # as Pass of layers.h
-        if self._run(self._layers, first, end, one.data_ptr(), hidden.data_ptr(), out.data_ptr()):
+        one = (_LONG * 8)(self._multiply, *parts, *numbers)  # as Pass of layers.h
+        if self._run(self._layers, first, end, one, hidden.data_ptr(), out.data_ptr()):
             raise MemoryError("no memory for the rows of a layer")
         return out
 

@@ -313,11 +313,14 @@ static int NAME(attend)(NAME(Tile) tile, int dtype, int held_as, int64_t kv_head
 {
     int64_t rows = tile.end - tile.begin, count = rows * group, size = item_size(dtype);
     int64_t width = (tile.last - tile.first + BLOCK - 1) / BLOCK * BLOCK;
-    REAL *memory = calloc(count * (width + 2 * head_dim + 1) + 2 * BLOCK * head_dim, sizeof(REAL));
+    REAL *memory =
+        malloc((count * (width + 2 * head_dim + 1) + 2 * BLOCK * head_dim) * sizeof(REAL));
     if (!memory)
         return -1;
     REAL *scores = memory, *queries = scores + count * width, *sums = queries + count * head_dim;
     REAL *totals = sums + count * head_dim, *held = totals + count, *copy = held + BLOCK * head_dim;
+    memset(sums, 0, count * head_dim * sizeof(REAL));
+    memset(held, 0, BLOCK * head_dim * sizeof(REAL)); /* the last block may be filled in part */
     for (int64_t q = 0; q < count; q++) {
         int64_t at = (tile.begin + q / group) * stride + (kv_head * group + q % group) * head_dim;
         NAME(load)(dtype, query + at * size, head_dim, queries + q * head_dim);
@@ -342,9 +345,8 @@ static int NAME(attend)(NAME(Tile) tile, int dtype, int held_as, int64_t kv_head
             memmove(own + n, own + first - tile.first, more * sizeof(REAL));
             n += more;
         }
-        if (n)
-            totals[q] = NAME(soften)(own, n, scaling, softcap,
-                                     sinks ? sinks + kv_head * group + q % group : NULL);
+        const REAL *sink = sinks ? sinks + kv_head * group + q % group : NULL;
+        totals[q] = n ? NAME(soften)(own, n, scaling, softcap, sink) : 0;
     }
     walk = (NAME(Walk)){tile.pieces, 0, NULL};
     int64_t at[rows], run[rows]; /* how many slots a row had so far, and the run that is next */
