@@ -137,13 +137,6 @@ DRAFT = typer.Option(
     "Default: none; for the bundled base model independent, and `init` serves smollm2-135m with "
     "hybrid:ngram+dspark.",
 )
-HINTS = typer.Option(
-    "",
-    metavar="DIR",
-    help="Folder of lenses for the base, which `edgespec train hints` made: stages read rows with "
-    "them and tell early what they expect, where that pays. bundled: those of the bundled base "
-    "model. Default: none.",
-)
 Quant = Annotated[
     str,
     typer.Option(

@@ -12,7 +12,7 @@ from edgespec.daemon.api_process import ollama_address, options_of, served_http
 from edgespec.daemon.cluster import ClusterFolder, folder_of
 from edgespec.daemon.coordinator import run_coordinator
 from edgespec.daemon.process import end_with_parent, leave, start_logging
-from edgespec.daemon.settings import RingOptions, chosen_hints, served_config
+from edgespec.daemon.settings import RingOptions, served_config
 from edgespec.net.slowness import slowness
 
 
@@ -42,7 +42,6 @@ def serve(
     context: int = options.CONTEXT,
     dtype: options.Dtype = "",
     head: options.Head = "",
-    hints: str = options.HINTS,
     cluster: str = options.CLUSTER,
     cache: str = options.CACHE,
     emulate: str = options.EMULATE,
@@ -98,7 +97,6 @@ def serve(
         record=record,
         live=live,
     )
-    config = replace(config, hints=chosen_hints(hints, config.model))
     with folder.served():
         doors = options_of(ollama_address(ollama, folder), alias or ())
         leave(run_coordinator(config, folder, served_http(http, folder), doors))

@@ -31,7 +31,7 @@ from edgespec.config import DTYPES, HEAD_ON_COORDINATOR
 from edgespec.daemon.bundled_models import bundled
 from edgespec.daemon.precision import AUTO
 from edgespec.daemon.profiles import profile_named, ring_of, unproven
-from edgespec.daemon.settings import LAST_STAGE, chosen_draft, chosen_hints
+from edgespec.daemon.settings import LAST_STAGE, chosen_draft
 from edgespec.door.asking import GREEDY, SamplingOptions
 from edgespec.door.simulation import DEFAULT_PROFILE, charged_model
 from edgespec.drafting.own import say_measured
@@ -99,7 +99,6 @@ class SimulatedRing:
     )
     model: str = options.MODEL
     draft: str = options.DRAFT
-    hints: str = options.HINTS
     dtype: options.Dtype = "float64"
 
     @property
@@ -141,7 +140,6 @@ class SimulatedRing:
             with_stage=self.stages if self.with_stage == LAST_STAGE else self.with_stage or 0,
             head=self.head,
             load=load,
-            hints=chosen_hints(self.hints, base),
         )
 
 
@@ -245,7 +243,6 @@ def _show(runs: Sequence[Run], setup: Setup, names: Sequence[str]) -> None:
         f"charged: {of.name}, drafts by {of.draft.name or 'none'}; D0 and {setup.stages} stage(s)"
         + (f", V{setup.with_stage} on D0's device" if setup.with_stage else "")
         + (f", head on V{setup.stages}" if setup.head_last else "")
-        + (", with hints" if setup.hints else "")
         + f", {devices}; {links}"
         + _instead(setup),
         f"{len(setup.prompts)} prompts, {runs[0].new_tokens} new tokens; all times are virtual, "

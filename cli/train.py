@@ -1,8 +1,10 @@
-"""edgespec train: trains a draft head for a base model on a text file."""
+"""edgespec train: trains draft weights for a base model on a text file."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,46 +17,72 @@ from edgespec.errors import ConfigError
 
 train = typer.Typer(help="Train draft weights for a base model.", no_args_is_help=True)
 
-Steps = Annotated[int, typer.Option(min=1, help="Steps of training.")]
-Batch = Annotated[int, typer.Option(min=1, help="Rows of text a step.")]
-Rate = Annotated[float, typer.Option(help="Peak of the learning rate.")]
-BASE = typer.Argument(
-    ...,
-    help="The base model: a name of `edgespec models`, a hub id (ORG/NAME) or a folder.",
-    callback=options.check_model,
-)
-TEXT = typer.Argument(
-    ..., help='Text: one document a line, or .jsonl objects with a "text" or "messages".'
-)
-ROW_LENGTH = typer.Option(256, min=64, help="Tokens of a row.")
-TEXT_ROWS = typer.Option(20_000, min=1, help="Rows of the file at most. The others are left out.")
-OWN_ROWS = typer.Option(
-    1024, min=0, help="Answers that the base writes itself, half greedy, half at temperature 1."
-)
-DTYPE = typer.Option("float32", help="What the base is held in.")
-LOW = typer.Option(True, "--low/--no-low", help="Compute in bfloat16 where it may be.")
-SEED = typer.Option(0, help="Of the order of the rows.")
+
+@dataclass(frozen=True)
+class TrainingRun:
+    """What every run is told."""
+
+    base: str = typer.Argument(
+        ...,
+        help="The base model: a name of `edgespec models`, a hub id (ORG/NAME) or a folder.",
+        callback=options.check_model,
+    )
+    text: Path = typer.Argument(
+        ..., help='Text: one document a line, or .jsonl objects with a "text" or "messages".'
+    )
+    out: Path = typer.Option(..., metavar="DIR", help="Folder to write the draft weights to.")
+    steps: Annotated[int, typer.Option(min=1, help="Steps of training.")] = 2000
+    batch: Annotated[int, typer.Option(min=1, help="Rows of text a step.")] = 8
+    rate: Annotated[float, typer.Option(help="Peak of the learning rate.")] = 1e-3
+    row_length: Annotated[int, typer.Option(min=64, help="Tokens of a row at most.")] = 256
+    text_rows: int = typer.Option(
+        20_000, min=1, help="Rows of the file at most. The others are left out."
+    )
+    own_rows: int = typer.Option(
+        1024, min=0, help="Answers that the base writes itself, half greedy, half at temperature 1."
+    )
+    dtype: str = typer.Option("float32", help="What the base is held in.")
+    low: bool = typer.Option(True, "--low/--no-low", help="Compute in bfloat16 where it may be.")
+    seed: int = typer.Option(0, help="Of the order of the rows.")
+
+    def make_out(self) -> None:
+        """Make the folder before hours of training. Raises ConfigError."""
+        try:
+            self.out.mkdir(parents=True, exist_ok=True)
+        except OSError as problem:
+            raise ConfigError(
+                f"the folder {self.out} cannot be made ({problem.strerror}); give another one with "
+                "--out"
+            ) from None
+
+    def begun(self, unroll: int, say: Callable[[str], None]) -> dict[str, Any]:
+        """The fields of a TrainingPlan of so many levels; a base of the hub is downloaded. Imports
+        torch."""
+        from edgespec.model.hub_cache import local_weights
+        from edgespec.training.loop import TrainingSettings
+
+        return {
+            "base": local_weights(self.base, say),
+            "text": self.text,
+            "out": self.out,
+            "settings": TrainingSettings(
+                self.steps, self.batch, unroll, self.rate, self.low, self.seed
+            ),
+            "row_length": self.row_length,
+            "text_rows": self.text_rows,
+            "own_rows": self.own_rows,
+        }
 
 
 @train.command()
+@options.grouped
 def eagle(
-    base: str = BASE,
-    text: Path = TEXT,
-    out: Path = typer.Option(..., metavar="DIR", help="Folder to write the head to."),
+    run: TrainingRun = TrainingRun(rate=2e-3),
     kind: str = typer.Option("eagle", help="eagle (the form of EAGLE-2) or eagle3."),
-    steps: Steps = 2000,
-    batch: Batch = 8,
-    row_length: int = ROW_LENGTH,
-    own_rows: int = OWN_ROWS,
-    text_rows: int = TEXT_ROWS,
     levels: int | None = typer.Option(
         None, min=1, max=8, help="Levels of the tree to train. Default: 4, for eagle3 7."
     ),
-    rate: Rate = 2e-3,
     draft_vocab: int = typer.Option(0, min=0, help="Tokens that an eagle3 head scores. 0: all."),
-    dtype: str = DTYPE,
-    low: bool = LOW,
-    seed: int = SEED,
     as_json: bool = options.JSON,
 ) -> None:
     """Train an EAGLE head for a base model. Stopped, the same command goes on where it was.
@@ -63,28 +91,23 @@ def eagle(
     """
     if kind not in ("eagle", "eagle3"):
         raise ConfigError(f"--kind {kind}: give eagle or eagle3")
-    _make(out)
+    run.make_out()
     with Notes().waiting("loading") as say:
         # Imported late, as torch takes seconds: a wrong option is refused at once.
-        from edgespec.model.hub_cache import local_weights
         from edgespec.model.tensors import compute_dtype
         from edgespec.training.eagle import LEVELS
-        from edgespec.training.loop import TrainingSettings
         from edgespec.training.run import EaglePlan, train_eagle
 
         known: Kind = "eagle3" if kind == "eagle3" else "eagle"
-        settings = TrainingSettings(steps, batch, levels or LEVELS[known], rate, low, seed)
-        rows = (row_length, text_rows, own_rows)
-        plan = EaglePlan(local_weights(base, say), text, out, settings, *rows, known, draft_vocab)
-        figures = train_eagle(plan, say, compute_dtype(dtype))
-    _show(figures, out, as_json)
+        plan = EaglePlan(**run.begun(levels or LEVELS[known], say), kind=known, vocab=draft_vocab)
+        figures = train_eagle(plan, say, compute_dtype(run.dtype))
+    _show(figures, run.out, as_json)
 
 
 @train.command()
+@options.grouped
 def dspark(
-    base: str = BASE,
-    text: Path = TEXT,
-    out: Path = typer.Option(..., metavar="DIR", help="Folder to write the head to."),
+    run: TrainingRun = TrainingRun(row_length=512),
     start: Path | None = typer.Option(
         None,
         metavar="DIR",
@@ -104,133 +127,53 @@ def dspark(
     draft_vocab: int = typer.Option(
         8192, min=0, help="Tokens that the head scores, the commonest of the text. 0: all."
     ),
-    direct: int = typer.Option(
-        64, min=0, help="Rank of the maps by which it begins as a regression. 0: none."
-    ),
     anchors: int = typer.Option(24, min=1, help="Blocks in every row of a step."),
-    steps: Steps = 2000,
-    batch: Batch = 8,
-    row_length: int = typer.Option(512, min=64, help="Tokens of a row at most."),
-    own_rows: int = OWN_ROWS,
-    text_rows: int = TEXT_ROWS,
-    rate: Rate = 1e-3,
-    dtype: str = DTYPE,
-    low: bool = LOW,
-    seed: int = SEED,
     as_json: bool = options.JSON,
 ) -> None:
     """Train a one-pass head for a base model. Stopped, the same command goes on where it was.
 
     At the end it is measured on the base's own answers to text that was held out.
     """
-    _make(out)
+    run.make_out()
     with Notes().waiting("loading") as say:
-        # Imported late, as torch takes seconds: a wrong option is refused at once.
-        from edgespec.model.hub_cache import local_weights
         from edgespec.model.tensors import compute_dtype
-        from edgespec.training.loop import TrainingSettings
         from edgespec.training.run import DSparkPlan, train_dspark
 
-        settings = TrainingSettings(steps, batch, block, rate, low, seed)
-        rows = (row_length, text_rows, own_rows)
-        head = (layers, block, rank, intermediate, draft_vocab, anchors)
         plan = DSparkPlan(
-            local_weights(base, say), text, out, settings, *rows, *head, start, direct
+            **run.begun(block, say),
+            layers=layers,
+            block=block,
+            rank=rank,
+            intermediate=intermediate,
+            vocab=draft_vocab,
+            anchors=anchors,
+            start=start,
         )
-        figures = train_dspark(plan, say, compute_dtype(dtype))
-    _show(figures, out, as_json)
+        figures = train_dspark(plan, say, compute_dtype(run.dtype))
+    _show(figures, run.out, as_json)
 
 
 @train.command()
+@options.grouped
 def ppd(
-    base: str = BASE,
-    text: Path = TEXT,
-    out: Path = typer.Option(..., metavar="DIR", help="Folder to write the prompt tokens to."),
+    run: TrainingRun = TrainingRun(steps=1000, batch=4, rate=1e-2),
     depth: int = typer.Option(3, min=1, max=8, help="Tokens to guess ahead."),
     copies: int = typer.Option(1, min=1, max=8, help="Vectors of each (EPTs)."),
-    steps: Steps = 1000,
-    batch: Batch = 4,
     chains: int = typer.Option(64, min=1, help="Chains of prompt tokens in a row."),
-    row_length: int = ROW_LENGTH,
-    text_rows: int = TEXT_ROWS,
-    own_rows: int = OWN_ROWS,
-    rate: Rate = 1e-2,
-    dtype: str = DTYPE,
-    low: bool = LOW,
-    seed: int = SEED,
     as_json: bool = options.JSON,
 ) -> None:
     """Train PPD prompt tokens for a base model. Stopped, the same command goes on where it was.
 
     At the end they are measured on the base's own answers to text that was held out.
     """
-    _make(out)
+    run.make_out()
     with Notes().waiting("loading") as say:
-        # Imported late, as torch takes seconds: a wrong option is refused at once.
-        from edgespec.model.hub_cache import local_weights
         from edgespec.model.tensors import compute_dtype
-        from edgespec.training.loop import TrainingSettings
         from edgespec.training.run import PPDPlan, train_ppd
 
-        settings = TrainingSettings(steps, batch, depth, rate, low, seed)
-        rows = (row_length, text_rows, own_rows)
-        plan = PPDPlan(local_weights(base, say), text, out, settings, *rows, depth, copies, chains)
-        figures = train_ppd(plan, say, compute_dtype(dtype))
-    _show(figures, out, as_json)
-
-
-@train.command()
-def hints(
-    base: str = BASE,
-    text: Path = TEXT,
-    out: Path = typer.Option(..., metavar="DIR", help="Folder to write the lenses to."),
-    rank: int = typer.Option(64, min=1, help="Numbers that a row is reduced to, 64 at most."),
-    steps: Steps = 800,
-    batch: Batch = 8,
-    row_length: int = ROW_LENGTH,
-    text_rows: int = TEXT_ROWS,
-    own_rows: int = OWN_ROWS,
-    rate: Rate = 3e-3,
-    dtype: str = DTYPE,
-    seed: int = SEED,
-    as_json: bool = options.JSON,
-) -> None:
-    """Train lenses for a base model, by which stages tell early what they expect (`--hints`).
-
-    Stopped, the same command goes on where it was. At the end they are measured on the base's own
-    answers to text that was held out.
-    """
-    _make(out)
-    with Notes().waiting("loading") as say:
-        # Imported late, as torch takes seconds: a wrong option is refused at once.
-        from edgespec.model.hub_cache import local_weights
-        from edgespec.model.tensors import compute_dtype
-        from edgespec.training.hints import HintPlan, train_hints
-        from edgespec.training.loop import TrainingSettings
-
-        settings = TrainingSettings(steps, batch, 1, rate, False, seed)
-        rows = (row_length, text_rows, own_rows)
-        plan = HintPlan(local_weights(base, say), text, out, settings, *rows, rank)
-        figures = train_hints(plan, say, compute_dtype(dtype))
-    if as_json:
-        print(json.dumps(figures))
-        return
-    print(f"lenses in {out}, measured on {figures['held_out_tokens']} held-out tokens")
-    for layer, shares in figures["agreement_by_layer"].items():
-        first, four, eight = shares
-        print(
-            f"rows that enter layer {layer}: first {first:.3f}, of 4 {four:.3f}, of 8 {eight:.3f}"
-        )
-
-
-def _make(out: Path) -> None:
-    """Make the folder before hours of training. Raises ConfigError."""
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as problem:
-        raise ConfigError(
-            f"the folder {out} cannot be made ({problem.strerror}); give another one with --out"
-        ) from None
+        plan = PPDPlan(**run.begun(depth, say), depth=depth, copies=copies, chains=chains)
+        figures = train_ppd(plan, say, compute_dtype(run.dtype))
+    _show(figures, run.out, as_json)
 
 
 def _show(figures: dict[str, Any], out: Path, as_json: bool) -> None:

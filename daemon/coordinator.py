@@ -257,10 +257,7 @@ class Loaded:
     @property
     def ring(self) -> CoordinatorSettings:
         """What the machine has to know of its ring."""
-        from edgespec.drafting.lens import read_lenses
-
-        config, draft, settings = self.config, self.draft, self.model.head.config
-        layers, hints = self.model.layers, config.hints
+        config, draft = self.config, self.draft
         return CoordinatorSettings(
             config.stages,
             self.context_length,
@@ -272,8 +269,7 @@ class Loaded:
             sources=draft.sources if draft else (),
             head_last=config.head_last,
             live=config.live,
-            lenses=read_lenses(hints, layers, settings) if hints else None,
-            vocabulary=int(settings.vocab_size),
+            vocabulary=int(self.model.head.config.vocab_size),
             own_stage=config.with_stage,
             usual=self.usual,
         )

@@ -48,8 +48,6 @@ log = logging.getLogger(__name__)
 
 DEFAULT_CONTEXT = 4096
 
-log = logging.getLogger(__name__)
-
 GGUF_BITS = 6
 """Of a weight as held, in the largest layers of a Q4_K_M file that is not here to be looked at."""
 OTHER_BITS = {"Q8_0": 9, "MXFP4": 5}
@@ -312,16 +310,14 @@ def _head_form(folder: str, base: Architecture) -> HeadForm:
     if not is_here(folder):
         return PUBLISHED
     content, _ = read_config(folder)
-    parts = [content.get(name) for name in ("transformer_layer_config", "dflash_config")]
-    said = dict(content)
-    for part in parts:
-        said |= part if isinstance(part, dict) else {}
+    nested = content.get("dflash_config")
+    said = {**content, **nested} if isinstance(nested, dict) else content
 
     def count(name: str, usual: int) -> int:
         value = said.get(name)
         return value if type(value) is int and value >= 0 else usual
 
-    taps = said.get("target_layer_ids", said.get("aux_hidden_state_layer_ids"))
+    taps = said.get("target_layer_ids")
     return HeadForm(
         layers=count("num_hidden_layers", PUBLISHED.layers) or PUBLISHED.layers,
         taps=len(taps) if isinstance(taps, list) else PUBLISHED.taps,

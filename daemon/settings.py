@@ -33,6 +33,7 @@ from edgespec.model.manifest import manifest_of
 from edgespec.model.reading import read_object, reading
 from edgespec.planning.catalogue import MODELS, KnownModel
 from edgespec.planning.partition import blocks_of, parse_split
+from edgespec.planning.text_part import text_settings
 
 Value = TypeVar("Value", str, int, tuple[int, ...])
 
@@ -42,9 +43,6 @@ not embed tokens, which saves the busiest machine the memory of a second large m
 
 SAME_VOCABULARY = 0.99
 """Sizes of one vocabulary that are at least so much alike: models pad it in different ways."""
-
-BUNDLED_HINTS = "bundled"
-"""As `--hints`."""
 
 _OF_ANY_RING = ("host", "port", "with_stage")
 """Options that change the cluster's ring; every other one describes a ring of its own."""
@@ -147,18 +145,6 @@ def coordinator_config(
     )
 
 
-def chosen_hints(hints: str, model: str) -> str:
-    """The folder that `--hints` names, for that base. Raises ConfigError."""
-    if hints != BUNDLED_HINTS:
-        return hints
-    if model != bundled("base"):
-        raise ConfigError(
-            f"the bundled lenses are for the bundled base model, not for {model}; make some with "
-            "`edgespec train hints`"
-        )
-    return bundled("hints")
-
-
 def chosen_draft(draft: str, model: str) -> DraftChoice:
     """The sources for this base, with the short names of their weights resolved.
 
@@ -204,7 +190,7 @@ def look_at_models(config: CoordinatorConfig) -> None:
     known = MODELS.get(known_name(config.model))
     file = _config_of(config.model)
     try:
-        settings = read_object(file)
+        settings = text_settings(read_object(file))
         with reading(file):
             layers = int(settings["num_hidden_layers"])
             longest = int(settings.get("max_position_embeddings", config.context))

@@ -257,9 +257,8 @@ class CoordinatorConfig:
     device may be any stage. `with_stage`: the stage that runs on the coordinator's own machine, as
     a process beside it; 0: none. `head`: where the output head is, one of HEADS. `live`: requests
     that are answered at once, at most; fewer if their rows do not fit into the stages' caches.
-    `share_prefixes`: prompts of different users may begin with the same rows. `hints`: the folder
-    of what stages read rows with, to tell what they expect; "" means that they tell nothing.
-    `cache_dtype`: of the keys and values that stages hold on CPUs; "": `dtype`.
+    `share_prefixes`: prompts of different users may begin with the same rows. `cache_dtype`: of the
+    keys and values that stages hold on CPUs; "": `dtype`.
     """
 
     model: str
@@ -282,7 +281,6 @@ class CoordinatorConfig:
     head: str = HEAD_ON_COORDINATOR
     live: int = DEFAULT_LIVE
     share_prefixes: bool = False
-    hints: str = ""
     cache_dtype: str = ""
 
     def __post_init__(self) -> None:
@@ -299,7 +297,6 @@ class CoordinatorConfig:
             raise ConfigError(f"unknown head {self.head!r}; choose one of: {', '.join(HEADS)}")
         check_path("model", self.model)
         check_path("draft", self.draft)
-        check_path("hints", self.hints)
         if not 1 <= self.stages <= MOST_STAGES:
             raise ConfigError(f"{self.stages} stages; a ring has 1 to {MOST_STAGES}")
         if self.layers and len(self.layers) != self.stages:

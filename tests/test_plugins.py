@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 from support.cases import case
+from support.growers import SoloGrower
 from support.rings import submit
 from support.wires import Wire
 
 from edgespec import plugins
 from edgespec.daemon.settings import chosen_draft
 from edgespec.drafting.choice import SourceChoice, parse_draft
-from edgespec.drafting.grower import TreeGrower
 from edgespec.drafting.own import DraftSource, OwnGuesser, say_measured
 from edgespec.errors import ConfigError
 from edgespec.plugins import OWN_POLICIES, known_policies, own_policy_options
@@ -130,7 +130,7 @@ class Parrot(DraftSource):
 
 def test_a_source_reads_each_token_once_and_is_charged_what_it_declares() -> None:
     source = Parrot((7, -2.0), (5, -0.1), (6, -0.2))
-    grower = TreeGrower(OwnGuesser(source, 10))
+    grower = SoloGrower(OwnGuesser(source, 10))
     grower.open(1, GREEDY)
     tree = grower.refresh(1, [1, 2, 3], 1, 2)
     assert (tree.tokens.tolist(), tree.scores.tolist()) == ([5, 6], [-0.1, -0.2])

@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-import numpy as np
-import numpy.typing as npt
-
 from edgespec.machines.effects import RunBlock
 from edgespec.tree.ledger import IntArray, Rows
 from edgespec.tree.stems import Fork
@@ -16,7 +13,6 @@ from edgespec.types.tensor import Tensor
 from edgespec.verify.rules import RulesAt
 from edgespec.verify.sampling import Choice, Sampling
 from edgespec.verify.top_logprobs import TopLogprobs
-from edgespec.wire.hints import Lenses
 
 
 class BlockBackend(Protocol):
@@ -53,17 +49,6 @@ class BlockBackend(Protocol):
 
     def close(self, request: int) -> None:
         """Free the request's cache; unknown requests are ignored."""
-
-    def take_lenses(self, lenses: Lenses) -> None:
-        """From now on read rows with the lens of the block's end, if there is one for it. Raises
-        RemoteProtocolError for lenses of another model."""
-
-    def expect(self, hidden: Tensor) -> tuple[IntArray, npt.NDArray[np.float32]]:
-        """The likeliest tokens behind each of the rows [R, H] that left the block, int64 [R, M],
-        the best first, and their natural-log probabilities, float32 [R, M].
-
-        Raises RemoteProtocolError without a lens, or for rows that do not fit it.
-        """
 
 
 class Walk(NamedTuple):

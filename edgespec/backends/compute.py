@@ -16,10 +16,8 @@ from edgespec.decoding.effects import (
     OpenCache,
     OpenDraft,
     RunHead,
-    RunLens,
-    TakeLenses,
 )
-from edgespec.decoding.events import Drafted, HeadDone, LensDone
+from edgespec.decoding.events import Drafted, HeadDone
 from edgespec.drafting.grower import Further, TreeGrower
 from edgespec.drafting.steps import Steps, alone, together
 from edgespec.errors import RemoteProtocolError
@@ -37,8 +35,6 @@ STAGE_COMPUTE = (
     RunBlock,
     GatherRows,
     RunHead,
-    RunLens,
-    TakeLenses,
 )
 COORDINATOR_COMPUTE = (OpenDraft, CloseDraft, Draft, RunHead)
 COMPUTE = STAGE_COMPUTE + COORDINATOR_COMPUTE
@@ -93,10 +89,6 @@ class StageCompute:
                 return BlockDone(effect.job, hidden, aux_hidden)
             case RunHead() | RunHeads():
                 return _run_heads(self._head, effect)
-            case RunLens(job, request, hidden):
-                return LensDone(job, request, *self._block.expect(hidden))
-            case TakeLenses(lenses):
-                self._block.take_lenses(lenses)
             case _:
                 raise TypeError(f"a stage computes no {type(effect).__name__}")
         return None

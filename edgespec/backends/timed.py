@@ -19,8 +19,6 @@ from edgespec.decoding.effects import (
     OpenCache,
     OpenDraft,
     RunHead,
-    RunLens,
-    TakeLenses,
 )
 from edgespec.decoding.events import HeadDone
 from edgespec.drafting.grower import TreeGrower
@@ -178,8 +176,6 @@ class StageDurations:
                 return 0.0
             case ForkCache(how=how):
                 return self._costs.gather_seconds(how.moved)
-            case TakeLenses():
-                return 0.0
             case GatherRows():
                 return self._costs.gather_seconds(len(effect.order))
             case RunBlock():
@@ -187,8 +183,6 @@ class StageDurations:
                 return self._costs.block_seconds(*shape) + self._capture(effect)
             case RunHead() | RunHeads():
                 return self._taking.chosen(effect, done)
-            case RunLens(hidden=hidden):
-                return self._costs.lens_seconds(hidden.shape[0])
             case _:
                 raise TypeError(f"a stage computes no {type(effect).__name__}")
 

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from edgespec.backends.base import Walk
-from edgespec.drafting.lens import Lens, lens_of
 from edgespec.errors import LocalProtocolError, RemoteProtocolError
 from edgespec.machines.effects import BlockPart, RunBlock
 from edgespec.model.aux_hidden import packed
@@ -25,10 +23,6 @@ from edgespec.types.stop_check import StopCheck
 from edgespec.types.tensor import Tensor
 from edgespec.verify.sampling import Choice, Logits, bad_logits, choose_along, path_of
 from edgespec.verify.top_logprobs import TopLogprobs, top_logprobs
-from edgespec.wire.hints import Lenses
-
-HINTED = 16
-"""Tokens that a stage names behind a row."""
 
 
 class TorchBlock:
@@ -38,7 +32,6 @@ class TorchBlock:
         self._block = block
         self._caches = SharedCaches(block.new_cache)
         self._taps: list[torch.Tensor] = []
-        self._lens: Lens | None = None
 
     def open(self, request: int, reserve: int) -> None:
         self._caches.open(request, reserve)
@@ -82,26 +75,6 @@ class TorchBlock:
 
     def close(self, request: int) -> None:
         self._caches.close(request)
-
-    def take_lenses(self, lenses: Lenses) -> None:
-        block, self._lens = self._block, None
-        width, tokens = lenses.downs.shape[2], lenses.up.shape[0]
-        if (width, tokens) != (block.hidden_size, block.vocab_size):
-            raise RemoteProtocolError(
-                f"lenses for rows of {width} and {tokens} tokens; this model has rows of "
-                f"{block.hidden_size} and {block.vocab_size} tokens"
-            )
-        if block.end in lenses.layers:
-            self._lens = lens_of(lenses, block.end, block.device)
-
-    def expect(self, hidden: Tensor) -> tuple[IntArray, npt.NDArray[np.float32]]:
-        lens = self._lens
-        if lens is None or hidden.shape[1:] != (self._block.hidden_size,):
-            raise RemoteProtocolError("this stage has no lens for such rows")
-        logits = lens.logits(to_torch(hidden, self._block.device)).float()
-        best, tokens = logits.topk(min(HINTED, logits.shape[1]))
-        log_probs = best - logits.logsumexp(1, keepdim=True)
-        return tokens.cpu().numpy(), log_probs.clamp(max=0.0).cpu().numpy()
 
     @property
     def held(self) -> tuple[int, int]:

@@ -36,7 +36,6 @@ from edgespec.sim.world import CoordinatorParts, StageParts, World
 from edgespec.types.features import NO_NEEDS
 from edgespec.types.shown import shown
 from edgespec.verify.sampling import Sampling
-from edgespec.wire.hints import Lenses
 
 if TYPE_CHECKING:  # torch takes seconds to import: not before all settings are known to be right
     from edgespec.drafting.base import Guesser
@@ -65,9 +64,8 @@ class Setup:
     `row_price`: see planning.costs.NodeCosts. `d0_free`: head, choosing, ranking and drafts take no
     time; `loop_free`: nor does the coordinator's own loop. `jitter`: noise in the times of jobs, by
     the sampling's seed. `head`: where the output head is, one of config.HEADS. `load`: how many
-    requests come at once; None: one after the other, each on an idle ring. `hints`: the folder of
-    what the stages read rows with, to give hints; "": they give none. Raises ConfigError for what
-    cannot run.
+    requests come at once; None: one after the other, each on an idle ring. Raises ConfigError
+    for what cannot run.
     """
 
     model: str
@@ -87,7 +85,6 @@ class Setup:
     jitter: Jitter | None = None
     head: str = HEAD_ON_COORDINATOR
     load: Load | None = None
-    hints: str = ""
 
     def __post_init__(self) -> None:
         if self.max_new_tokens < 1:
@@ -113,11 +110,11 @@ class Setup:
     def is_scripted(self) -> bool:
         """Whether what the models say may be computed once for all policies (see bench.script).
 
-        Not where a draft source or a stage's hint takes rows of the base, nor where the order of
+        Not where a draft source takes rows of the base, nor where the order of
         sums may decide a token: whether the tokens are the same is then to be seen.
         """
         members = parse_draft(self.draft).members
-        exact = self.dtype == "float64" and not self.hints
+        exact = self.dtype == "float64"
         return exact and all(one.is_own or one.name in _OF_TOKENS for one in members)
 
     @property
@@ -157,7 +154,6 @@ class Setup:
             "stages": self.stages,
             "with_stage": self.with_stage,
             "head": self.head,
-            "hints": bool(self.hints),
             "profiles": [profile.name for profile in self.profiles],
             "cost_model": self.cost_model.name,
             "head_bits": self.cost_model.head.bits,
@@ -259,17 +255,6 @@ def world_of(setup: Setup, loaded: LoadedBase) -> World:
     return ring_world(setup, loaded, device, lambda number: TorchBlock(loaded.blocks[number - 1]))
 
 
-def lenses_of(setup: Setup) -> Lenses | None:
-    """What the stages read their rows with. Raises ModelError for what does not fit the base."""
-    if not setup.hints:
-        return None
-    from edgespec.drafting.lens import read_lenses
-    from edgespec.model.sources import open_source
-
-    source = open_source(setup.model)
-    return read_lenses(setup.hints, source.layers, source.config)
-
-
 def ring_world(
     setup: Setup,
     loaded: LoadedBase,
@@ -309,8 +294,6 @@ def ring_world(
                 needs=draft.needs if draft else NO_NEEDS,
                 sources=draft.sources if draft else (),
                 head_last=setup.head_last,
-                lenses=lenses_of(setup),
-                ends=tuple(block.end for block in loaded.blocks),
                 own_stage=setup.with_stage,
                 **queue,
             ),

@@ -25,7 +25,6 @@ from edgespec.verify.rules import Rules, ThoughtLimit
 from edgespec.verify.sampling import Sampling
 from edgespec.verify.top_logprobs import MOST
 from edgespec.wire.client_messages import Submit
-from edgespec.wire.hints import Lenses
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +40,7 @@ class CoordinatorSettings:
     use to another. `needs`: what the draft source must be given;
     `sources`: the names of its members, in the order of the bits of their guesses. `head_last`: the
     output head is on the last stage, so that neither hidden rows nor PPD rows come back for a draft
-    source. `live`: requests that are answered at once, at most. `lenses`: what stages read their
-    rows with, to give hints; `ends`: the layer behind each stage's last, until a RingUp says so.
+    source. `live`: requests that are answered at once, at most.
     `vocabulary`: how many tokens the model has. `own_stage`: the stage on the coordinator's device,
     0: none. `usual`: how it is sampled where a request does not say.
     """
@@ -59,8 +57,6 @@ class CoordinatorSettings:
     sources: tuple[str, ...] = ()
     head_last: bool = False
     live: int = 1
-    lenses: Lenses | None = None
-    ends: tuple[int, ...] = ()
     vocabulary: int = 1 << 31
     own_stage: int = 0
     usual: UsualSampling = NOTHING_SAID
@@ -152,7 +148,8 @@ def _rules_of(
     if ring.head_last and (rules or submit.grammar):
         raise ConfigError(
             "the output head of this ring is on the last stage, which knows no grammar, schema, "
-            "penalty or logit_bias; its owner can start the ring with --head coordinator for them"
+            "penalty, logit_bias, min_tokens or budget of thoughts; its owner can start the ring "
+            "with --head coordinator for them"
         )
     return rules
 

@@ -25,7 +25,6 @@ from edgespec.decoding.events import (
 )
 from edgespec.decoding.finish import finished
 from edgespec.decoding.flights import Flights
-from edgespec.decoding.hints import HintingStages
 from edgespec.decoding.holdings import Holdings
 from edgespec.decoding.ppd_rows import ChainValues
 from edgespec.decoding.queue import RequestQueue
@@ -51,7 +50,6 @@ from edgespec.machines.events import (
 )
 from edgespec.policy.estimates import Learnt
 from edgespec.wire.client_messages import Cancel, Failed, LiveRequest, Submit
-from edgespec.wire.hints import Hint
 from edgespec.wire.messages import Credit, Fault
 from edgespec.wire.segment import Segment
 from edgespec.wire.snapshots import StageActivity, Subscribe
@@ -68,7 +66,6 @@ class CoordinatorMachine:
         self._holdings = Holdings(self.rows, ring.needs if ring.draft else None)
         self._numbers = 0
         self._flights = Flights(ring.stages, ring.vocabulary)
-        self._hinting = HintingStages(ring.lenses) if ring.lenses else None
         self.learnt = Learnt()
         self._begin_empty()
 
@@ -81,7 +78,7 @@ class CoordinatorMachine:
         self._scheduler = Scheduler(self._flights, d0, self.rows)
         table = ring.needs.ppd_tokens
         ppd = (table, ChainValues(table.depth)) if table else None
-        self._shared = Shared(self._flights, d0, self._snapshot, ppd, self.learnt, self._hinting)
+        self._shared = Shared(self._flights, d0, self._snapshot, ppd, self.learnt)
 
     def handle(self, event: Event, now: float) -> list[Effect]:
         """React to one event. Every request gets exactly one of Finished and Failed.
@@ -117,8 +114,6 @@ class CoordinatorMachine:
             case StageBeat(stage, holds, passed):
                 self._flights.watch.beat(stage, holds, passed, now)
                 return []
-            case MessageArrived(_, Hint(number) as hint):
-                return self._scheduler.step([(number, hint)], now)
             case MessageArrived(peer, Submit() as submit):
                 return self._on_submit(peer, submit, now)
             case MessageArrived(peer, Cancel(tag)):
@@ -316,11 +311,9 @@ class CoordinatorMachine:
     def _on_ring_up(self, up: RingUp, now: float) -> list[Effect]:
         self._ring = replace(self._ring, stages=up.stages or self._ring.stages)
         self.rows.set_limit(up.rows or self.rows.limit)
-        ends = up.ends or self._ring.ends
-        told = self._hinting.ring_up(ends) if self._hinting else []
         self._state.up()
         self._waiting.mark_changed()  # not their order, but what they wait for
-        return told + self._start_next(now) + self._snapshot.observe(now)
+        return self._start_next(now) + self._snapshot.observe(now)
 
     def _on_ring_down(self, reason: str, lost: bool, now: float) -> list[Effect]:
         """Keep what is committed; the rest comes again from it on the next ring."""

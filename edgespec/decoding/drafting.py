@@ -11,7 +11,6 @@ import numpy as np
 from edgespec.decoding.effects import Draft, OpenDraft
 from edgespec.decoding.events import Drafted
 from edgespec.decoding.flights import Returned
-from edgespec.decoding.hints import RequestHints
 from edgespec.decoding.outbox import Outbox
 from edgespec.decoding.ppd_rows import PPDRows
 from edgespec.decoding.shared import Shared
@@ -24,10 +23,8 @@ from edgespec.tree.ledger import Rows
 from edgespec.tree.node import Advance
 from edgespec.types.features import NO_FEATURES, DraftNeeds, Features, joined
 from edgespec.types.record import IntArray
-from edgespec.types.tensor import NO_LAYERS, Layers
 from edgespec.verify.rules import Rules
 from edgespec.verify.sampling import Sampling
-from edgespec.wire.hints import Hint
 
 READ_ONLY = Grow(depth=0, width=1, keep=0)
 """Guess nothing, but read what is committed."""
@@ -50,7 +47,7 @@ class Drafting:
     """The drafts of one request on one ring, and what the ring gives for them.
 
     `running`: the draft at work. `grown`: the last one that grew a tree; `exhausted`: it can be
-    deepened no further. `hidden`, `ppd_rows`, `hints`: None where nothing asks for them.
+    deepened no further. `hidden`, `ppd_rows`: None where nothing asks for them.
     """
 
     def __init__(
@@ -72,13 +69,8 @@ class Drafting:
         rows = range(outbox.reused_rows, len(outbox.prefix))
         self.hidden = HiddenRows(rows, needs) if needs.hidden else None
         self.ppd_rows = PPDRows(*shared.ppd) if shared.ppd and policy.drafts else None
-        pools = policy.pool is not None
-        # Stages know nothing of an answer's rules.
-        hinting = shared.hinting if pools and rules is None else None
-        told = estimates, sampling, last_position
-        self.hints = RequestHints(hinting, *told) if hinting else None
         self._number, self._reused = number, outbox.reused
-        self._learns, self._pools = policy.drafts, pools
+        self._learns, self._pools = policy.drafts, policy.pool is not None
         self._sampling, self._way = sampling, sampling.without_seed
         self._estimates, self._d0 = estimates, shared.d0
         self._grammar = None if rules is None else rules.grammar
@@ -192,17 +184,6 @@ class Drafting:
         else:
             guesses = replace(guesses, chains=())
         tree.attach(plan.ids, guesses, plan.keep, self._last_position, scores)
-        if self.hints is not None:
-            self.hints.score(tree, plan.ids)
-
-    @property
-    def hints_asked(self) -> Layers:
-        """The stages that shall give hints about rows that leave now."""
-        return NO_LAYERS if self.hints is None else self.hints.asked
-
-    def take_hint(self, hint: Hint, tree: DraftTree | None) -> bool:
-        """A stage says what may come behind rows; whether that is of use."""
-        return self.hints is not None and tree is not None and self.hints.take(hint, tree)
 
     # --- what the ring gives ------------------------------------------------------------------
 
@@ -230,8 +211,6 @@ class Drafting:
 
     def walked(self, step: Advance, tree: DraftTree) -> None:
         """Learn from a walk of the tree what guesses are worth."""
-        if self.hints is not None:
-            self.hints.learn(step, tree)
         if self._learns:
             self._estimates.verified(self._way, step)
         if self.ppd_rows is not None and step.tokens:

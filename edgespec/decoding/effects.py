@@ -13,7 +13,6 @@ from edgespec.types.tensor import Tensor
 from edgespec.verify.rules import Grammar, RulesAt
 from edgespec.verify.sampling import Sampling
 from edgespec.wire.client_messages import Submit
-from edgespec.wire.hints import Lenses
 from edgespec.wire.segment import Segment
 
 
@@ -139,23 +138,6 @@ class Draft(Effect):
     paths: tuple[tuple[int, ...], ...] = ()
     features: Features = NO_FEATURES
     scores: tuple[float, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class TakeLenses(Effect):
-    """From now on read rows with these lenses; no event comes of it."""
-
-    lenses: Lenses
-
-
-@dataclass(frozen=True, slots=True)
-class RunLens(Effect):
-    """Say what may come behind these rows, hidden [R, H], which this stage has computed; comes back
-    as LensDone. `request`: the first row's."""
-
-    job: int
-    request: int
-    hidden: Tensor
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,12 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-import numpy.typing as npt
-
 from edgespec.machines.events import Event
 from edgespec.tree.drafted import Children, DraftedTree
-from edgespec.types.record import IntArray
 from edgespec.verify.rules import Grammar
 from edgespec.verify.sampling import Choice
 from edgespec.verify.top_logprobs import TopLogprobs
@@ -45,17 +41,6 @@ class HeadDone(Event):
     request: int
     choice: Choice
     top_logprobs: TopLogprobs | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class LensDone(Event):
-    """RunLens ended: behind each row the likeliest tokens, int64 [R, M], the best first, and their
-    natural-log probabilities, float32 [R, M]."""
-
-    job: int
-    request: int
-    tokens: IntArray
-    log_probs: npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)

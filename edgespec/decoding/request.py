@@ -39,7 +39,6 @@ from edgespec.verify.rules import Rules, RulesAt
 from edgespec.verify.sampling import Choice, Sampling
 from edgespec.verify.top_logprobs import TopLogprobs
 from edgespec.wire.client_messages import Submit, Tokens
-from edgespec.wire.hints import Hint
 from edgespec.wire.segment import Choosing, Part
 
 LOST_WAIT_S = 1.0
@@ -110,7 +109,7 @@ class Request:
 
     # --- the decode loop ----------------------------------------------------------------------
 
-    def handle(self, event: Event | Hint, now: float) -> list[Effect]:
+    def handle(self, event: Event, now: float) -> list[Effect]:
         """One step of decoding; ends with `answer.finish_reason` set once the answer is whole. What
         is back from the ring waits for `take_result`."""
         match event:
@@ -122,8 +121,6 @@ class Request:
                 known = len(self.prompt), self.answer.token_ids
                 if self.drafting.take_guesses(event, self.tree, *known, now):
                     self.wants_decision = True
-            case Hint():
-                self.wants_decision |= self.drafting.take_hint(event, self.tree)
         return []
 
     @property

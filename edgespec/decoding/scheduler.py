@@ -27,7 +27,6 @@ from edgespec.machines.events import Event
 from edgespec.policy.base import Expand
 from edgespec.types.tensor import NO_LAYERS
 from edgespec.wire.client_messages import LiveRequest
-from edgespec.wire.hints import Hint
 from edgespec.wire.segment import MOST_PARTS, Header, Part, Segment, StageTime
 
 MOST_QUEUED = 2
@@ -137,7 +136,7 @@ class Scheduler:
             self._deciding.append((now, len(deciding), deciding))
         return self.step(told, now)
 
-    def step(self, events: Iterable[tuple[int, Event | Hint]], now: float) -> list[Effect]:
+    def step(self, events: Iterable[tuple[int, Event]], now: float) -> list[Effect]:
         """Hand events to those of their requests that are live."""
         effects: list[Effect] = []
         told = [(self._live[number], event) for number, event in events if number in self._live]
@@ -355,15 +354,14 @@ class Scheduler:
             return []
         choosing = [request.choosing for request in owners]
         seq, flight = self._flights.launch(parts, choosing, now)
-        layers, hints, vectors = NO_LAYERS, NO_LAYERS, None
+        layers, vectors = NO_LAYERS, None
         tokens = np.concatenate([part.tokens for part in parts])
         for request in owners:
             request.has_left(seq, flight)
             layers = layers or request.needs.aux_layers
-            hints = hints or request.drafting.hints_asked
             if request.drafting.ppd_rows is not None:  # the table is the same for all
                 vectors = request.drafting.ppd_rows.vectors(tokens)
-        return [SendRing(Segment(Header(seq, layers, hints), tuple(parts), ppd_tokens=vectors))]
+        return [SendRing(Segment(Header(seq, layers), tuple(parts), ppd_tokens=vectors))]
 
 
 def _in_turn(requests: list[Request]) -> list[Request]:

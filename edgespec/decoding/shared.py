@@ -7,7 +7,6 @@ from typing import Protocol
 
 from edgespec.decoding.d0_times import D0Times
 from edgespec.decoding.flights import Flights
-from edgespec.decoding.hints import HintingStages
 from edgespec.decoding.ppd_rows import ChainValues
 from edgespec.policy.estimates import Learnt
 from edgespec.tree.draft_tree import DraftTree
@@ -27,12 +26,10 @@ class WalkWatcher(Protocol):
 @dataclass(frozen=True, slots=True)
 class Shared:
     """What the requests of one coordinator share. `ppd`: for a draft source that needs PPD rows.
-    `learnt`: what requests of each policy taught. `hinting`: the stages that can say what they
-    expect behind rows."""
+    `learnt`: what requests of each policy taught."""
 
     flights: Flights
     d0: D0Times
     watcher: WalkWatcher
     ppd: tuple[PPDTable, ChainValues] | None
     learnt: Learnt
-    hinting: HintingStages | None

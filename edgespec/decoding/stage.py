@@ -20,11 +20,9 @@ from edgespec.decoding.effects import (
     Renew,
     RunHead,
     SendRing,
-    TakeLenses,
 )
-from edgespec.decoding.events import HeadDone, LensDone, SegmentArrived
+from edgespec.decoding.events import HeadDone, SegmentArrived
 from edgespec.decoding.held_rows import HeldRows
-from edgespec.decoding.stage_hints import StageHints
 from edgespec.decoding.stage_stats import RunLog, StageStats
 from edgespec.decoding.target_walk import NO_VERDICT, StageJob, TargetWalk, chosen_of, heads_of
 from edgespec.errors import CapacityError, ConfigError, LocalProtocolError, RemoteProtocolError
@@ -33,7 +31,6 @@ from edgespec.machines.events import NO_JOB, BlockDone, ComputeFailed, Event, Me
 from edgespec.tree.ledger import IntArray, RetainSet, RowLedger, Rows
 from edgespec.tree.stems import Stems
 from edgespec.types.tensor import Tensor
-from edgespec.wire.hints import Lenses
 from edgespec.wire.messages import CloseRequest, Credit, Fault, Retain
 from edgespec.wire.segment import Part, Segment, StageTime, Verdict
 from edgespec.wire.snapshots import SubscribeActivity
@@ -56,7 +53,6 @@ class StageMachine:
         self.is_faulty = False
         """Nothing of this ring counts any more: rows may be booked that no cache holds."""
         self._jobs = 0
-        self._hints = StageHints()
         self._runs = RunLog()
 
     def handle(self, event: Event, now: float) -> list[Effect]:
@@ -68,8 +64,6 @@ class StageMachine:
                 return self._on_retain(request, keep)
             case MessageArrived(_, CloseRequest(request)):
                 return self._end(request)
-            case MessageArrived(_, Lenses() as lenses):
-                return [TakeLenses(lenses)]
             case MessageArrived(_, SubscribeActivity(seconds)):
                 self._runs.observe(seconds, now)
                 return []
@@ -77,8 +71,6 @@ class StageMachine:
                 return self._on_block_done(job, hidden, aux_hidden, now) + self._runs.tell(now)
             case HeadDone():
                 return self._on_head_done(event, now) + self._runs.tell(now)
-            case LensDone(job):
-                return [] if self._was_given_up(job) else self._hints.told(event, self._keeps, now)
             case Tick():
                 return self._runs.tell(now)
             case ComputeFailed(job, request, reason):
@@ -105,7 +97,6 @@ class StageMachine:
             effects.append(AbortBlock(running.job))
             self._running = None
         effects += self._held.clear()
-        self._given_up.update(self._hints.clear())
         self._queue.clear()
         self._last_seq = self.passed = -1
         self.is_faulty = False
@@ -203,14 +194,10 @@ class StageMachine:
 
     def _staying(self, part: Part, ids: IntArray) -> IntArray:
         """Places of the rows that the request's retained set keeps; none if it is not held."""
-        if part.committed and part.request in self._held:
-            return np.arange(len(ids))
-        return self._keeps(part.request, ids)
-
-    def _keeps(self, request: int, ids: IntArray) -> IntArray:
-        """The same of rows that are guesses."""
-        held = self._held.get(request)
-        return _NOTHING if held is None else np.flatnonzero(held.keep.keeps(ids))
+        held = self._held.get(part.request)
+        if held is None:
+            return _NOTHING
+        return np.arange(len(ids)) if part.committed else np.flatnonzero(held.keep.keeps(ids))
 
     def _begin_walk(self, part: Part) -> None:
         if part.choosing is not None:
@@ -256,11 +243,7 @@ class StageMachine:
             return self._hand_on(self._emptied(running.segment)) + self._start_next(now)
         time = StageTime(sum(map(len, running.rows)), now - running.since)
         done = replace(done, cost=(*done.cost, time))
-        effects = self._hand_on(done)  # nothing waits for what is expected behind its rows
-        if len(done.cost) in done.header.hints and not self._is_last:
-            self._jobs += 1
-            effects += self._hints.ask(self._jobs, done, now)
-        return effects + self._start_next(now)
+        return self._hand_on(done) + self._start_next(now)
 
     def _note(self, running: StageJob, nothing: bool, now: float) -> None:
         """Keep what it took, for those who subscribed, and how many rows are still wanted."""
@@ -388,7 +371,7 @@ class StageMachine:
         return [*ended, *self._abort_unwanted(request)] if ended else []
 
     def _on_compute_failed(self, job: int, request: int, reason: str, now: float) -> list[Effect]:
-        if self._was_given_up(job) or self._hints.failed(job):
+        if self._was_given_up(job):
             return []
         if self._running is not None and job in self._running.heads:
             running, _, place = self._finish_head(job)  # it fails alone

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from edgespec.drafting.base import Guesser, TokenPath
-from edgespec.drafting.steps import Steps, alone
+from edgespec.drafting.steps import Steps
 from edgespec.errors import LocalProtocolError
 from edgespec.tree.drafted import FROM_ROOT, Children, DraftedTree, Floats
 from edgespec.tree.ledger import IntArray
@@ -103,7 +103,7 @@ class TreeGrower:
 
     Calls come from one thread, in order. Those that name a request raise LocalProtocolError if it
     is not open. What guesses comes as steps, so that several requests share passes (see
-    drafting.steps), and for one request alone.
+    drafting.steps).
     """
 
     def __init__(self, guesser: Guesser) -> None:
@@ -153,8 +153,8 @@ class TreeGrower:
     def deepening(self, request: int, levels: int, width: int) -> Steps[DraftedTree]:
         """Grow the last tree by `levels` more (FlowSpec §3.4, score-aware); return all of it.
 
-        Empty if there is none. A tree whose root is no longer the last token, as `expand` was given
-        a longer context, grows no further.
+        Empty if there is none. A tree whose root is no longer the last token, as `expanding` was
+        given a longer context, grows no further.
         """
         state = self._state(request)
         if state.tree is None:
@@ -177,7 +177,7 @@ class TreeGrower:
         pass, a path's missing ancestors included (a head that reads its own output: one for each
         level); rows that were run before and still lie after the context are not run again,
         whatever draft ran them, unless what they read is known better by now. No children where
-        `refresh` would guess nothing. Raises as `refresh` does.
+        `refreshing` would guess nothing. Raises as that does.
         """
         state = self._state(request)
         self._guesser.spare(request, further.free)
@@ -199,33 +199,6 @@ class TreeGrower:
             for at, token in sure
         ]
         return replace(every, chains=tuple(chains))
-
-    def refresh(
-        self,
-        request: int,
-        context: Sequence[int],
-        depth: int,
-        width: int,
-        features: Features = NO_FEATURES,
-    ) -> DraftedTree:
-        """`refreshing` of one request alone."""
-        return alone(self.refreshing(request, context, depth, width, features))
-
-    def deepen(self, request: int, levels: int, width: int) -> DraftedTree:
-        """`deepening` of one request alone."""
-        return alone(self.deepening(request, levels, width))
-
-    def expand(
-        self,
-        request: int,
-        context: Sequence[int],
-        paths: Sequence[TokenPath],
-        width: int,
-        features: Features = NO_FEATURES,
-        further: Further = NOTHING_FURTHER,
-    ) -> Children:
-        """`expanding` of one request alone."""
-        return alone(self.expanding(request, context, paths, width, features, further))
 
     def let_in(self, call: Callable[[], object]) -> None:
         """Have `call()` made from now on between two layers of whatever models run, and between two

@@ -429,10 +429,9 @@ INLINE void FN(weights)(const void *weight, int64_t k, int kind, const float *le
         WORDS codes = FN(wide_bytes)((const uint8_t *)weight + k);
         to[0] = FN(wide)(FN(looked_up)(levels, codes >> 4));
         to[1] = FN(wide)(FN(looked_up)(levels, codes));
-    } else if (kind == FP8) { /* E4M3: the bits of a float 2^120 times as small, but for the sign */
+    } else if (kind == FP8) { /* E4M3: the bits of a half 2^8 times as small */
         WORDS codes = FN(wide_bytes)((const uint8_t *)weight + k);
-        WORDS magnitude = (WORDS)((FLOATS)((codes & 0x7f) << 20) * 0x1p120f);
-        to[0] = FN(wide)((FLOATS)(magnitude | (codes & 0x80) << 24));
+        to[0] = FN(wide)(FN(widened_half)((codes & 0x7f) << 7 | (codes & 0x80) << 8) * 256);
     } else
         to[0] = FN(numbers)(weight, k, kind);
 }

@@ -57,13 +57,11 @@ class ComputeFailed(Event):
 class RingUp(Event):
     """Every stage is ready and connected; `stages`: how many there are, 0 for as many as before.
 
-    `rows`: cache rows that each of them has room for, of all requests; 0: as before. `ends`: the
-    layer behind the last one of each stage; none: as before.
+    `rows`: cache rows that each of them has room for, of all requests; 0: as before.
     """
 
     stages: int = 0
     rows: int = 0
-    ends: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -194,13 +195,28 @@ def _check_angles(folder: Path, family: Family, config: ModelConfig) -> None:
                 f"the model in {folder} turns {turned} numbers of a head's {head_dim} "
                 "(partial_rotary_factor in config.json); download the model again"
             )
-        if rope not in _FIXED_ROPE:
+        short = one.get("short_factor")
+        if config.model_type == "phi3" and rope == "longrope" and short is not None:
+            if not _are_factors(short, turned // 2):
+                raise ModelError(
+                    f"the model in {folder} has no {turned // 2} numbers above 0 as short_factor "
+                    "in its config.json; download the model again"
+                )
+        elif rope not in _FIXED_ROPE:
             # A cached key would not be what one machine computes.
             raise ModelError(
                 f"the model in {folder} uses rotary embeddings of type {rope!r}, which edgespec "
                 "does not run: they turn keys by angles that change with the sequence's length, "
                 f"but cached keys keep theirs; it runs {', '.join(_FIXED_ROPE)}"
             )
+
+
+def _are_factors(found: object, count: int) -> bool:
+    return (
+        isinstance(found, list)
+        and len(found) == count
+        and all(isinstance(one, int | float) and 0 < one < math.inf for one in found)
+    )
 
 
 def _check_windows(

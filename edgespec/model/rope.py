@@ -69,6 +69,12 @@ def _frequencies(config: ModelConfig, kind: str | None) -> tuple[torch.Tensor, f
         dim = int(dim * settings.get("partial_rotary_factor", 1.0))
     steps = torch.arange(0, dim, 2, dtype=torch.float) / dim
     frequencies = 1.0 / settings["rope_theta"] ** steps
+    if form == "longrope":  # of a short sequence, as longer ones are not run (see text_part)
+        trained, short = settings["original_max_position_embeddings"], settings["short_factor"]
+        factor = settings.get("factor") or config.max_position_embeddings / trained
+        louder = math.sqrt(1 + math.log(factor) / math.log(trained)) if factor > 1 else 1.0
+        stretched = torch.tensor(short, dtype=torch.float) * settings["rope_theta"] ** steps
+        return 1.0 / stretched, settings.get("attention_factor") or louder
     if form == "linear":
         frequencies = frequencies / settings["factor"]
     elif form == "llama3":

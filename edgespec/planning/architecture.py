@@ -152,17 +152,17 @@ def matrix_bytes(rows: int, columns: int, quantisation: Quantisation) -> int:
     return -(-weights // 2) + 4 * scales
 
 
-Q4_K, Q6_K, Q8_0, MXFP4 = 4.5, 6.5625, 8.5, 4.25
+Q4_K, Q5_K, Q6_K, Q8_0, MXFP4 = 4.5, 5.5, 6.5625, 8.5, 4.25
 """Bits that a weight takes in GGUF's block types."""
 
 
-def gguf_bytes(of: Architecture, name: str) -> int:
+def gguf_bytes(of: Architecture, name: str, fused: bool = False) -> int:
     """Bytes of the weights in a GGUF file of that name: of Q8_0, of MXFP4, in which only experts
     are and all else is of Q8_0, or else of Q4_K_M.
 
     llama.cpp holds all matrices of the latter as Q4_K, but as Q6_K the head (the embedding, if that
     is the head) and, in half of the layers, the values' and the last one of the MLP
-    (src/llama-quant.cpp).
+    (src/llama-quant.cpp). `fused`: queries, keys and values are one matrix, which is Q5_K.
     """
     ends = of.head_bytes // 2 * (1 if of.tied else 2)
     if "Q8_0" in name or "MXFP4" in name:
@@ -173,8 +173,11 @@ def gguf_bytes(of: Architecture, name: str) -> int:
     fine = sum(
         at < eighth or at >= 7 * of.layers // 8 or (at - eighth) % 3 == 2 for at in range(of.layers)
     )
-    finer = fine * (of.kv_width * of.hidden + of.mlp_weights // 3) + of.head_bytes // 2
-    return int(((of.layers * of.layer_weights + ends) * Q4_K + finer * (Q6_K - Q4_K)) / 8)
+    values = of.kv_width * of.hidden
+    finer = fine * (of.mlp_weights // 3 + (0 if fused else values)) + of.head_bytes // 2
+    one = of.layers * (of.hidden * of.width + 2 * values) if fused else 0
+    bits = (of.layers * of.layer_weights + ends) * Q4_K + one * (Q5_K - Q4_K)
+    return int((bits + finer * (Q6_K - Q4_K)) / 8)
 
 
 def architecture_of(config: Mapping[str, object], where: str) -> Architecture:

@@ -60,7 +60,9 @@ class KnownModel(FileStruct, frozen=True):
 
     def file_bytes(self, model: str) -> int:
         """Of its files, by its parameters: of `gguf` if that is the model, else those in 16 bit."""
-        return gguf_bytes(self.sizes, model) if model == self.gguf else 2 * self.parameters
+        if model == self.gguf:
+            return gguf_bytes(self.sizes, model, fused=self.family == "phi3")
+        return 2 * self.parameters
 
     def draft_of(self, source: str) -> str:
         """The weights for this draft source; "" if none are known."""

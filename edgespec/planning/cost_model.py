@@ -74,8 +74,8 @@ class DraftCosts:
     `ends_bytes`: what D0 holds of the draft's embedding and head, beside the base's head. `vocab`:
     of how many tokens it ranks guesses. `captured`: whether its passes are, where CUDA graphs are
     made: those of whole dense models. `operations`: of which a layer is made. `markov`: the matrix
-    that each ranked row goes through beside the head, `joining` that which rows of the base go
-    through once, and `direct` that which a block's first slot does, of sources that have them.
+    that each ranked row goes through beside the head, and `joining` that which rows of the base
+    go through once, of sources that have them.
     """
 
     name: str
@@ -90,7 +90,6 @@ class DraftCosts:
     operations: float = DRAFT_HEAD_OPERATIONS
     markov: HeadCosts = HeadCosts(0)
     joining: HeadCosts = HeadCosts(0)
-    direct: HeadCosts = HeadCosts(0)
 
     @property
     def held_bytes(self) -> int:
@@ -312,7 +311,6 @@ def one_pass_costs(
     if form.own_matrix:
         scoring = head_costs(vocab, hidden, QUANTISATIONS[{4: "int4", 8: "int8", 16: "none"}[bits]])
     markov, joining = held(form.markov_rank * vocab), held(form.taps * of.hidden * hidden)
-    direct = held((2 * hidden * hidden + 3 * hidden * form.direct) if form.direct else 0)
     embeddings = of.head_bytes + 2 * of.vocab * form.markov_rank
     return DraftCosts(
         name=f"{base}-dspark",
@@ -322,12 +320,12 @@ def one_pass_costs(
         head=scoring,
         kv_bytes=round(form.keys * of.kv_bytes),
         ends_bytes=embeddings
-        + sum(one.bytes for one in (markov, joining, direct))
+        + markov.bytes
+        + joining.bytes
         + (scoring.bytes if form.own_matrix else 0),
         vocab=vocab,
         markov=markov,
         joining=joining,
-        direct=direct,
     )
 
 

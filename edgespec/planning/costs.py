@@ -31,9 +31,6 @@ layers that take the host all the time: 0.25 to 0.44."""
 _FOUR_OF_SIXTEEN = packed_bytes(2**20, 4) / packed_bytes(2**20, 16)
 """Weights in 16 bits that are in as many bytes as one in 4."""
 
-LENS_RANK = 64
-"""Of the lenses that are charged."""
-
 _FILL_LAUNCHES = 0.35
 """What the host launches to fill the buffers of a captured pass and to take its rows out, as a
 share of launching a usual layer. Estimated: 15 µs measured on a CPU, and 5 µs of a driver for each
@@ -123,13 +120,6 @@ class NodeCosts:
         """The base model's output head over `rows` rows."""
         return self._head(rows, self.model.head)
 
-    def lens_seconds(self, rows: int) -> float:
-        """A lens over `rows` rows (see drafting.lens), and the best tokens of their logits."""
-        model = self.model
-        weights = LENS_RANK * (model.activation_bytes / 2 + model.vocab) * 2
-        ranked = self.profile.ranking.of("greedy").seconds(rows * model.vocab)
-        return self._weights(rows, int(weights), 16) + ranked
-
     def choose_seconds(self, rows: int, way: TokenChoice) -> float:
         """Taking the tokens after `rows` rows of logits, one row after the other."""
         return rows * self.profile.choosing.of(way).seconds(self.model.vocab)
@@ -141,14 +131,13 @@ class NodeCosts:
     def pass_parts(self, one: DraftPass, seen: int, requests: int = 1) -> list[float]:
         """A pass as the draft source told it, by its parts (see draft_parts).
 
-        The matrix that joins rows of the base takes those that are new, direct maps (see
-        drafting.dspark) one row a block. Both are launched with the first layer.
+        The matrix that joins rows of the base takes those that are new, and is launched with the
+        first layer.
         """
         parts = self.draft_parts(one.rows, seen, one.source, requests, one.form)
         if parts:
             draft = self.model.draft_of(one.source, one.form)
-            blocks = requests if one.rows > one.joined else 0
-            parts[0] += self._head(one.joined, draft.joining) + self._head(blocks, draft.direct)
+            parts[0] += self._head(one.joined, draft.joining)
         return parts
 
     def draft_seconds(self, rows: int, seen: int, source: str = "", requests: int = 1) -> float:

@@ -102,7 +102,7 @@ def _short_stage(problem: Problem) -> Shortage | None:
     needs, candidates = problem.needs, problem.candidates
     devices, own = problem.boards, len(problem.others)
 
-    def short(index: int, layers: int, first: bool, stage: int) -> Shortage:
+    def short(index: int, layers: int, stage: int) -> Shortage:
         need = needs.stage(layers).total + devices[index].memory - problem.room(index)
         beside = f" beside {_own_share(problem)}" if index == own else ""
         return Shortage(stage, index, devices[index], need, f"{layers} layer(s){beside}")
@@ -112,7 +112,7 @@ def _short_stage(problem: Problem) -> Shortage | None:
     usable = [i for i in range(own) if candidates[i].most]
     if not usable:
         first = max(range(own), key=lambda i: devices[i].memory, default=own)
-        return short(first, 1 if problem.others else problem.model.of.layers, True, 1)
+        return short(first, 1 if problem.others else problem.model.of.layers, 1)
     first = usable[0]
     counts = [candidate.most for candidate in candidates]
     missing = problem.model.of.layers - sum(counts)
@@ -128,7 +128,7 @@ def _short_stage(problem: Problem) -> Shortage | None:
         counts[least] += 1
     worst = max(taking, key=lambda i: lack(i, counts[i]))
     order = [first, *(i for i in taking if i != first)]
-    return short(worst, counts[worst], worst == first, order.index(worst) + 1)
+    return short(worst, counts[worst], order.index(worst) + 1)
 
 
 # --- ways out -----------------------------------------------------------------------------------

@@ -12,8 +12,6 @@ REASONS = {
     "uneven": "its layers have keys of different shapes, or take keys and token embeddings that "
     "are on other stages",
     "latent": "its layers keep latent rows in place of keys (MLA), which the cache does not hold",
-    "longrope": "its rotary embeddings (longrope) turn keys by angles that change with the "
-    "sequence's length, but cached keys keep theirs",
     "other": "its layers differ from those that edgespec computes",
 }
 """docs/families.md tells more of each."""
@@ -29,7 +27,7 @@ _FAMILIES = (
     ),
     ("gemma(4|3n)", "uneven", "gemma-3-4b"),
     ("deepseekv|deepseek2|glm4moelite|kimik|minicpm3", "latent", "qwen3-30b-a3b-2507"),
-    ("qwen3vlmoe|qwen2moe|ernie45moe", "other", "qwen3-30b-a3b-2507"),
+    ("qwen2moe|ernie45moe", "other", "qwen3-30b-a3b-2507"),
     ("llama4|minimaxm|glm4moe", "other", "gpt-oss-120b"),
     ("starcoder2", "other", "qwen2.5-coder-7b"),
     ("mistral4", "other", "mistral-small-3.2"),
@@ -65,7 +63,4 @@ def refusal_of(settings: Mapping[str, object], running: Container[str]) -> Refus
     if isinstance(listed, list) and not _STATES.isdisjoint(map(str, listed)):
         instead = "granite-4-micro" if kind.startswith("granite") else "qwen3-8b"
         return Refusal("recurrent", instead)
-    scaling = settings.get("rope_scaling") or settings.get("rope_parameters")
-    if isinstance(scaling, dict) and "longrope" in (scaling.get("rope_type"), scaling.get("type")):
-        return Refusal("longrope", "llama-3.2-3b")
     return None

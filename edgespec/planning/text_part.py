@@ -3,40 +3,68 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 WRAPPERS = {
     "gemma3": "gemma3_text",
     "mistral3": "mistral",
     "qwen3_vl": "qwen3",
     "qwen2_5_vl": "qwen2",
+    "qwen3_vl_moe": "qwen3_moe",
 }
 """Model types around a text model, and of which type that is unless `text_config` names one."""
 
-_SAME = {"qwen3_vl_text": "qwen3", "qwen2_5_vl_text": "qwen2"}
+_SAME = {
+    "qwen3_vl_text": "qwen3",
+    "qwen2_5_vl_text": "qwen2",
+    "qwen3_vl_moe_text": "qwen3_moe",
+}
 """Types that `text_config` names, and which they are for text."""
 
 OUTER = frozenset(("tie_word_embeddings", "quantization_config"))
 """Fields that count for the text model where only the wrapper has them."""
 
+_LONGEST = "max_position_embeddings"
 _FLAT = ("qwen2_5_vl",)
 """Wrappers whose older files have the text model's fields among their own."""
 
 
-def text_settings(settings: Mapping[str, object]) -> dict[str, object]:
-    """The settings of the text model: `settings` as they are, unless they are a wrapper's."""
+def text_settings(settings: Mapping[str, object]) -> dict[str, Any]:
+    """The settings of the text model: `settings` as they are, unless they are a wrapper's, or ask
+    for more than is run (see `_of_short`)."""
     kind, inner = settings.get("model_type"), settings.get("text_config")
     if inner is None and kind in _FLAT:
         inner = {name: value for name, value in settings.items() if name != "model_type"}
     if not isinstance(kind, str) or kind not in WRAPPERS or not isinstance(inner, dict):
-        return dict(settings)
+        return _of_short(dict(settings))
     outer = {field: settings[field] for field in OUTER if field in settings}
-    found = {"model_type": WRAPPERS[kind], **outer, **inner}
+    found: dict[str, Any] = {"model_type": WRAPPERS[kind], **outer, **inner}
     found["model_type"] = _SAME.get(str(found["model_type"]), found["model_type"])
+    if kind == "qwen3_vl_moe":
+        found["norm_topk_prob"] = True  # as it always is there
     for name in ("rope_scaling", "rope_parameters"):
         angles = found.get(name)
         if isinstance(angles, dict) and "mrope_section" in angles:
             found[name] = _of_text(angles)
     return found
+
+
+def _of_short(settings: dict[str, Any]) -> dict[str, Any]:
+    """Those of a Phi-3 or Phi-4 whose angles differ in long sequences, held to short ones: what is
+    long is longer than `original_max_position_embeddings`, and a cached key keeps its angle."""
+    name = "rope_scaling" if settings.get("rope_scaling") else "rope_parameters"
+    angles = settings.get(name)
+    if settings.get("model_type") != "phi3" or not isinstance(angles, dict):
+        return settings
+    short, longest = (
+        settings.get(field) for field in ("original_max_position_embeddings", _LONGEST)
+    )
+    short = 4096 if short is None else short
+    if "short_factor" not in angles or not isinstance(short, int) or not isinstance(longest, int):
+        return settings
+    if not 0 < short < longest:
+        return settings
+    return settings | {name: {"factor": longest / short, **angles}, _LONGEST: short}
 
 
 def _of_text(angles: dict[str, object]) -> dict[str, object]:

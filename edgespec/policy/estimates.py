@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from edgespec.policy.calibration import Calibration
-from edgespec.policy.hint_mix import HintMix
 from edgespec.policy.pace import Pace, PlainTime
 from edgespec.policy.row_times import LONGEST_S, RowTimes, StepTimes
 from edgespec.tree.node import Advance
@@ -52,8 +51,8 @@ class RingEstimates:
     what it is on its way beside the stages' work, on a ring that has no other.
     `ranks`: how often the model's token had which rank among the guesses of its level (None: it was
     not there). `calibrations`: one for each way of sampling, as scores are ranked differently for
-    each; of MOST_CALIBRATIONS ways, those that were used last. `hint_mixes`: likewise, for each way
-    of sampling and stage. `plain_time`: what a token took without guesses, where that was tried.
+    each; of MOST_CALIBRATIONS ways, those that were used last. `plain_time`: what
+    a token took without guesses, where that was tried.
     """
 
     step: StepTimes = field(default_factory=StepTimes)
@@ -65,7 +64,6 @@ class RingEstimates:
     reach: float = 0.0
     ranks: Counter[int | None] = field(default_factory=Counter)
     calibrations: dict[object, Calibration] = field(default_factory=dict)
-    hint_mixes: dict[tuple[object, int], HintMix] = field(default_factory=dict)
     plain_time: PlainTime = field(default_factory=PlainTime)
     _counts: dict[tuple[int, int], int] = field(default_factory=dict)  # since the last segment
 
@@ -182,10 +180,6 @@ class RingEstimates:
         """Guesses that were asked for with that way of sampling turned out right or wrong."""
         self.calibration(sampling).learn(step.outcomes)
         self.ranks.update(step.ranks)
-
-    def hint_mix(self, sampling: object, stage: int) -> HintMix:
-        """What hints of that stage are worth, for that way of sampling."""
-        return _used(self.hint_mixes, (sampling, stage), HintMix)
 
     def calibration(self, sampling: object) -> Calibration:
         """What the draft's scores are worth, for that way of sampling."""

@@ -277,8 +277,7 @@ class RingAssembly:
         self.devices.ring_up()
         self.up_since = now
         rows = min(self._assign_of(member).rows for member in self.stages.values())
-        ends = tuple(self._assign_of(member).end for member in self.in_order)
-        return [Forward(RingUp(len(self.assignment), rows, ends)), Log("the ring is up")]
+        return [Forward(RingUp(len(self.assignment), rows)), Log("the ring is up")]
 
     def why(self, event: RingBroke | RingFaulty) -> str:
         """What the coordinator's own event says, with the name of the stage that it blames."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Protocol
 
 from edgespec.wire.client_messages import Cancel, StatusRequest, Submit
-from edgespec.wire.hints import Hint
 from edgespec.wire.messages import (
     Connected,
     Credit,
@@ -32,7 +31,6 @@ _SERVE: frozenset[type[Message]] = _ASK | {
     Connected,
     Fault,
     Credit,
-    Hint,
     Health,
     StageActivity,
 }

@@ -29,7 +29,6 @@ from edgespec.runtime.node import BUG, RingNode, ring_address
 from edgespec.runtime.request_log import RequestLog
 from edgespec.runtime.worker import Worker
 from edgespec.wire.client_messages import Cancel, Failed, Finished, Progress, Submit, Tokens
-from edgespec.wire.hints import Hint
 from edgespec.wire.messages import (
     CloseRequest,
     Credit,
@@ -183,8 +182,6 @@ class CoordinatorNode(RingNode):
                 return Fault(request, f"{stage}: {why}")
             case Credit() if stage:
                 return message
-            case Hint() if stage:  # whatever number it gives itself
-                return replace(message, stage=stage.stage)
             case StageActivity(runs) if stage:
                 return StageActivity(tuple(replace(run, stage=stage.stage) for run in runs))
         return None

@@ -33,7 +33,6 @@ from edgespec.runtime.node import BUG, RingNode, ring_address
 from edgespec.runtime.stage_load import StageLoad
 from edgespec.runtime.worker import Perform
 from edgespec.types.stop_check import StopCheck
-from edgespec.wire.hints import Lenses
 from edgespec.wire.messages import (
     Assign,
     CloseRequest,
@@ -108,7 +107,7 @@ class StageNode(RingNode):
     def route(self, event: Event, now: float) -> list[Effect]:
         """Segments, retained sets and ends to the stage machine; the rest to the member."""
         match event:
-            case MessageArrived(_, Retain() | CloseRequest() | SubscribeActivity() | Lenses()):
+            case MessageArrived(_, Retain() | CloseRequest() | SubscribeActivity()):
                 alive = self.member.handle(event, now)
                 return alive + self._compute_on(event, now)
             case MessageArrived(_, Heartbeat(number)) if number:  # it measures the round trip

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
-from msgspec import UNSET, Struct, to_builtins
+from msgspec import UNSET, DecodeError, Struct, to_builtins
+from msgspec.json import decode
 from msgspec.structs import replace
 
 from edgespec.serving.reply_bodies import (
@@ -104,7 +105,7 @@ class Format:
     def said(self, index: int, end: Finished) -> list[Said]:
         """All that a choice says."""
         reader = self.readers[index]
-        return [*reader.push(end.text, thinks=end.thinks), *reader.flush()]
+        return [*reader.push(end.text, thinks=end.thinks), *reader.flush(end.finish_reason)]
 
 
 class ChoiceFormat(Format):
@@ -205,7 +206,7 @@ class ChatFormat(ChoiceFormat):
 
     def last_choices(self, index: int, reason: str) -> Sequence[AnswerChoice]:
         reader = self.readers[index]
-        last = [ChatChunkChoice(index, None, None, _delta(one)) for one in reader.flush()]
+        last = [ChatChunkChoice(index, None, None, _delta(one)) for one in reader.flush(reason)]
         return [*last, ChatChunkChoice(index, None, _reason(reason, reader), {})]
 
     def _listed(self, log_probs: list[Object]) -> Object | None:
@@ -257,12 +258,11 @@ class AnswerBlock:
 
     @property
     def arguments(self) -> Object:
-        """Those of a call as an object; of one that was cut off, none."""
+        """Those of a call as an object; none if that is not JSON, as of one that was cut off."""
         try:
-            found = json.loads(self.text)
-        except (ValueError, RecursionError):
+            return decode(self.text, type=dict)
+        except (DecodeError, UnicodeError, RecursionError):
             return {}
-        return found if isinstance(found, dict) else {}
 
 
 class BlockFormat(Format):
@@ -282,7 +282,7 @@ class BlockFormat(Format):
         return self._take(self.readers[0].push(tokens.text, thinks=tokens.thinks))
 
     def endings(self, index: int, finished: Finished) -> list[Reply]:
-        return [*self._take(self.readers[0].flush()), *self._close()]
+        return [*self._take(self.readers[0].flush(finished.finish_reason)), *self._close()]
 
     def _take(self, said: Sequence[Said]) -> list[Reply]:
         """Add to the blocks; what is told of that."""

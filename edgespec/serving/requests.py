@@ -115,7 +115,9 @@ def submits_of(
         stop_token_ids=tuple(request.stop_token_ids),
     )
     if isinstance(request, ChatRequest):
-        budget = -1 if request.thinking_budget is None else request.thinking_budget
+        budget = request.thinking_budget
+        if budget is None or budget >= context_length:
+            budget = -1
         more = {"tools": tuple(request.callable_tools), "settings": request.settings}
         submit = replace(submit, thinking_budget=budget, **more)
         try:

@@ -52,10 +52,11 @@ class AnswerReader:
         """What is certain with this text; `thinks`: the prompt ended within a thought."""
         return self._read(self._thoughts.push(text, thinks=thinks))
 
-    def flush(self) -> list[Said]:
-        """The answer has ended: the rest of it."""
+    def flush(self, reason: str) -> list[Said]:
+        """The answer has ended, for that reason: the rest of it."""
         found = self._read(self._thoughts.flush())
-        return [*found, *(self._calls.flush() if self._calls else ())]
+        is_cut = reason == "length"
+        return [*found, *(self._calls.flush(is_cut=is_cut) if self._calls else ())]
 
     def _read(self, pieces: Sequence[tuple[str, bool]]) -> list[Said]:
         found: list[Said] = []
@@ -96,9 +97,12 @@ class CallReader:
             found += one
         return found
 
-    def flush(self) -> list[Said]:
-        """The answer has ended: the rest of it, if that is text."""
+    def flush(self, *, is_cut: bool = False) -> list[Said]:
+        """The answer has ended: the rest of it, if that is text. What begins like a call is none
+        where the answer was cut."""
         rest, self._held = self._held, ""
+        if is_cut and self._next == self._opening and rest.strip():
+            return []
         if self._next == self._in_arguments:
             piece = self._arguments.rest(rest)
             return [Said(piece, self._calls - 1)] if piece else []

@@ -16,12 +16,12 @@ from edgespec.errors import ConfigError, EdgespecError
 from edgespec.schema import FileStruct, json_text, read_as
 from edgespec.sim.checks import Checks, Promise
 from edgespec.sim.durations import Durations, RandomDurations
-from edgespec.sim.faults import SmallCache
+from edgespec.sim.faults import SmallCache, harms_segments
 from edgespec.sim.log import EventLog
 from edgespec.sim.oracle import Oracle
 from edgespec.sim.scenario import Scenario, ScenarioRequest, draw, policies_of
 from edgespec.sim.toy import VOCABULARY, ToyCodec, plain_answer
-from edgespec.sim.toy_model import FakeBlock, FakeHead, toy_lenses
+from edgespec.sim.toy_model import FakeBlock, FakeHead
 from edgespec.sim.world import CoordinatorParts, StageParts, World
 
 PLENTY = 100_000
@@ -84,8 +84,6 @@ def build(
         head_last=scenario.head_last,
         live=scenario.live,
         kept_rows=scenario.kept_rows,
-        lenses=toy_lenses(stages, VOCABULARY) if scenario.hints else None,
-        ends=tuple(range(1, stages + 1)),
         vocabulary=VOCABULARY,
     )
     limits = {f.stage: f.rows for f in scenario.faults if isinstance(f, SmallCache)}
@@ -138,7 +136,7 @@ def _promise(scenario: Scenario, ask: ScenarioRequest, codec: ToyCodec) -> Promi
     submit = ask.submit()
     limits = [f.rows for f in scenario.faults if isinstance(f, SmallCache)]
     reasons = tuple(f"more than the {n} rows" for n in limits)
-    if limits or any(getattr(f, "what", "") == "segment" for f in scenario.faults):
+    if limits or any(map(harms_segments, scenario.faults)):
         reasons += (FRUITLESS,)
     expected = None
     if len(codec.encode(submit.prompt)) >= scenario.context_length:

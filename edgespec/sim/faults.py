@@ -11,7 +11,6 @@ from typing import Literal
 from msgspec.structs import replace
 
 from edgespec.schema import FileStruct
-from edgespec.wire.hints import Hint
 from edgespec.wire.messages import CloseRequest, Message, Retain
 from edgespec.wire.segment import Segment
 
@@ -32,35 +31,31 @@ class Delay(FaultStruct, frozen=True):
 
 
 class Duplicate(FaultStruct, frozen=True):
-    """A Segment, Retain, Hint or End comes a second time, up to `seconds` after the first."""
+    """A Segment, Retain or End comes a second time, up to `seconds` after the first."""
 
     probability: float
     seconds: float
 
 
 class Lose(FaultStruct, frozen=True):
-    """A segment, a retained set or a hint is lost on its way to a node with this probability. Of a
+    """A segment or a retained set is lost on its way to a node with this probability. Of a
     segment TCP would not allow it: a node dropped it."""
 
-    what: Literal["segment", "retain", "hint"]
+    what: Literal["segment", "retain"]
     probability: float
 
 
 class Late(FaultStruct, frozen=True):
-    """A retained set or a hint is up to `seconds` late with this probability, and may be overtaken
-    by what was sent after it; a hint's rows may be back, or gone."""
+    """A retained set is up to `seconds` late with this probability, and may be overtaken by what
+    was sent after it."""
 
-    what: Literal["retain", "hint"]
     probability: float
     seconds: float
 
 
 class Bent(FaultStruct, frozen=True):
-    """With this probability a segment of guesses names other rows than were sent, or a hint says
-    something else than the stage did: it is of another request, of another stage, or of rows that
-    there are not."""
+    """With this probability a segment of guesses names other rows than were sent."""
 
-    what: Literal["segment", "hint"]
     probability: float
 
 
@@ -106,7 +101,9 @@ class Change(FaultStruct, frozen=True):
 Fault = Delay | Duplicate | Lose | Late | Bent | SlowStage | SmallCache | Crash | Change
 
 
-_WHAT: dict[type[Message], str] = {Segment: "segment", Retain: "retain", Hint: "hint"}
+def harms_segments(fault: Fault) -> bool:
+    """Whether segments are lost or wrong by it, which ends a ring."""
+    return isinstance(fault, Bent) or (isinstance(fault, Lose) and fault.what == "segment")
 
 
 class Dice:
@@ -123,22 +120,17 @@ class Dice:
 
     def loses(self, message: Message) -> bool:
         """Whether this message never arrives."""
-        what = _WHAT.get(type(message))
+        what = {Segment: "segment", Retain: "retain"}.get(type(message))
         return any(self._rng.random() < f.probability for f in self._losses if f.what == what)
 
     def bent(self, message: Message) -> Message:
         """The message as it is said."""
-        what = _WHAT.get(type(message))
+        if not isinstance(message, Segment):
+            return message
         for fault in self._bent:
-            if fault.what != what or self._rng.random() >= fault.probability:
-                continue
-            if isinstance(message, Segment):
+            if self._rng.random() < fault.probability:
                 parts = [p if p.committed else replace(p, ids=p.ids + 1000) for p in message.parts]
                 message = replace(message, parts=tuple(parts))
-            else:
-                field = self._rng.choice(("request", "stage", "ids"))
-                by = self._rng.randint(1, 3)
-                message = replace(message, **{field: getattr(message, field) + by})
         return message
 
     def delay(self) -> float:
@@ -147,12 +139,11 @@ class Dice:
 
     def lateness(self, message: Message) -> float:
         """Seconds that this message alone comes later than it should."""
-        what = _WHAT.get(type(message))
-        return sum(self._strike(fault) for fault in self._late if fault.what == what)
+        return sum(map(self._strike, self._late if isinstance(message, Retain) else ()))
 
     def repeats(self, message: Message) -> list[float]:
         """Seconds after the first delivery at which the message comes again."""
-        if not self._duplicates or not isinstance(message, Segment | Retain | Hint | CloseRequest):
+        if not self._duplicates or not isinstance(message, Segment | Retain | CloseRequest):
             return []
         return [
             self._rng.random() * fault.seconds

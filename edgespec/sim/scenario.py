@@ -76,7 +76,6 @@ class Scenario(FileStruct, frozen=True):
     be stopped. `recovery`: seconds that a request waits for a ring that was lost. `head_last`: the
     output head is on the last stage. `live`: requests that are answered at once, at most.
     `kept_rows`: cache rows that they and answered ones may take up together; 0: nothing is kept.
-    `hints`: all stages but the last say what they expect behind rows.
     """
 
     seed: int
@@ -95,7 +94,6 @@ class Scenario(FileStruct, frozen=True):
     head_last: bool = False
     live: int = 1
     kept_rows: int = 0
-    hints: bool = False
 
     @property
     def stages(self) -> int:
@@ -130,7 +128,6 @@ def draw(seed: int) -> Scenario:
     paces = tuple(base * rng.choice((0.0, 0.05, 1.0, 1.0, 1.0, 20.0)) for _ in range(stages + 2))
     span = base * 25 * (stages + 1)  # about as long as a request takes
     faults = _draw_faults(rng, stages, base, span) + _draw_changes(seed, base, span)
-    hints, hint_faults = _draw_hints(seed, base)
     # Of dice of their own, as the changes.
     together = random.Random(f"{seed} live")
     live = together.choice((1, 1, 2, 3, 5))
@@ -147,7 +144,7 @@ def draw(seed: int) -> Scenario:
         stage_paces=paces[2:],
         layers=tuple(rng.choice((1, 2, 4, 11)) for _ in range(stages)),
         network=_draw_network(rng, stages, base),
-        faults=faults + hint_faults + draw_losses(seed, 0.2),
+        faults=faults + draw_losses(seed, 0.2),
         asks=_with_preambles(
             keeps, kept_rows, _draw_asks(rng, span, faults) + _draw_company(together, live, span)
         ),
@@ -155,7 +152,6 @@ def draw(seed: int) -> Scenario:
         head_last=random.Random(f"{seed} head").random() < 0.3,
         live=live,
         kept_rows=kept_rows,
-        hints=hints,
     )
 
 
@@ -165,20 +161,8 @@ def draw_losses(seed: int, share: float) -> tuple[Fault, ...]:
     if rng.random() >= share:
         return ()
     shares = [rng.choice((0.001, 0.005)) for _ in range(2)]
-    known = (Lose("segment", shares[0]), Bent("segment", shares[1]))
+    known = (Lose("segment", shares[0]), Bent(shares[1]))
     return known[: rng.choice((1, 1, 2))] if rng.random() < 0.8 else known[1:]
-
-
-def _draw_hints(seed: int, base: float) -> tuple[bool, tuple[Fault, ...]]:
-    """Whether there are hints, and what becomes of them; of dice of their own, as the changes."""
-    rng = random.Random(f"{seed} hints")
-    known: tuple[Fault, ...] = (
-        Lose("hint", rng.choice((0.1, 0.5))),
-        Late("hint", rng.choice((0.2, 1.0)), base * rng.choice((5.0, 50.0))),
-        Bent("hint", rng.choice((0.1, 0.5))),
-    )
-    some = tuple(fault for fault in known if rng.random() < 0.4)
-    return (True, some) if rng.random() < 0.5 else (False, ())
 
 
 def _draw_network(rng: random.Random, stages: int, base: float) -> Network:
@@ -212,7 +196,7 @@ def _draw_faults(rng: random.Random, stages: int, base: float, span: float) -> t
     if rng.random() < 0.5:
         faults.append(Lose("retain", rng.choice((0.15, 0.5, 1.0))))
     if rng.random() < 0.3:
-        faults.append(Late("retain", rng.choice((0.2, 1.0)), base * rng.choice((5.0, 50.0))))
+        faults.append(Late(rng.choice((0.2, 1.0)), base * rng.choice((5.0, 50.0))))
     if rng.random() < 0.3:
         start = rng.random() * span
         faults.append(SlowStage(some_stage(), rng.choice((3.0, 30.0)), start, start + span / 2))

@@ -7,7 +7,6 @@ a token. Any wrong visibility, order or position changes the tokens, and a run c
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Sequence
 
@@ -20,15 +19,11 @@ from edgespec.machines.effects import RunBlock
 from edgespec.tree.ledger import IntArray, Rows
 from edgespec.tree.stems import Fork
 from edgespec.types.stop_check import StopCheck
-from edgespec.types.tensor import Layers, Tensor
+from edgespec.types.tensor import Tensor
 from edgespec.verify.sampling import Choice, Sampling, path_of
 from edgespec.verify.top_logprobs import TopLogprobs
-from edgespec.wire.hints import Lenses
 
 UintArray = npt.NDArray[np.uint64]
-
-EXPECTED = 41
-"""Tokens below this are expected by toy stages: one more than toy models have."""
 
 _GARBAGE = np.uint64(0xDEADBEEFDEADBEEF)
 _MULTIPLIERS = (np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9))
@@ -48,16 +43,6 @@ def _embed(tokens: IntArray | UintArray, positions: IntArray) -> UintArray:
 
 def _layer(stage: int, own: UintArray, seen_sum: UintArray) -> UintArray:
     return _mix(own + np.uint64(stage + 1) * seen_sum)
-
-
-def toy_lenses(stages: int, vocab_size: int) -> Lenses:
-    """Lenses for each of the toy layers, of which no stage makes use."""
-
-    def nothing(*shape: int) -> Tensor:
-        return Tensor("float16", shape, bytes(2 * math.prod(shape)))
-
-    layers = Layers(tuple(range(1, stages + 1)))
-    return Lenses(layers, nothing(stages, 1, 1), nothing(vocab_size, 1), nothing(vocab_size))
 
 
 class FakeBlock:
@@ -125,15 +110,6 @@ class FakeBlock:
     def take_aux_hidden(self) -> Tensor | None:
         """The 8 bytes of each row's number as it came in."""
         return self._taps
-
-    def take_lenses(self, lenses: Lenses) -> None:
-        """Rows are read without any."""
-
-    def expect(self, hidden: Tensor) -> tuple[IntArray, npt.NDArray[np.float32]]:
-        """Any two tokens, now and then one that there is not."""
-        number = np.frombuffer(hidden.data, np.uint64)[:, None]
-        tokens = (number >> np.array([[0, 7]], np.uint64)) % np.uint64(EXPECTED)
-        return tokens.astype(np.int64), np.full(tokens.shape, np.log(0.4), np.float32)
 
     def _inputs(self, job: RunBlock) -> UintArray:
         rows = job.rows

@@ -17,7 +17,7 @@ from edgespec.backends.base import BlockBackend, Head
 from edgespec.backends.compute import COMPUTE, CoordinatorCompute, StageCompute
 from edgespec.backends.emulated import Perform
 from edgespec.decoding.coordinator import CoordinatorMachine
-from edgespec.decoding.effects import AbortBlock, EncodePrompt, Renew, SendRing, TakeLenses
+from edgespec.decoding.effects import AbortBlock, EncodePrompt, Renew, SendRing
 from edgespec.decoding.events import SegmentArrived, StageBeat
 from edgespec.decoding.stage import StageMachine
 from edgespec.drafting.grower import TreeGrower
@@ -388,8 +388,6 @@ def _requests_of(effect: Effect) -> list[int]:
     """Whose a stage's compute effect is."""
     if isinstance(effect, RunBlock):
         return [part.request for part in effect.parts]
-    if isinstance(effect, TakeLenses):
-        return []
     return [effect.request]  # type: ignore[attr-defined]
 
 

@@ -85,7 +85,7 @@ def blocks_at(
 def beside(shape: DSparkShape, places: BlockPlaces) -> Attend:
     """Attention in which every slot sees the context before its block's anchor, and its block.
 
-    The same as `masked(packed_masks(...))` of a head without windows, without the products of slots
+    The same as by packed_masks(...) of a head without windows, without the products of slots
     with other blocks' slots: those would be most of the work.
     """
     context, slots = places

@@ -17,7 +17,6 @@ from edgespec.model.model_config import ModelConfig
 from edgespec.training.blocks import Blocks, beside, drawn
 from edgespec.training.eagle import theta_of
 from edgespec.training.loop import Trainer, TrainingSettings, muon
-from edgespec.training.regression import LessonOf, fit_direct
 from edgespec.training.teacher import KeptRows, Lesson, Teacher
 from edgespec.training.texts import TextRows
 
@@ -25,7 +24,7 @@ CROSS_ENTROPY, VARIATION = 0.1, 0.9
 """Shares of the losses (DSpark §3.3): total variation is what costs accepted tokens."""
 
 _FIRST_ROWS = 64  # from which the spread of what is tapped is taken
-_FITTED_ROWS = 512  # to which direct maps are fitted
+_FITTED_ROWS = 512  # of text, to which what a head begins as is fitted
 _AT_ONCE = 256  # slots whose logits are there at one time
 _LOGITS = 1 << 26  # that are there on a GPU at one time: few and long steps
 _OUTER_SHARE = 0.5  # of the rate, for what AdamW learns
@@ -79,11 +78,6 @@ class DSparkStudent(nn.Module):
             mask = head.mask_embedding
         block = torch.where(blocks.shown[..., None], words, mask.to(words.dtype))
         context = head.context(given)
-        if shape.direct:
-            before = (blocks.anchors - 1).clamp(min=0)
-            last = context.gather(1, before[..., None].expand(-1, -1, shape.hidden))
-            last = last * (blocks.anchors > 0)[..., None]
-            block = block + head.direct(last, words[:, :: shape.block]).flatten(1, 2)
         everywhere = torch.arange(tokens.shape[1], device=tokens.device).expand(len(tokens), -1)
         places = BlockPlaces(everywhere, blocks.places)
         out: torch.Tensor = head(context, block, places, beside(shape, places))
@@ -97,11 +91,10 @@ def shape_for(
     block: int,
     rank: int,
     intermediate: int,
-    direct: int = 0,
 ) -> DSparkShape:
-    """A head with layers as wide as the base's, MLPs of `intermediate` (0: the base's), and direct
-    maps of rank `direct`. With 0 there are none, and the head is causal and learns to be shown up
-    to three quarters of a block: each slot is a lesson then, also one that is shown."""
+    """A head with layers as wide as the base's and MLPs of `intermediate` (0: the base's). It is
+    causal and learns to be shown up to three quarters of a block: each slot is a lesson then, also
+    one that is shown."""
     return DSparkShape(
         layers=layers,
         hidden=int(config.hidden_size),
@@ -112,7 +105,7 @@ def shape_for(
         intermediate=intermediate or int(config.intermediate_size),
         eps=float(config.rms_norm_eps),
         rope=Rope(theta=theta_of(config)),
-        **block_settings(config, vocab, block, rank, direct),
+        **block_settings(config, vocab, block, rank),
     )
 
 
@@ -126,12 +119,9 @@ class BlockSettings(TypedDict):
     markov_rows: int
     causal: bool
     revealed: int
-    direct: int
 
 
-def block_settings(
-    base: ModelConfig, vocab: int, block: int, rank: int, direct: int
-) -> BlockSettings:
+def block_settings(base: ModelConfig, vocab: int, block: int, rank: int) -> BlockSettings:
     """See shape_for."""
     return BlockSettings(
         vocab=vocab,
@@ -139,9 +129,8 @@ def block_settings(
         aux_hidden=taps_of(int(base.num_hidden_layers)),
         markov_rank=rank,
         markov_rows=vocab if rank else 0,
-        causal=not direct,
-        revealed=0 if direct else block - max(1, block // 4),  # direct maps are for masks
-        direct=direct,
+        causal=True,
+        revealed=block - max(1, block // 4),
     )
 
 
@@ -150,6 +139,9 @@ def taps_of(layers: int) -> tuple[int, ...]:
     last; of a small base all of these that there are."""
     return tuple(sorted({min(1, layers - 1), layers // 2, layers - 1}))
 
+
+LessonOf = Callable[[TextRows, torch.Tensor], Lesson]
+"""What the base computes for rows of text and their tokens."""
 
 Begin = Callable[[DSparkStudent, Teacher, TextRows, LessonOf], None]
 """Sets the weights of a new head, by rows of text and what the base computes for them."""
@@ -297,7 +289,7 @@ def optimizers(student: DSparkStudent, settings: TrainingSettings) -> list[torch
 @torch.no_grad()
 def begin(student: DSparkStudent, teacher: Teacher, rows: TextRows, lesson_of: LessonOf) -> None:
     """Let the head begin as one that reads every tapped row alike, whatever its size, and whose
-    layers add nothing to what is in its slots yet: their tokens, or the best linear guess."""
+    layers add nothing to what is in its slots yet: their tokens."""
     head, shape = student.head, student.head.shape
     squares = torch.zeros(shape.fused_width, device=teacher.device)
     parts = torch.arange(min(len(rows), _FIRST_ROWS)).split(8)
@@ -323,7 +315,3 @@ def begin(student: DSparkStudent, teacher: Teacher, rows: TextRows, lesson_of: L
         common = teacher.embedded(torch.arange(256, device=teacher.device)).float()
         head.mask_embedding.copy_(common.mean(0))
     head.norm.weight.copy_(teacher.weights["model.norm.weight"])
-    if shape.direct:
-        if head.mask_embedding is not None:
-            head.mask_embedding.zero_()
-        fit_direct(head, teacher, rows, lesson_of, sizes)

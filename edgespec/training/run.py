@@ -20,7 +20,14 @@ from edgespec.files import write_whole
 from edgespec.model.hub_cache import model_of
 from edgespec.model.model_config import ModelConfig
 from edgespec.training.corpus import Corpus, TrainingPlan, loaded, prepared
-from edgespec.training.dspark import Begin, DSparkStudent, DSparkTrainer, begin, taps_of
+from edgespec.training.dspark import (
+    Begin,
+    DSparkStudent,
+    DSparkTrainer,
+    LessonOf,
+    begin,
+    taps_of,
+)
 from edgespec.training.dspark import shape_for as shape_for_dspark
 from edgespec.training.eagle import EagleTrainer, Student, chosen_vocabulary, shape_for
 from edgespec.training.evaluate import (
@@ -32,7 +39,6 @@ from edgespec.training.evaluate import (
 )
 from edgespec.training.loop import Trainer
 from edgespec.training.ppd import PPDTrainer, PPDVectors
-from edgespec.training.regression import LessonOf
 from edgespec.training.small_start import begin_as_model, begin_narrower, small_shape
 from edgespec.training.teacher import KeptRows, Teacher
 from edgespec.training.texts import TextRows, counted_tokens
@@ -54,7 +60,7 @@ class DSparkPlan(TrainingPlan):
     """A run of a one-pass head: `layers` with MLPs of `intermediate` (0: the base's), a block of
     `block` slots, a Markov head of `rank`, `vocab` tokens that it scores (0: all); `anchors`
     blocks in a row of a step. `start`: the folder of a head to begin with, whose shape counts,
-    or a small model's, whose layers count; `direct`: the rank of its direct maps."""
+    or a small model's, whose layers count."""
 
     layers: int
     block: int
@@ -63,7 +69,6 @@ class DSparkPlan(TrainingPlan):
     vocab: int
     anchors: int
     start: Path | None = None
-    direct: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +125,7 @@ def train_dspark(
 
     has = student.head.shape
     shape = {"layers": has.layers, "block": has.block, "rank": has.markov_rank, "vocab": has.vocab}
-    shape |= {"direct": has.direct, "anchors": plan.anchors, "started": plan.start is not None}
+    shape |= {"anchors": plan.anchors, "started": plan.start is not None}
     return _figures(plan, trainer, corpus, "dspark", shape, measured)
 
 
@@ -140,7 +145,7 @@ def _one_pass(
     kept = chosen_vocabulary(corpus.trained, plan.vocab or whole, whole)
     kept = torch.arange(whole) if kept is None else kept
     if plan.start is None:
-        sizes = (plan.layers, plan.block, plan.rank, plan.intermediate, plan.direct)
+        sizes = (plan.layers, plan.block, plan.rank, plan.intermediate)
         return DSparkStudent(shape_for_dspark(config, len(kept), *sizes), kept), begin
     small = Teacher(plan.start, teacher.device, dtype)
     full = small_shape(small.config, plan.start, config, len(kept), plan.block, plan.rank)

@@ -4,6 +4,7 @@ or as a wider head, with the neurons of its MLPs that say most."""
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 
@@ -16,8 +17,7 @@ from edgespec.drafting.eagle.shape import rope
 from edgespec.errors import ConfigError
 from edgespec.model.model_config import ModelConfig
 from edgespec.training.blocks import Blocks, drawn
-from edgespec.training.dspark import DSparkStudent, block_settings
-from edgespec.training.regression import LessonOf, Regression
+from edgespec.training.dspark import DSparkStudent, LessonOf, block_settings
 from edgespec.training.teacher import Teacher
 from edgespec.training.texts import TextRows
 
@@ -67,7 +67,7 @@ def small_shape(
         o_bias=biased and small.model_type != "qwen2",
         own_embedding=True,
         own_head=True,
-        **block_settings(base, vocab, block, rank, 0),
+        **block_settings(base, vocab, block, rank),
     )
 
 
@@ -105,7 +105,6 @@ def _fit_context(
     layers = [layer.self_attn for layer in head.layers]
     maps = [torch.cat([own.k_proj.weight, own.v_proj.weight]) for own in layers]  # type: ignore[list-item, union-attr]
     stacked = torch.cat(maps)
-    fit = Regression(shape.fused_width, len(stacked), _RIDGE)
     spread, count = torch.zeros(len(stacked)), 0
     sizes = torch.zeros(shape.fused_width)
     seen = []
@@ -129,14 +128,25 @@ def _fit_context(
         spread += seen[-1][1].square().sum(0)
         count += len(wanted)
     sizes, spread = (sizes / count).sqrt().clamp(min=1e-6), (spread / count).sqrt().clamp(min=1e-6)
-    for given, wanted in seen:
-        fit.add(given / sizes, wanted / spread)
+    nearest = _ridge_regression((given / sizes, wanted / spread) for given, wanted in seen)
     # The one context whose keys and values in all layers are nearest to the wanted ones.
-    best = fit.solved() @ torch.linalg.pinv(stacked.cpu() / spread[:, None]).T
+    best = nearest @ torch.linalg.pinv(stacked.cpu() / spread[:, None]).T
     size = sum(float((given / sizes @ best).square().sum()) for given, _ in seen)
     size = (size / count / shape.hidden) ** 0.5
     head.fc.weight.copy_((best / sizes[:, None]).T / size)
     head.hidden_norm.weight.fill_(size)
+
+
+def _ridge_regression(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
+    """The map, float32 [wide, out], from what is read to what is wanted, [N, wide] and [N, out]:
+    that of the least squares, a little towards zero."""
+    squares = products = torch.zeros((), dtype=torch.float64)
+    for read, wanted in pairs:
+        squares = squares + (read.T @ read).double()
+        products = products + (read.T @ wanted).double()
+    squares.diagonal().add_(_RIDGE * squares.diagonal().mean())
+    found: torch.Tensor = torch.linalg.solve(squares, products)
+    return found.float()
 
 
 @torch.no_grad()

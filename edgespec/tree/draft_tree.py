@@ -8,7 +8,7 @@ base model's next token after it.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -185,26 +185,6 @@ class DraftTree(Nodes):
         """Whether something was done with it, or it came of no expansion."""
         used = node_id in self._sent or node_id in self._expanded or node_id in self._below
         return used or self._drafted[node_id - self._first] is None
-
-    def rescore(self, node_id: int, own: Mapping[int, float], add_from: float) -> None:
-        """Children of a node get these own natural-log scores, by token; what hangs below them
-        moves along. Tokens that are no children yet become some if they score `add_from` at least.
-        """
-        for token, score in own.items():
-            child, scored = self._child(node_id, token), self._score(node_id) + score
-            if child is not None:
-                self._move(child, scored - self._score(child))
-            elif score >= add_from:
-                self._add(node_id, token, scored)
-        self._sort()
-
-    def _move(self, node_id: int, change: float) -> None:
-        """A node and all below it score so much more."""
-        stack = [node_id] if change else []
-        while stack:
-            one = stack.pop()
-            self._scores[one - self._first] += change
-            stack += self.children(one)
 
     # --- sending ------------------------------------------------------------------------------
 

@@ -31,7 +31,6 @@ class TreeNode:
     sources: int
     sent: bool
     expanded: bool
-    target_token: int | None
     children: Mapping[int, int]
 
 

@@ -74,7 +74,6 @@ class Nodes:
             self._sources[at],
             node_id in self._sent,
             node_id in self._expanded,
-            self._targets.get(node_id),
             {self._tokens[child - self._first]: child for child in self.children(node_id)},
         )
 

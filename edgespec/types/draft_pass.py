@@ -14,9 +14,8 @@ class HeadForm(NamedTuple):
 
     As shares of its own base's: `width` of rows, `attention` and `mlp`, weights of a layer's,
     `keys`, the width of a row's keys, and `vocab`, the tokens that it scores. `layers`; `taps`:
-    rows of the base that are joined to one; `markov_rank`, 0: no such head; `direct`: numbers
-    between the direct maps of low rank over all slots, 0: none; `own_matrix`: whether it brings an
-    output matrix, held as its layers are.
+    rows of the base that are joined to one; `markov_rank`, 0: no such head; `own_matrix`: whether
+    it brings an output matrix, held as its layers are.
     """
 
     layers: int
@@ -27,7 +26,6 @@ class HeadForm(NamedTuple):
     keys: float = 1.0
     vocab: float = 1.0
     markov_rank: int = 0
-    direct: int = 0
     own_matrix: bool = False
 
 

@@ -151,9 +151,6 @@ class Rules:
         logits[tokens] -= self.presence + self.frequency * counts
 
 
-NO_RULES = Rules()
-
-
 @dataclass(frozen=True, slots=True)
 class RulesAt:
     """A request's rules, and its answer up to the first of some rows, its own token included."""

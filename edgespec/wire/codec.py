@@ -22,7 +22,7 @@ from edgespec.errors import LocalProtocolError, RemoteProtocolError
 from edgespec.tree.ledger import MOST_RETAINED
 from edgespec.types.record import INT64, MOST_NUMBERS, MOST_RECORDS, Record
 from edgespec.types.tool_forms import DEEPEST
-from edgespec.wire import block_messages, hints, snapshots  # noqa: F401 (of their messages)
+from edgespec.wire import block_messages, snapshots  # noqa: F401 (of their messages)
 from edgespec.wire.client_messages import Finished, Submit, Tokens
 from edgespec.wire.messages import Message, Retain
 from edgespec.wire.segment import Segment

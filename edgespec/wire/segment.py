@@ -41,13 +41,11 @@ class Header(Record, frozen=True):
     """What every stage hands on as it came.
 
     `seq` numbers the segments of a ring in sending order. `aux_layers`: layers of which a draft
-    source wants the rows that enter them (EAGLE-3). `hints`: the stages that are to say what they
-    expect behind the rows (see wire.hints).
+    source wants the rows that enter them (EAGLE-3).
     """
 
     seq: Whole
     aux_layers: Annotated[Layers, Meta(max_length=MOST_LAYERS)] = NO_LAYERS
-    hints: Annotated[Layers, Meta(max_length=MOST_LAYERS)] = NO_LAYERS
 
     def check(self) -> None:
         if layers := self.aux_layers:

@@ -22,8 +22,6 @@ from edgespec.decoding.effects import (
     OpenCache,
     OpenDraft,
     RunHead,
-    RunLens,
-    TakeLenses,
 )
 from edgespec.decoding.events import HeadDone
 from edgespec.machines.effects import Effect, RunBlock
@@ -32,7 +30,6 @@ from edgespec.planning.cost_model import cost_model_named
 from edgespec.planning.costs import ring_costs
 from edgespec.planning.profile import Figure
 from edgespec.policy.base import Deepen, Expand, Grow
-from edgespec.sim.toy_model import toy_lenses
 from edgespec.tree.ledger import Rows
 from edgespec.tree.stems import Fork
 from edgespec.types.draft_pass import DraftPass, RankedRows
@@ -68,8 +65,6 @@ STAGE_EFFECTS: list[Effect] = [
     GatherRows(1, 10, np.array([3, 5, 6])),
     block(4, 100, 24),
     head(3),
-    TakeLenses(toy_lenses(2, 3)),
-    RunLens(1, 1, Tensor("float16", (5, 4), bytes(40))),
 ]
 COORDINATOR_EFFECTS: list[Effect] = [
     OpenDraft(1, Sampling()),
@@ -96,8 +91,6 @@ def test_a_stage_is_charged_for_rows_seen_rows_and_moved_rows() -> None:
         STAGE.gather_seconds(3),
         STAGE.block_seconds(4, 124),
         STAGE.head_seconds(3),
-        0.0,
-        STAGE.lens_seconds(5),
     ]
     assert durations.seconds(block(0, 100, 20)) == 0.0
 
@@ -122,8 +115,6 @@ def test_a_block_can_be_stopped_behind_each_of_its_layers() -> None:
         1,
         1,
         10,
-        1,
-        1,
         1,
     ]
     whole = durations.seconds(block(4, 100, 24))

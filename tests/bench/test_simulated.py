@@ -20,7 +20,6 @@ from edgespec.bench.report import Played, as_json, run_of
 from edgespec.bench.setup import Setup, answerable
 from edgespec.bench.simulated import chosen_policies, dealt, play, simulate
 from edgespec.bench.workloads import Prompt, default_prompts
-from edgespec.daemon.bundled_models import bundled
 from edgespec.daemon.profiles import profile_named
 from edgespec.errors import ConfigError, EdgespecError
 from edgespec.planning.cost_model import cost_model_named
@@ -291,22 +290,6 @@ def test_an_error_of_a_process_is_raised_here_and_ends_the_others() -> None:
         map_in_processes(half, [8, 3, 2], 2)
     with pytest.raises(EdgespecError, match="was ended from outside"):
         map_in_processes(half, [66, 2], 2)
-
-
-@pytest.mark.thorough
-def test_hints_change_no_token_and_save_time() -> None:
-    """The stages after three fifths of the way read their rows; a text is the same, and earlier."""
-    setup = replace(SETUP, profiles=(NANO,) * 5, max_new_tokens=40)
-    hinted = replace(setup, hints=bundled("hints"))
-    assert not hinted.is_scripted
-    plain, without, played = (
-        play(setup, "autoregressive"),
-        play(setup, "adaptive"),
-        play(hinted, "adaptive"),
-    )
-    assert played.tokens == without.tokens == plain.tokens
-    assert played.speed > without.speed
-    assert hinted.settings()["hints"]
 
 
 def test_a_prompt_that_is_too_long_is_left_out_and_named() -> None:

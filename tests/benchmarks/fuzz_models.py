@@ -3,7 +3,7 @@
     python tests/benchmarks/fuzz_models.py SEED N [--only INDEX] [--keep FOLDER]
 
 Takes N mutations of small models of every form that is read: GGUF files of several families and
-types, folders, packed folders, draft heads, prompt tokens, lenses. Each is opened, loaded and run
+types, folders, packed folders, draft heads, prompt tokens. Each is opened, loaded and run
 in a child with 20 s of CPU time and 1 GiB of memory beside the file. It prints a line for each
 finding of a new kind, with what shows it again, and the counts; ends with status 1 if there is a
 finding.

@@ -13,7 +13,7 @@ from edgespec.daemon.bundled_models import bundled
 BASE = bundled("base")
 
 
-@pytest.mark.parametrize("what", ["eagle", "ppd", "hints"])
+@pytest.mark.parametrize("what", ["eagle", "ppd"])
 def test_what_cannot_be_is_refused(
     what: str,
     tmp_path: Path,

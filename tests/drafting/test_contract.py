@@ -15,9 +15,9 @@ from support.cases import case
 from support.checkpoints import write_checkpoint
 from support.draft_sources import Chained, dspark, eagle, easyspec
 from support.fake_draft import FakeDraft
+from support.growers import SoloGrower, SoloOracle
 from support.passes import rows_of
 
-from edgespec.drafting.grower import TreeGrower
 from edgespec.drafting.hybrid import HybridGuesser
 from edgespec.drafting.independent import IndependentGuesser
 from edgespec.drafting.ngram import NgramGuesser
@@ -26,7 +26,6 @@ from edgespec.model.ends import OutputHead
 from edgespec.model.kv_cache import TwoRegionCache
 from edgespec.model.loader import Checkpoint
 from edgespec.planning.memory import STEP
-from edgespec.sim.oracle import Oracle
 from edgespec.sim.toy import VOCABULARY
 from edgespec.sim.toy_model import toy_next
 from edgespec.tree.drafted import FROM_ROOT, Children, DraftedTree
@@ -45,8 +44,8 @@ LEVEL_BY_LEVEL = ("eagle", "eagle3")
 """Sources that read their own output: each level of missing guesses is a pass of its own."""
 
 
-def oracle() -> Oracle:
-    draft = Oracle(random.Random(3), 0.7)
+def oracle() -> SoloOracle:
+    draft = SoloOracle(random.Random(3), 0.7)
     draft.tell([*CONTEXT, 3, 4, 5, 6])
     return draft
 
@@ -76,14 +75,14 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "oracle",
     ]
 )
-def draft(request: pytest.FixtureRequest, folder: Path, base: Path, tmp_path: Path) -> TreeGrower:
+def draft(request: pytest.FixtureRequest, folder: Path, base: Path, tmp_path: Path) -> SoloGrower:
     """Every draft source there is, with request 1 open."""
-    makers: dict[str, Callable[[], TreeGrower]] = {
-        "independent": lambda: TreeGrower(
+    makers: dict[str, Callable[[], SoloGrower]] = {
+        "independent": lambda: SoloGrower(
             IndependentGuesser(Checkpoint(folder), vocab_size=VOCABULARY)
         ),
-        "ngram": lambda: TreeGrower(NgramGuesser()),
-        "hybrid": lambda: TreeGrower(
+        "ngram": lambda: SoloGrower(NgramGuesser()),
+        "hybrid": lambda: SoloGrower(
             HybridGuesser(
                 [
                     NgramGuesser(),
@@ -125,7 +124,7 @@ def assert_children(children: Children, paths: int, width: int, least: int = 1) 
         assert (np.diff(scores[own]) <= 0).all()
 
 
-def test_children_are_well_formed(draft: TreeGrower) -> None:
+def test_children_are_well_formed(draft: SoloGrower) -> None:
     least = 0 if draft.name in QUIET else 1
     every: list[list[tuple[int, ...]]] = [PATHS, [()], [(1, 2)], []]
     for request, (paths, width) in enumerate(product(every, (1, 3, 10, VOCABULARY + 5)), start=2):
@@ -146,7 +145,7 @@ def assert_tree(tree: DraftedTree) -> None:
     assert len(siblings) == len(tree)
 
 
-def test_trees_are_well_formed_and_go_on_where_they_were(draft: TreeGrower) -> None:
+def test_trees_are_well_formed_and_go_on_where_they_were(draft: SoloGrower) -> None:
     shallow = draft.refresh(1, CONTEXT, 2, 3)
     draft.expand(1, CONTEXT, PATHS, 4)
     deep = draft.deepen(1, 2, 3)
@@ -158,7 +157,7 @@ def test_trees_are_well_formed_and_go_on_where_they_were(draft: TreeGrower) -> N
     assert deep.parents[: len(shallow)].tolist() == shallow.parents.tolist()
 
 
-def test_work_is_told_once(draft: TreeGrower, request: pytest.FixtureRequest) -> None:
+def test_work_is_told_once(draft: SoloGrower, request: pytest.FixtureRequest) -> None:
     assert rows_of(draft) == ()
     draft.refresh(1, CONTEXT, 3, 2)
     if draft.name in QUIET:
@@ -192,7 +191,7 @@ def test_work_is_told_once(draft: TreeGrower, request: pytest.FixtureRequest) ->
 RANKS_NOTHING = {"fake", "oracle"}
 
 
-def test_what_is_ranked_is_noted_with_its_positions_and_its_way(draft: TreeGrower) -> None:
+def test_what_is_ranked_is_noted_with_its_positions_and_its_way(draft: SoloGrower) -> None:
     if draft.name in RANKS_NOTHING:
         return
     for request, sampling in enumerate((Sampling(), Sampling(1.0, seed=3), Sampling(1.0, 2)), 7):
@@ -209,11 +208,11 @@ def test_what_is_ranked_is_noted_with_its_positions_and_its_way(draft: TreeGrowe
 
 
 @pytest.mark.parametrize("ends", [True, False])
-def test_what_was_read_of_another_request_is_not_read_again(draft: TreeGrower, ends: bool) -> None:
+def test_what_was_read_of_another_request_is_not_read_again(draft: SoloGrower, ends: bool) -> None:
     draft.refresh(1, CONTEXT, 2, 2)
     draft.expand(1, [*CONTEXT, 3], [(4,)], 2)
     again = [*CONTEXT[:6], 9, 4, 30]
-    if isinstance(draft, Oracle):
+    if isinstance(draft, SoloOracle):
         return  # it says something else each time
     for request in (7, 8):
         draft.open(request, Sampling())
@@ -248,7 +247,7 @@ groups."""
 
 
 def test_work_is_let_in_between_layers_and_changes_no_guess(
-    draft: TreeGrower,
+    draft: SoloGrower,
     base: Path,
     request: pytest.FixtureRequest,
     monkeypatch: pytest.MonkeyPatch,
@@ -267,13 +266,13 @@ def test_work_is_let_in_between_layers_and_changes_no_guess(
     tree = draft.refresh(2, CONTEXT, 2, 3)
     shown = request.node.callspec.params["draft"] == "dspark-shown"
     assert calls == (2 * 2 + 2 if shown else CALLS.get(draft.name, 0))
-    if not isinstance(draft, Oracle):  # it says something else each time
+    if not isinstance(draft, SoloOracle):  # it says something else each time
         assert tree.tokens.tolist() == quiet.tokens.tolist()
         assert tree.scores.tolist() == quiet.scores.tolist()
 
 
 def test_a_request_takes_no_more_room_than_what_was_read_for_it(
-    draft: TreeGrower, monkeypatch: pytest.MonkeyPatch
+    draft: SoloGrower, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Answered requests stay open for the next turn: hundreds of short ones in the rows of one."""
     made: list[TwoRegionCache] = []
@@ -290,7 +289,7 @@ def test_a_request_takes_no_more_room_than_what_was_read_for_it(
     assert made or draft.name in ("ngram", "ppd", "fake", "oracle")
 
 
-def test_requests_are_apart(draft: TreeGrower) -> None:
+def test_requests_are_apart(draft: SoloGrower) -> None:
     draft.open(2, Sampling(seed=4))
     draft.refresh(2, CONTEXT[:1], 1, 2)
     draft.expand(1, CONTEXT, PATHS, 3)
@@ -300,7 +299,7 @@ def test_requests_are_apart(draft: TreeGrower) -> None:
     assert_children(draft.expand(1, CONTEXT, PATHS, 3), len(PATHS), 3, least)
 
 
-def test_the_names_of_the_members_fit_the_bits(draft: TreeGrower) -> None:
+def test_the_names_of_the_members_fit_the_bits(draft: SoloGrower) -> None:
     children = draft.expand(1, CONTEXT, PATHS, 5)
     tree = draft.refresh(1, CONTEXT, 3, 3)
     for made_by in (children.made_by, tree.made_by):
@@ -332,7 +331,7 @@ def test_the_fakes_truth_is_where_its_accuracy_says(accuracy: float) -> None:
 
 @pytest.mark.parametrize("accuracy", [0.0, 1.0])
 def test_the_oracle_knows_what_it_was_told(accuracy: float) -> None:
-    draft = Oracle(random.Random(1), accuracy)
+    draft = SoloOracle(random.Random(1), accuracy)
     draft.open(1, Sampling())
     answer = list(range(20, 40))
     draft.tell([*CONTEXT, *answer])

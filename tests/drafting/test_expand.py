@@ -14,11 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.checkpoints import plain_logits, reference
 from support.distribution import guess_log_scores
+from support.growers import SoloGrower
 from support.passes import rows_of
 from transformers import PreTrainedModel
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-from edgespec.drafting.grower import TreeGrower
 from edgespec.drafting.independent import GuessCache, IndependentGuesser
 from edgespec.errors import LocalProtocolError
 from edgespec.model.loader import Checkpoint
@@ -58,13 +58,13 @@ def model(folder: Path) -> PreTrainedModel:
 
 
 @pytest.fixture(scope="module")
-def loaded(folder: Path) -> TreeGrower:
+def loaded(folder: Path) -> SoloGrower:
     torch.set_num_threads(1)
-    return TreeGrower(IndependentGuesser(Checkpoint(folder), "float64"))
+    return SoloGrower(IndependentGuesser(Checkpoint(folder), "float64"))
 
 
 @pytest.fixture
-def draft(loaded: TreeGrower) -> TreeGrower:
+def draft(loaded: SoloGrower) -> SoloGrower:
     """The draft source with a fresh, greedy request 1."""
     for request in (1, 2, 3):  # whichever the last test opened
         loaded.close(request)
@@ -102,14 +102,14 @@ def assert_same(one: Children | DraftedTree, other: Children | DraftedTree) -> N
     assert one.scores.dtype == np.float64
 
 
-def kept(draft: TreeGrower, request: int = 1) -> GuessCache:
+def kept(draft: SoloGrower, request: int = 1) -> GuessCache:
     """What is kept of a request."""
     rows = draft._guesser._rows[request]
     assert isinstance(rows, GuessCache)
     return rows
 
 
-def assert_consistent(draft: TreeGrower, request: int = 1) -> None:
+def assert_consistent(draft: SoloGrower, request: int = 1) -> None:
     """What a request remembers is what its cache holds."""
     rows = kept(draft, request)
     ledger, hidden = rows._ledger, rows._hidden
@@ -121,7 +121,7 @@ def assert_consistent(draft: TreeGrower, request: int = 1) -> None:
         assert hidden.untyped_storage().nbytes() == hidden.numel() * hidden.element_size()
 
 
-def guesses_held(draft: TreeGrower) -> int:
+def guesses_held(draft: SoloGrower) -> int:
     """How many guesses' rows request 1 keeps."""
     return len(kept(draft)._ledger.speculative)
 
@@ -141,7 +141,7 @@ def guesses_held(draft: TreeGrower) -> int:
     ],
 )
 def test_children_are_those_of_a_plain_forward(
-    draft: TreeGrower,
+    draft: SoloGrower,
     model: PreTrainedModel,
     sampling: Sampling,
     paths: list[tuple[int, ...]],
@@ -154,7 +154,7 @@ def test_children_are_those_of_a_plain_forward(
     assert_consistent(draft)
 
 
-def test_nothing_is_run_twice(draft: TreeGrower, model: PreTrainedModel) -> None:
+def test_nothing_is_run_twice(draft: SoloGrower, model: PreTrainedModel) -> None:
     tree = draft.refresh(1, CONTEXT, 2, 3)
     assert rows_of(draft) == (len(CONTEXT), 3)
     firsts = [(int(token),) for token in tree.tokens[:3]]
@@ -175,7 +175,7 @@ def test_nothing_is_run_twice(draft: TreeGrower, model: PreTrainedModel) -> None
     assert rows_of(draft) == ()
 
 
-def test_what_lies_behind_an_accepted_path_stays(draft: TreeGrower, model: PreTrainedModel) -> None:
+def test_what_lies_behind_an_accepted_path_stays(draft: SoloGrower, model: PreTrainedModel) -> None:
     paths = [(4,), (4, 5), (4, 5, 6), (4, 5, 6, 7), (4, 5, 8), (4, 9), (10,), (10, 5)]
     draft.expand(1, CONTEXT, paths, 1)
     assert rows_of(draft) == (6, 8)
@@ -193,7 +193,7 @@ def test_what_lies_behind_an_accepted_path_stays(draft: TreeGrower, model: PreTr
     assert_consistent(draft)
 
 
-def test_refresh_uses_what_stayed(draft: TreeGrower) -> None:
+def test_refresh_uses_what_stayed(draft: SoloGrower) -> None:
     tree = draft.refresh(1, CONTEXT, 4, 3)
     rows_of(draft)
     best = int(tree.parents[tree.parents >= 0][0])  # of the first level, with children
@@ -205,7 +205,7 @@ def test_refresh_uses_what_stayed(draft: TreeGrower) -> None:
     assert sum(work) < sum(rows_of(draft)) - len(longer)
 
 
-def test_memory_is_bounded_by_what_lies_behind_the_context(draft: TreeGrower) -> None:
+def test_memory_is_bounded_by_what_lies_behind_the_context(draft: SoloGrower) -> None:
     context = list(CONTEXT)
     draft.refresh(1, context, 1, 1)
     for step in range(20):
@@ -220,7 +220,7 @@ def test_memory_is_bounded_by_what_lies_behind_the_context(draft: TreeGrower) ->
 
 @pytest.mark.parametrize("length", [45, 47, 48, 49, 60])
 def test_paths_end_where_the_models_context_does(
-    draft: TreeGrower, model: PreTrainedModel, length: int
+    draft: SoloGrower, model: PreTrainedModel, length: int
 ) -> None:
     context = [(5 * i) % 96 for i in range(length)]
     paths = [(1, 2, 3, 4), (), (1,), (1, 2), (1, 2, 3), (2,)]
@@ -233,7 +233,7 @@ def test_paths_end_where_the_models_context_does(
 
 
 def test_tokens_that_the_draft_lacks_have_no_children(
-    draft: TreeGrower, model: PreTrainedModel
+    draft: SoloGrower, model: PreTrainedModel
 ) -> None:
     paths = [(96,), (3,), (3, 500, 4), (3, 4)]
     children = draft.expand(1, CONTEXT, paths, 3)
@@ -246,19 +246,19 @@ def test_tokens_that_the_draft_lacks_have_no_children(
 
 
 def test_only_tokens_that_the_base_knows_are_guessed(folder: Path) -> None:
-    draft = TreeGrower(IndependentGuesser(Checkpoint(folder), "float64", vocab_size=10))
+    draft = SoloGrower(IndependentGuesser(Checkpoint(folder), "float64", vocab_size=10))
     draft.open(1, GREEDY)
     children = draft.expand(1, [3, 4], [(), (40,)], 50)
     assert children.parents.tolist() == [0] * 10 + [1] * 10
     assert set(children.tokens.tolist()) == set(range(10))
 
 
-def test_no_width_is_no_children(draft: TreeGrower) -> None:
+def test_no_width_is_no_children(draft: SoloGrower) -> None:
     assert len(draft.expand(1, CONTEXT, [(), (3,)], 0)) == 0
     assert rows_of(draft) == (6,)
 
 
-def test_deepen_goes_on_with_the_last_refreshed_tree(draft: TreeGrower) -> None:
+def test_deepen_goes_on_with_the_last_refreshed_tree(draft: SoloGrower) -> None:
     tree = draft.refresh(1, CONTEXT, 2, 3)
     draft.expand(1, CONTEXT, [(1,), (int(tree.tokens[0]), 5)], 3)
     deep = draft.deepen(1, 2, 3)
@@ -269,7 +269,7 @@ def test_deepen_goes_on_with_the_last_refreshed_tree(draft: TreeGrower) -> None:
     assert_same(draft.deepen(1, 2, 3), deep)
 
 
-def test_requests_do_not_touch_each_other(draft: TreeGrower, model: PreTrainedModel) -> None:
+def test_requests_do_not_touch_each_other(draft: SoloGrower, model: PreTrainedModel) -> None:
     draft.open(2, WARM)
     other = [8, 8, 1]
     paths = [(4,), (4, 4), (6,)]
@@ -286,7 +286,7 @@ def test_requests_do_not_touch_each_other(draft: TreeGrower, model: PreTrainedMo
         draft.expand(1, CONTEXT, paths, 3)
 
 
-def test_contexts_only_grow(draft: TreeGrower) -> None:
+def test_contexts_only_grow(draft: SoloGrower) -> None:
     draft.expand(1, CONTEXT, [], 3)
     for context in ([], CONTEXT[:-1], [*CONTEXT[:-1], 1]):
         with pytest.raises(LocalProtocolError, match="only grow"):
@@ -302,7 +302,7 @@ class _Told:
     width: int
     deepens: list[tuple[int, int]] = field(default_factory=list)
 
-    def afresh(self, draft: TreeGrower, sampling: Sampling) -> DraftedTree:
+    def afresh(self, draft: SoloGrower, sampling: Sampling) -> DraftedTree:
         """The same tree from an empty cache."""
         draft.open(999, sampling)
         tree = draft.refresh(999, self.context, self.depth, self.width)
@@ -320,7 +320,7 @@ class _Told:
 )
 @settings(max_examples=150, deadline=None)
 def test_any_order_of_calls_gives_what_calls_from_scratch_give(
-    loaded: TreeGrower,
+    loaded: SoloGrower,
     model: PreTrainedModel,
     seed: int,
     steps: list[str],

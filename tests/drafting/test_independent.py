@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.checkpoints import plain_logits, reference, write_checkpoint
 from support.distribution import guess_log_scores
+from support.growers import SoloGrower
 from support.passes import rows_of
 from support.recorded_graphs import RecordedGraphs, torch_products
 from transformers import PreTrainedModel
 
 from edgespec.drafting import independent
-from edgespec.drafting.grower import TreeGrower
 from edgespec.drafting.independent import IndependentGuesser
 from edgespec.errors import LocalProtocolError
 from edgespec.model.block import Block
@@ -37,7 +37,7 @@ WARM = Sampling(temperature=0.8, seed=11)
 class Pair:
     """A draft source and the same model as transformers runs it."""
 
-    draft: TreeGrower
+    draft: SoloGrower
     model: PreTrainedModel
 
     def fresh(self, context: list[int], sampling: Sampling, depth: int, width: int) -> DraftedTree:
@@ -49,7 +49,7 @@ class Pair:
 @pytest.fixture(scope="module")
 def pair(folder: Path) -> Pair:
     torch.set_num_threads(1)
-    return Pair(TreeGrower(IndependentGuesser(Checkpoint(folder), "float64")), reference(folder))
+    return Pair(SoloGrower(IndependentGuesser(Checkpoint(folder), "float64")), reference(folder))
 
 
 def tokens(seed: int, count: int) -> list[int]:
@@ -127,7 +127,7 @@ def test_captured_passes_grow_the_same_tree_and_ask_between_graphs(
     whole = partial(Block, graphs=lambda _: graphs)
     monkeypatch.setattr(independent, "Block", whole)
     with torch_products():
-        draft = TreeGrower(IndependentGuesser(Checkpoint(folder), "float64"))
+        draft = SoloGrower(IndependentGuesser(Checkpoint(folder), "float64"))
 
     def stop() -> bool:
         asked[0] += 1
@@ -221,7 +221,7 @@ def test_a_long_prompt_is_prefilled_in_chunks(tmp_path: Path) -> None:
     folder = write_checkpoint(
         tmp_path / "m", num_hidden_layers=1, max_position_embeddings=2048, initializer_range=0.15
     )
-    pair = Pair(TreeGrower(IndependentGuesser(Checkpoint(folder), "float64")), reference(folder))
+    pair = Pair(SoloGrower(IndependentGuesser(Checkpoint(folder), "float64")), reference(folder))
     context = tokens(4, 700)
     tree = pair.fresh(context, GREEDY, 2, 3)
     assert rows_of(pair.draft) == (256, 256, 188, 3)
@@ -255,12 +255,12 @@ def test_nothing_asked_for_is_nothing(pair: Pair, depth: int, width: int) -> Non
 
 
 def test_only_tokens_that_the_base_knows_are_guessed(folder: Path) -> None:
-    draft = TreeGrower(IndependentGuesser(Checkpoint(folder), "float64", vocab_size=10))
+    draft = SoloGrower(IndependentGuesser(Checkpoint(folder), "float64", vocab_size=10))
     draft.open(1, GREEDY)
     tree = draft.refresh(1, [3, 4], 3, 10)
     assert len(tree) == 10 + 2 * 100
     assert tree.tokens.max() == 9
-    larger = TreeGrower(IndependentGuesser(Checkpoint(folder), "float64", vocab_size=500))
+    larger = SoloGrower(IndependentGuesser(Checkpoint(folder), "float64", vocab_size=500))
     larger.open(1, GREEDY)
     assert larger.refresh(1, [3], 1, 500).tokens.max() == 95
 

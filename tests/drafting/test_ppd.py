@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
+from support.growers import SoloGrower
 from support.local_ring import LocalRing
 from support.tiers import thorough, tiered
 from support.torch_rings import BASE, CONTEXT, prompts, request, tokenizer, transformers_model
@@ -20,7 +21,6 @@ from edgespec.backends.torch_backend import TorchBlock, TorchHead
 from edgespec.decoding.admission import CoordinatorSettings
 from edgespec.decoding.coordinator import CoordinatorMachine
 from edgespec.decoding.stage import StageMachine
-from edgespec.drafting.grower import TreeGrower
 from edgespec.drafting.ppd import PPDGuesser, PPDTokens, read_ppd_tokens, write_ppd_tokens
 from edgespec.drafting.steps import Steps
 from edgespec.errors import ModelError
@@ -143,7 +143,7 @@ def ring_of(found: PPDTokens, stages: int) -> tuple[LocalRing, Spied]:
     checkpoint = Checkpoint(BASE)
     head = OutputHead(checkpoint, "float64")
     guesser = Spied(found, head)
-    draft = TreeGrower(guesser)
+    draft = SoloGrower(guesser)
     ring = CoordinatorSettings(stages, CONTEXT, "ppd", needs=draft.needs)
     parts = []
     for number, (first, end) in enumerate(split_layers(checkpoint.layers, stages), start=1):

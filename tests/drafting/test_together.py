@@ -13,9 +13,9 @@ import torch
 from support.cases import case
 from support.checkpoints import write_checkpoint
 from support.draft_sources import Chained, dspark, eagle, easyspec
+from support.growers import SoloGrower
 from support.passes import rows_of
 
-from edgespec.drafting.grower import TreeGrower
 from edgespec.drafting.hybrid import HybridGuesser
 from edgespec.drafting.independent import IndependentGuesser
 from edgespec.drafting.ngram import NgramGuesser
@@ -48,12 +48,12 @@ def independent(folder: Path) -> IndependentGuesser:
 @pytest.fixture(params=SOURCES)
 def make(
     request: pytest.FixtureRequest, folder: Path, base: Path, tmp_path: Path
-) -> Callable[[], TreeGrower]:
+) -> Callable[[], SoloGrower]:
     """Makes a source, each time an equal one."""
-    makers: dict[str, Callable[[], TreeGrower]] = {
-        "independent": lambda: TreeGrower(independent(folder)),
-        "ngram": lambda: TreeGrower(NgramGuesser()),
-        "hybrid": lambda: TreeGrower(HybridGuesser([NgramGuesser(), independent(folder)])),
+    makers: dict[str, Callable[[], SoloGrower]] = {
+        "independent": lambda: SoloGrower(independent(folder)),
+        "ngram": lambda: SoloGrower(NgramGuesser()),
+        "hybrid": lambda: SoloGrower(HybridGuesser([NgramGuesser(), independent(folder)])),
         "eagle": lambda: eagle("eagle-llama3", VOCABULARY, base, tmp_path, "float64"),
         "eagle3": lambda: eagle("eagle3-official", VOCABULARY // 2, base, tmp_path, "float64"),
         "dspark": lambda: dspark("own", VOCABULARY // 2, base, tmp_path, "float64"),
@@ -73,14 +73,14 @@ class Asker:
     reads: bool = True
     paths: list[tuple[int, ...]] = field(default_factory=list)
 
-    def expand(self, rng: random.Random) -> Callable[[TreeGrower], Steps[Children]]:
+    def expand(self, rng: random.Random) -> Callable[[SoloGrower], Steps[Children]]:
         """Guesses below known guesses, and below others."""
         context, width, self.reads = tuple(self.context), rng.randint(1, 6), True
         strange = [tuple(rng.choices(range(VOCABULARY), k=rng.randint(0, 3))) for _ in range(3)]
         paths = rng.sample([*self.paths, *strange, ()], rng.randint(1, 4))
         return lambda source: source.expanding(self.number, context, paths, width)
 
-    def grow(self, rng: random.Random) -> Callable[[TreeGrower], Steps[DraftedTree]]:
+    def grow(self, rng: random.Random) -> Callable[[SoloGrower], Steps[DraftedTree]]:
         """A new tree, or more levels of the last one."""
         context, levels, width = tuple(self.context), rng.randint(0, 4), rng.randint(1, 4)
         self.reads = not self.grown or rng.random() < 0.6
@@ -116,7 +116,7 @@ def rounds(seed: int) -> Iterator[tuple[list[Asker], random.Random]]:
             asker.commit(rng)
 
 
-def test_a_batch_gives_each_request_what_it_gets_alone(make: Callable[[], TreeGrower]) -> None:
+def test_a_batch_gives_each_request_what_it_gets_alone(make: Callable[[], SoloGrower]) -> None:
     found = 0
     for seed in range(3):
         batched, single = make(), make()
@@ -140,7 +140,7 @@ def test_a_batch_gives_each_request_what_it_gets_alone(make: Callable[[], TreeGr
     assert found > (10 if batched.name == "ngram" else 100)
 
 
-def test_requests_share_passes_and_a_product(make: Callable[[], TreeGrower]) -> None:
+def test_requests_share_passes_and_a_product(make: Callable[[], SoloGrower]) -> None:
     source = make()
     for number in (1, 2, 3):
         source.open(number, Sampling())
@@ -169,7 +169,7 @@ def test_requests_share_passes_and_a_product(make: Callable[[], TreeGrower]) -> 
         assert [one.product for one in others] == [0, 0]
 
 
-def test_one_that_fails_fails_alone(make: Callable[[], TreeGrower]) -> None:
+def test_one_that_fails_fails_alone(make: Callable[[], SoloGrower]) -> None:
     source = make()
     for number in (1, 3):
         source.open(number, Sampling())
@@ -193,7 +193,7 @@ def test_one_that_fails_fails_alone(make: Callable[[], TreeGrower]) -> None:
 
 def test_bad_logits_of_one_request_are_its_own(folder: Path) -> None:
     guesser = independent(folder)
-    logits, source = guesser._head.logits, TreeGrower(guesser)
+    logits, source = guesser._head.logits, SoloGrower(guesser)
 
     def poisoned(hidden: torch.Tensor) -> torch.Tensor:
         found = logits(hidden).clone()
@@ -214,7 +214,7 @@ def test_bad_logits_of_one_request_are_its_own(folder: Path) -> None:
 
 
 def test_a_long_text_is_read_in_parts_with_the_same_guesses(
-    make: Callable[[], TreeGrower],
+    make: Callable[[], SoloGrower],
 ) -> None:
     source, whole = make(), make()
     context = tuple(random.Random(4).choices(range(VOCABULARY), k=40))

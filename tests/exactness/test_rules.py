@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from llguidance import LLMatcher, LLTokenizer
 from msgspec.structs import replace
+from support.growers import SoloGrower
 from support.local_ring import LocalRing
 from support.schemas import schema_of
 from support.smollm2 import smollm2_ring
@@ -23,7 +24,6 @@ from support.smollm2 import tokenizer as smollm2_tokenizer
 from support.tiers import examples, thorough, tiered
 from support.torch_rings import request, tokenizer, torch_ring, transformers_model
 
-from edgespec.drafting.grower import TreeGrower
 from edgespec.drafting.ngram import NgramGuesser
 from edgespec.errors import RequestFailed
 from edgespec.model.tokenizer import Tokenizer
@@ -336,7 +336,7 @@ def test_the_real_model_answers_what_spells_its_control_tokens() -> None:
 
 def test_heads_are_let_in_between_the_masks_of_a_draft() -> None:
     """A grammar may take milliseconds for each path that is guessed after."""
-    source, calls, asked_about = TreeGrower(NgramGuesser()), [], []
+    source, calls, asked_about = SoloGrower(NgramGuesser()), [], []
     grammar = tokenizer().grammar(json_spec(PERSON))
 
     class Watched:

@@ -20,6 +20,7 @@ from edgespec.planning.architecture import (
     matrix_bytes,
 )
 from edgespec.planning.cost_model import ARCHITECTURES
+from edgespec.planning.text_part import text_settings
 
 LLAMA = {
     "model_type": "llama",
@@ -123,6 +124,16 @@ def test_the_weights_add_up_to_the_published_count(
     of = architecture_of(config, "config.json")
     weights = of.layers * of.layer_weights + (1 if of.tied else 2) * of.head_bytes // 2
     assert weights == pytest.approx(parameters, rel=1e-3)
+
+
+def test_a_phi_with_angles_for_long_sequences_is_held_to_short_ones() -> None:
+    angles = {"type": "longrope", "short_factor": [1.0], "long_factor": [2.0]}
+    config = {"model_type": "phi3", "max_position_embeddings": 131072, "rope_scaling": angles}
+    config |= {"original_max_position_embeddings": 4096}
+    once = text_settings(config)
+    assert longest_context(config, "config.json") == once["max_position_embeddings"] == 4096
+    assert once["rope_scaling"]["factor"] == 32.0
+    assert text_settings(once) == once
 
 
 def test_head_dim_may_differ_from_hidden_over_heads() -> None:

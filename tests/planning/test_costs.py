@@ -128,21 +128,19 @@ def test_a_one_pass_head_is_charged_by_the_pass_and_by_the_rows_that_are_ranked(
 def test_a_one_pass_head_is_charged_by_what_it_is_made_of() -> None:
     """Its own shares of the base's sizes, whatever base is charged."""
     model = cost_model_named("llama-3.1-8b")
-    form = HeadForm(3, 2, attention=0.5, mlp=0.25, keys=0.5, vocab=0.5, markov_rank=16, direct=12)
+    form = HeadForm(3, 2, attention=0.5, mlp=0.25, keys=0.5, vocab=0.5, markov_rank=16)
     head, node = model.draft_of("dspark", form), NodeCosts(NANO, model, 0)
     layer = 4096 * (2 * 4096 + 2 * 1024) // 2 + 3 * 4096 * 14336 // 4
     assert (head.layers, head.layer_bytes) == (3, packed_bytes(layer, 4))
     assert head.kv_bytes == 2 * 1024
     assert head.head == replace(model.head, bytes=model.head.bytes // 2), "of the base's rows"
-    # Rows of the base are joined once; direct maps, two of rank 6 behind the anchor's slot, are
-    # read once for each block.
+    # Rows of the base are joined once.
     rest, joined, alone = (DraftPass(16, "dspark", (1,), rows, form) for rows in (0, 5, 16))
     layers = sum(node.draft_parts(16, 500, "dspark", form=form))
     join = packed_bytes(2 * 4096 * 4096, 4) / 1e9
-    maps = packed_bytes(2 * 4096 * 4096 + 3 * 4096 * 12, 4) / 1e9 * NANO.four_bit.at(1)
     for one, wanted in (
-        (rest, layers + maps),
-        (joined, layers + maps + join * NANO.four_bit.at(5)),
+        (rest, layers),
+        (joined, layers + join * NANO.four_bit.at(5)),
         (alone, layers + join * NANO.four_bit.at(16)),
     ):
         assert sum(node.pass_parts(one, 500)) == pytest.approx(wanted)

@@ -9,13 +9,13 @@ from itertools import islice
 
 import numpy as np
 import pytest
+from support.growers import SoloOracle
 from support.rounds import NOBODYS_TOKEN, Round, grown, learnt, sent, view
 
 from edgespec.policy.adaptive import Adaptive
 from edgespec.policy.base import Expand, RequestView, Send
 from edgespec.policy.estimates import RingEstimates
 from edgespec.policy.pool import LEAST_SHARE
-from edgespec.sim.oracle import Oracle
 from edgespec.tree.draft_tree import DraftTree
 from edgespec.tree.drafted import Children
 
@@ -188,7 +188,7 @@ def test_expansions_end_with_the_answer() -> None:
     assert len(below) == 1
 
 
-class Wrong(Oracle):
+class Wrong(SoloOracle):
     """A draft that is never right, and sure of itself."""
 
     def expand(self, request: int, context: object, paths: object, width: int) -> Children:
@@ -205,7 +205,7 @@ def linear(rows: int) -> float:
     return 1.0 + 0.05 * rows
 
 
-def play(oracle: Oracle, tokens: int, estimates: RingEstimates | None = None) -> Round:
+def play(oracle: SoloOracle, tokens: int, estimates: RingEstimates | None = None) -> Round:
     """An answer of that many tokens."""
     known = estimates or learnt({16: linear(16)}, {16: linear(16) / 2}, spread=3.0)
     rng = random.Random(1)
@@ -224,7 +224,7 @@ def test_nothing_but_the_root_leaves_for_a_draft_that_is_never_right() -> None:
 def test_a_draft_that_is_always_right_is_used_to_the_full(monkeypatch: pytest.MonkeyPatch) -> None:
     """With nothing but right guesses hardly any row is sent in vain, and segments overlap."""
 
-    draft = Oracle(random.Random(0), 1.0)
+    draft = SoloOracle(random.Random(0), 1.0)
 
     def right(path: tuple[int, ...], width: int) -> list[tuple[int, float]]:
         (answer,) = draft.guesser.answers
@@ -245,7 +245,9 @@ def test_drafting_delays_no_send_but_of_a_new_root_alone() -> None:
     for seed in range(15):
         rng = random.Random(seed)
         known = learnt({16: linear(16)}, {16: linear(16)}, spread=2.0)
-        game = Round(Adaptive(), rng, rng.choice((1, 2, 4)), 20, Oracle(rng, 0.8), known, linear)
+        game = Round(
+            Adaptive(), rng, rng.choice((1, 2, 4)), 20, SoloOracle(rng, 0.8), known, linear
+        )
         while not game.over:
             seen = game.view()
             if seen.tree[seen.tree.root].sent or len(seen.tree) > 1:

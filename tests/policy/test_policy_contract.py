@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 import pytest
 from support.cases import case
+from support.growers import SoloOracle
 from support.rounds import Round
 
 from edgespec.errors import ConfigError
@@ -19,7 +20,6 @@ from edgespec.policy.pipedec import PipeDec
 from edgespec.policy.pruned import Pruned
 from edgespec.policy.registry import POLICIES, policy_named
 from edgespec.policy.specpipe import SpecPipe
-from edgespec.sim.oracle import Oracle
 
 VARIANTS: dict[str, Policy] = {
     **POLICIES,
@@ -85,7 +85,7 @@ def rounds(policy: Policy, seeds: Iterable[int]) -> Iterator[tuple[int, Round]]:
         cost = random_cost(rng)
         reads_prompt = rng.random() < 0.5
         estimates = random_experience(rng, cost, stages, knows_draft=not reads_prompt)
-        oracle = Oracle(rng, rng.choice((0.0, 0.5, 0.8, 1.0)))
+        oracle = SoloOracle(rng, rng.choice((0.0, 0.5, 0.8, 1.0)))
         depth = rng.randint(0, 25)
         yield seed, Round(policy, rng, stages, depth, oracle, estimates, cost, reads_prompt)
 

@@ -31,7 +31,6 @@ from edgespec.net import access
 from edgespec.net.keys import Identity, KeyPair
 from edgespec.net.zmq_transport import ZmqTransport
 from edgespec.runtime.access_policy import CLIENT, MAY_SEND, OWNER, STAGE, TOKEN, admits
-from edgespec.sim.toy_model import toy_lenses
 from edgespec.types.tensor import Tensor
 from edgespec.wire.block_messages import (
     BlockOffer,
@@ -51,7 +50,6 @@ from edgespec.wire.client_messages import (
     Tokens,
 )
 from edgespec.wire.codec import TAGS
-from edgespec.wire.hints import Hint
 from edgespec.wire.messages import (
     Assign,
     CloseRequest,
@@ -88,7 +86,6 @@ SENT: list[Message] = [
     Goodbye("x"),
     StandBy("x"),
     SubscribeActivity(1.0),
-    toy_lenses(1, 2),
     Join(1, "x", 1, HOST, 9, OWN.public),
     Loading("x"),
     Ready(1.0),
@@ -98,7 +95,6 @@ SENT: list[Message] = [
     Health(40.0, 90.0, 1, 1, 1.0, False, "x"),
     StageActivity(()),
     Connected(1),
-    Hint(1, 1, 0.1, IDS, IDS, Tensor("float32", (2, 1), bytes(8))),
     Enrol(OWN.public, "x"),
     Enrolled("x"),
     Leave(),
@@ -221,7 +217,7 @@ def assert_allowed_or_refused(door: Door, role: str, message: Message) -> None:
 def test_the_table_is_what_the_design_says() -> None:
     """Told again in full, so that a slip in one place shows."""
     asking = {Cancel, Heartbeat, StatusRequest, Subscribe, type(submit())}
-    serving = {Join, Loading, Ready, Connected, Fault, Credit, Hint, Health, StageActivity}
+    serving = {Join, Loading, Ready, Connected, Fault, Credit, Health, StageActivity}
     serving |= {Goodbye}
     assert {
         OWNER: asking | serving,

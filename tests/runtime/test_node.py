@@ -10,7 +10,6 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 
-import numpy as np
 import pytest
 from support import nodes
 from support.nodes import HOST, PATIENCE_S, QUICK, NodeRing, NodeThread, aging, heard, until
@@ -22,11 +21,8 @@ from edgespec.errors import CapacityError, EdgespecError, ModelError, PeerLost, 
 from edgespec.ring.effects import Stop
 from edgespec.runtime import node as node_module
 from edgespec.runtime.client import Client
-from edgespec.runtime.coordinator_node import CoordinatorNode
 from edgespec.sim.toy_model import FakeBlock
-from edgespec.types.tensor import Tensor
 from edgespec.wire.client_messages import Finished, Progress, Submit, Tokens
-from edgespec.wire.hints import Hint
 from edgespec.wire.messages import Assign, Message
 
 
@@ -44,33 +40,6 @@ def test_a_ring_answers_as_one_machine_would(stages: int, policy: str) -> None:
             ask = submit(prompt="what is " * 5, max_new_tokens=40, policy=policy, seed=seed)
             ring.assert_right(ask, ring.ask(ask))
         ring.assert_free()
-
-
-def test_stages_say_what_they_expect_and_the_answer_is_the_same() -> None:
-    """Lenses go out and hints come back over sockets; another ring gives them again."""
-    with NodeRing(3, hints=True) as ring:
-        ask = submit(prompt="what is " * 5, max_new_tokens=40, policy="adaptive")
-        for _ in range(2):
-            ring.assert_right(ask, ring.ask(ask))
-            mixes = ring.machine.learnt["adaptive"].hint_mixes
-            assert {stage for _, stage in mixes} == {1, 2}
-            assert all(mix.seconds > 0 for mix in mixes.values())
-            mixes.clear()
-            ring.threads[2].vanish()
-            ring.start_stage(2)
-        ring.assert_free()
-
-
-def test_a_stage_gives_hints_in_its_own_name_alone() -> None:
-    hint = Hint(1, 1, 0.1, np.array([3]), np.array([4]), Tensor("float32", (1, 1), bytes(4)))
-    with NodeRing(3, hints=True) as ring:
-        ring.await_up()
-        node = ring.threads[0].node
-        assert isinstance(node, CoordinatorNode)
-        told = node._for_requests(ring.members[2].peer, hint, "")
-        assert isinstance(told, Hint)
-        assert told.stage == 2
-        assert node._for_requests(b"somebody", hint, "") is None
 
 
 def test_nodes_wait_for_what_happens_and_look_at_nothing_in_between(

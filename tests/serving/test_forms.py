@@ -13,6 +13,7 @@ from typing import Any, Literal
 import httpx
 import pytest
 from msgspec import Struct, convert
+from msgspec.structs import replace
 from support.apis import api
 from support.nodes import NodeRing
 from support.rings import submit
@@ -315,9 +316,13 @@ def test_tokens_are_counted_without_an_answer(http: httpx.Client, toy_ring: Node
     told = http.post("/v1/messages/count_tokens", json={"messages": ASKED})
     assert told.json() == {"input_tokens": 5}
     toy_ring.assert_free()
-    refused = http.post("/v1/messages/count_tokens", json={"messages": [{"role": "user"}]})
-    assert refused.status_code == 400
-    assert refused.json()["type"] == "error"
+    for body, status in (
+        ({"messages": [{"role": "user"}]}, 400),
+        ({"messages": ASKED, "model": "x"}, 404),
+        ({"messages": [{"role": "user", "content": " "}]}, 400),
+    ):
+        refused = http.post("/v1/messages/count_tokens", json=body)
+        assert (refused.status_code, refused.json()["type"]) == (status, "error")
 
 
 def test_a_limit_beyond_the_context_is_cut_and_told(http: httpx.Client) -> None:
@@ -563,10 +568,7 @@ def test_thoughts_texts_and_calls_come_apart(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_thought_that_the_prompt_began_goes_on(kind: str) -> None:
-    end = Finished(**{
-        **{name: getattr(END, name) for name in END.__struct_fields__},
-        **{"text": SAID.removeprefix("<think>\n"), "thinks": True},
-    })  # fmt: skip
+    end = replace(END, text=SAID.removeprefix("<think>\n"), thinks=True)
     assert parts_of(kind, json.loads(encoded(form_of(kind).whole([end], [[]])))) == PARTS
     for step in (1, 5):
         assert gathered(kind, streamed(kind, step, end).decode()) == PARTS
@@ -598,14 +600,22 @@ def test_a_thought_is_read_with_a_cut_at_any_place(
     assert ThoughtReader().push(text) == ([(text, False)] if text else [])
 
 
+@pytest.mark.parametrize("given", ['{"a": NaN}', '{"a": 1e999}', '{"a": ', '{"a":' * 5000])
+def test_a_call_whose_arguments_are_no_json_has_none(given: str) -> None:
+    """Where they are told as an object; a text is what the model wrote."""
+    end = replace(END, text=CALL.replace('{"zone": "UTC"}', given))
+    blocks = convert(json.loads(encoded(form_of("anthropic").whole([end], [[]]))), Message)
+    assert [one.input for one in blocks.content if isinstance(one, ToolUseBlock)] == [{}]
+    line = convert(json.loads(encoded(form_of("ollama").whole([end], [[]]))), Line)
+    assert line.message
+    assert [one.function.arguments for one in line.message.tool_calls or ()] == [{}]
+
+
 def test_a_held_answer_has_no_thought() -> None:
     """Its grammar has no room for one, whatever the prompt left open."""
     body = {"messages": ASKED, "response_format": {"type": "json_object"}}
     form = ChatFormat(checked(ChatRequest, body), Served(HERMES, "think", "m", 1))
-    end = Finished(**{
-        **{name: getattr(END, name) for name in END.__struct_fields__},
-        **{"text": "{}", "thinks": True},
-    })  # fmt: skip
+    end = replace(END, text="{}", thinks=True)
     (choice,) = json.loads(encoded(form.whole([end], [[]])))["choices"]
     assert choice["message"] == {"role": "assistant", "content": "{}", "refusal": None}
 

@@ -166,7 +166,7 @@ def test_claude_codes() -> None:
     assert submit.messages[2].reasoning == "ls does."
     assert [one.name for one in submit.tools] == ["run"]
     assert submit.max_new_tokens == CONTEXT
-    assert (submit.settings["enable_thinking"], submit.thinking_budget) == (True, 31999)
+    assert (submit.settings["enable_thinking"], submit.thinking_budget) == (True, -1)
     assert ignored == ["tools[web_search_20250305]"]
 
 

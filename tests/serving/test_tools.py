@@ -142,6 +142,19 @@ def test_a_call_that_is_cut_off_has_what_there_was() -> None:
         assert whole(read(form, text, [])) == ("", [("weather", '{"city": "P')]), form.name
 
 
+def test_a_call_that_is_cut_off_before_its_arguments_is_no_text() -> None:
+    """Behind one that is whole, too; an answer that ends by itself has what it wrote."""
+    for form in FORMS:
+        for made in ([PARIS], [NOON, PARIS]):
+            text = form.calls(made)
+            begun = text[: text.rindex("weather") + 3]
+            reader = CallReader(form, TOOLS)
+            said = [*reader.push(begun), *reader.flush(is_cut=True)]
+            assert whole(said) == ("", [("now", "{}")] if len(made) > 1 else []), form.name
+    reader = CallReader(HERMES, TOOLS)
+    assert whole([*reader.push("<tool_"), *reader.flush()]) == ("<tool_", [])
+
+
 def test_values_of_xml_are_what_the_schema_says() -> None:
     kinds: dict[str, tuple[dict[str, Any], str, Any]] = {
         "a": ({"type": "string"}, "5", "5"),

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from msgspec import structs
+from support.growers import SoloOracle
 from support.worlds import CALM, CALM_ASK
 
 import edgespec.sim.checks
@@ -23,7 +24,6 @@ from edgespec.machines.events import BlockDone, Event, MessageArrived
 from edgespec.sim.campaign import Parts, play
 from edgespec.sim.checks import InvariantViolated
 from edgespec.sim.faults import Lose
-from edgespec.sim.oracle import Oracle
 from edgespec.sim.scenario import Scenario, draw
 from edgespec.sim.toy_model import FakeBlock
 from edgespec.verify.sampling import Sampling
@@ -190,7 +190,7 @@ class NeverCloses(FakeBlock):
         pass
 
 
-class NeverForgets(Oracle):
+class NeverForgets(SoloOracle):
     def close(self, request: int) -> None:
         pass
 
@@ -328,7 +328,7 @@ def test_a_live_row_is_missed_on_a_stage_that_gets_no_retained_set() -> None:
 
 
 def test_a_draft_with_a_wrong_context_is_found() -> None:
-    class Deceived(Oracle):
+    class Deceived(SoloOracle):
         def refreshing(self, request: int, context: Any, *more: Any) -> Any:
             return super().refreshing(request, [*context[:-1], 39], *more)
 
@@ -337,7 +337,7 @@ def test_a_draft_with_a_wrong_context_is_found() -> None:
 
 
 def test_a_draft_is_checked_for_being_open_and_for_growing_contexts() -> None:
-    oracle = Oracle(random.Random(0), 1.0)
+    oracle = SoloOracle(random.Random(0), 1.0)
     oracle.tell((1, 2, 3, 4))
     with pytest.raises(LocalProtocolError, match="not open"):
         oracle.refresh(1, (1, 2), 1, 1)

@@ -93,7 +93,7 @@ def test_a_network_has_one_more_ring_link_than_stages() -> None:
 
 
 def test_only_retained_sets_are_lost_or_late() -> None:
-    dice = Dice((Lose("retain", 1.0), Late("retain", 1.0, 1.0)), random.Random(0))
+    dice = Dice((Lose("retain", 1.0), Late(1.0, 1.0)), random.Random(0))
     assert dice.loses(RETAIN)
     assert not dice.loses(CloseRequest(1))
     assert 0 < dice.lateness(RETAIN) <= 1

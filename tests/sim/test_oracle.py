@@ -5,17 +5,17 @@ from __future__ import annotations
 import random
 
 import pytest
+from support.growers import SoloOracle
 from support.passes import rows_of
 
-from edgespec.sim.oracle import Oracle
 from edgespec.tree.drafted import FROM_ROOT
 from edgespec.verify.sampling import Sampling
 
 WHOLE = (1, 2, 3, 4, 5, 6, 7, 8)
 
 
-def oracle(accuracy: float, seed: int = 0) -> Oracle:
-    made = Oracle(random.Random(seed), accuracy)
+def oracle(accuracy: float, seed: int = 0) -> SoloOracle:
+    made = SoloOracle(random.Random(seed), accuracy)
     made.tell(WHOLE)
     made.open(1, Sampling(0.0, 0, 1.0, 0.0, 0))
     return made

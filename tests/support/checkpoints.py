@@ -77,6 +77,17 @@ FAMILY_SETTINGS: dict[str, dict[str, Any]] = {
         "rope_scaling": {"rope_type": "linear", "factor": 8.0},
     },
     "phi3": {"sliding_window": WINDOW, "partial_rotary_factor": 0.5},
+    "phi3-long": {
+        "sliding_window": None,
+        "partial_rotary_factor": 0.5,
+        "original_max_position_embeddings": 128,
+        "rope_parameters": {
+            "rope_type": "longrope",
+            "rope_theta": 1e2,
+            "short_factor": [1.1, 1.7],
+            "long_factor": [2.0, 40.0],
+        },
+    },
     "qwen3_moe": {
         "head_dim": 16,
         "num_experts": 6,

@@ -11,6 +11,7 @@ import torch
 from support import dspark_heads
 from support.dspark_heads import write_dspark
 from support.eagle_heads import FORMS, write_eagle
+from support.growers import SoloGrower
 
 from edgespec.drafting.base import Guesser
 from edgespec.drafting.dspark.guesser import load_dspark
@@ -18,7 +19,6 @@ from edgespec.drafting.eagle.guesser import load_eagle
 from edgespec.drafting.eagle.shape import Kind
 from edgespec.drafting.easyspec.guesser import EasySpecGuesser
 from edgespec.drafting.easyspec.model import GroupedModel
-from edgespec.drafting.grower import TreeGrower
 from edgespec.drafting.ppd import PPDGuesser, PPDTokens
 from edgespec.drafting.steps import Steps
 from edgespec.model.aux_hidden import packed
@@ -30,7 +30,7 @@ from edgespec.tree.drafted import Children, DraftedTree
 from edgespec.types.features import NO_FEATURES, Features
 
 
-class Fed(TreeGrower):
+class Fed(SoloGrower):
     """A head's tree, given the features of all committed tokens but the newest."""
 
     def __init__(self, guesser: Guesser) -> None:
@@ -65,7 +65,7 @@ class Fed(TreeGrower):
         return Features(from_torch(final), packed(aux_hidden) if layers else None, layers)
 
 
-class Chained(TreeGrower):
+class Chained(SoloGrower):
     """Prompt tokens' tree, given a chain below the last token whose next one is committed."""
 
     def __init__(self, base: Path, dtype: str = "float32") -> None:
@@ -86,14 +86,14 @@ class Chained(TreeGrower):
         return Features(ppd_rows=rows, anchor=len(context) - 2)
 
 
-def easyspec(base: Path, dtype: str = "float32") -> TreeGrower:
+def easyspec(base: Path, dtype: str = "float32") -> SoloGrower:
     """The base as an easyspec draft."""
     source = Checkpoint(base)
     model, head = GroupedModel(source, 4, dtype), OutputHead(source, dtype)
-    return TreeGrower(EasySpecGuesser(model, head, 64, VOCABULARY))
+    return SoloGrower(EasySpecGuesser(model, head, 64, VOCABULARY))
 
 
-def eagle(form: str, scored: int, base: Path, folder: Path, dtype: str = "float32") -> TreeGrower:
+def eagle(form: str, scored: int, base: Path, folder: Path, dtype: str = "float32") -> SoloGrower:
     """A random head of a form, which scores so many tokens."""
     write_eagle(folder, replace(FORMS[form], vocab=VOCABULARY, draft_vocab=scored))
     kind: Kind = "eagle3" if FORMS[form].third else "eagle"
@@ -101,7 +101,7 @@ def eagle(form: str, scored: int, base: Path, folder: Path, dtype: str = "float3
     return Fed(load_eagle(folder, kind, source, OutputHead(source, dtype), dtype))
 
 
-def dspark(form: str, scored: int, base: Path, folder: Path, dtype: str = "float32") -> TreeGrower:
+def dspark(form: str, scored: int, base: Path, folder: Path, dtype: str = "float32") -> SoloGrower:
     """A random one-pass head of a form, which scores so many tokens."""
     shape = dspark_heads.FORMS[form]
     taps = tuple(layer % 5 for layer in dspark_heads.TAPS)

@@ -4,6 +4,7 @@ their arithmetic written out once more, row by row, in float64."""
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -11,6 +12,8 @@ from typing import Any, Literal
 import torch
 from safetensors.torch import save_file
 
+from edgespec.drafting.dspark.head import Attend
+from edgespec.drafting.eagle.head import attention
 from edgespec.model.loader import Checkpoint
 
 HIDDEN, VOCAB, HEADS, DIM, WIDE, LAYERS = 32, 96, 4, 8, 40, 8
@@ -31,7 +34,6 @@ class Form:
     rank: int = 5
     confidence: bool = True
     ends: bool = True
-    direct: int = 0
     vocab: int = VOCAB
     draft_vocab: int = VOCAB
     narrow_markov: bool = False
@@ -76,7 +78,6 @@ FORMS = {
     "own": Form(
         ends=False,
         block=8,
-        direct=3,
         draft_vocab=40,
         narrow_markov=True,
         mask_embedding=True,
@@ -165,17 +166,23 @@ def _shapes(form: Form) -> dict[str, tuple[int, ...]]:
     if form.confidence:  # published, and not needed
         shapes["confidence_head.proj.weight"] = (1, HIDDEN + form.rank)
         shapes["confidence_head.proj.bias"] = (1,)
-    if form.direct:
-        behind = form.block - 1
-        shapes["direct_maps.anchor.weight"] = (HIDDEN, 2 * HIDDEN)
-        shapes["direct_maps.down.weight"] = (behind * form.direct, 2 * HIDDEN)
-        shapes["direct_maps.up.weight"] = (behind * HIDDEN, form.direct)
     if form.ends:
         shapes["embed_tokens.weight"] = (form.vocab, HIDDEN)
         shapes["lm_head.weight"] = (form.draft_vocab, HIDDEN)
     if form.mask_embedding:
         shapes["mask_embedding"] = (HIDDEN,)
     return shapes
+
+
+def masked(masks: Sequence[torch.Tensor]) -> Attend:
+    """Attention in which slots see what `masks` say: of each layer bool [B, 1, R, C + R]."""
+
+    def attend(
+        layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+    ) -> torch.Tensor:
+        return attention(query, key, value, masks[layer])
+
+    return attend
 
 
 class Reference:
@@ -218,15 +225,6 @@ class Reference:
             )
         return turned
 
-    def direct(self, context: list[torch.Tensor], anchor: torch.Tensor) -> list[torch.Tensor]:
-        """What the direct maps add to each slot."""
-        last = context[-1] if context else torch.zeros(HIDDEN, dtype=torch.float64)
-        read = torch.cat([last, anchor / torch.sqrt((anchor * anchor).mean() + 1e-5)])
-        downs = self.t["direct_maps.down.weight"].split(self.form.direct)
-        ups = self.t["direct_maps.up.weight"].split(HIDDEN)
-        behind = [up @ (down @ read) for down, up in zip(downs, ups, strict=True)]
-        return [self.t["direct_maps.anchor.weight"] @ read, *behind]
-
     def block(self, given: torch.Tensor, tokens: list[int]) -> list[torch.Tensor]:
         """What each slot gives, normed: of a block that begins with `tokens`, the anchor's first.
 
@@ -236,8 +234,6 @@ class Reference:
         context = [self.norm(self.t["fc.weight"] @ row, "hidden_norm") for row in given]
         x = [self.embedding[token] for token in tokens]
         x += [self.mask] * (form.block - len(tokens))
-        if form.direct:
-            x = [row + more for row, more in zip(x, self.direct(context, x[0]), strict=True)]
         for layer in range(form.layers):
             name = f"layers.{layer}"
             normed = [self.norm(row, f"{name}.input_layernorm") for row in x]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from support.growers import SoloGrower
 
 from edgespec.drafting.base import Guesser
-from edgespec.drafting.grower import TreeGrower
 from edgespec.drafting.steps import at_once
 from edgespec.sim.oracle import children_of
 from edgespec.sim.toy_model import _mix, toy_next
@@ -65,7 +65,7 @@ class FakeGuesser(Guesser):
         return [(t, -0.5 - (i // 2)) for i, t in enumerate(tokens[:width])]
 
 
-class FakeDraft(TreeGrower):
+class FakeDraft(SoloGrower):
     """Trees of a FakeGuesser."""
 
     def __init__(self, stages: int, vocabulary: int, accuracy: float) -> None:

@@ -24,7 +24,6 @@ from edgespec.types.tensor import ITEM_SIZES, NO_LAYERS, Layers, Tensor
 from edgespec.wire.block_messages import CHUNK_STEP, BlockOffer, Piece, PieceRequest
 from edgespec.wire.client_messages import ChatMessage
 from edgespec.wire.codec import MAGIC, TAGS, VERSION, decode, encode
-from edgespec.wire.hints import Hint, Lenses
 from edgespec.wire.messages import Health, Message, Ready
 from edgespec.wire.segment import Segment, StageTime
 from edgespec.wire.snapshots import (
@@ -134,8 +133,6 @@ class Fuzzer:
             Subscribe: lambda: Subscribe(5.0),
             SubscribeActivity: lambda: SubscribeActivity(5.0),
             StageActivity: lambda: StageActivity(self._runs()),
-            Lenses: self._lenses,
-            Hint: self._hint,
             Snapshot: self._scene,
             BlockOffer: self._offer,
             PieceRequest: self._piece_request,
@@ -223,21 +220,6 @@ class Fuzzer:
     def _health(self) -> Health:
         free = self._random.choice((0, 5, 2**33))
         return Health(40.0, 90.0, free + 7, free, 0.5, True, self._random.choice(TEXTS), 1.5, 0.1)
-
-    def _lenses(self) -> Lenses:
-        def some(*shape: int) -> Tensor:
-            size = 2 * int(np.prod(shape))
-            return Tensor("float16", shape, self._random.randbytes(size))
-
-        rank, tokens = self._random.choice((1, 3)), self._random.choice((1, 4))
-        return Lenses(Layers((2, 5)), some(2, rank, 3), some(tokens, rank), some(tokens))
-
-    def _hint(self) -> Hint:
-        rows, width = self._random.randrange(1, 4), self._random.randrange(1, 4)
-        scores = np.full((rows, width), self._random.choice((0.0, -0.5, -1e30)), "<f4")
-        told = Tensor("float32", (rows, width), scores.tobytes())
-        tokens = self._array(rows * width, 0)
-        return Hint(self._whole(), self._whole(), 0.25, self._array(rows, 0), tokens, told)
 
     def _runs(self) -> tuple[StageRun, ...]:
         run = StageRun(2, 1, self._whole(), 0.25, 0.5, 7, self._random.randrange(8))

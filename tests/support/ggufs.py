@@ -36,6 +36,9 @@ ARCHITECTURES = {
     "mixtral": "llama",
     "ernie4_5": "ernie4_5",
     "gemma": "gemma",
+    "exaone4": "exaone4",
+    "glm4": "glm4",
+    "cohere2": "cohere2",
 }
 """What llama.cpp calls a model type."""
 
@@ -199,12 +202,16 @@ def _add_value(writer: GGUFWriter, key: str, value: Any) -> None:
 
 def _add_settings(writer: GGUFWriter, config: Any, settings: Mapping[str, Any]) -> None:
     writer.add_block_count(config.num_hidden_layers)
-    writer.add_context_length(config.max_position_embeddings)
+    writer.add_context_length(settings["max_position_embeddings"])
     writer.add_embedding_length(config.hidden_size)
     writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
     writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    if config.model_type == "cohere2":
+        writer.add_layer_norm_eps(config.layer_norm_eps)
+        writer.add_logit_scale(config.logit_scale)
+    else:
+        writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     writer.add_key_length(head)
     writer.add_vocab_size(config.vocab_size)
@@ -225,7 +232,7 @@ def _of_family(config: Any) -> Iterator[tuple[str, Any]]:
         yield "embedding_scale", config.embedding_multiplier
         yield "residual_scale", config.residual_multiplier
         yield "logit_scale", config.logits_scaling
-    if config.model_type in ("gemma3_text", "olmo3"):
+    if config.model_type in ("gemma3_text", "olmo3", "exaone4", "cohere2"):
         windows = [kind == "sliding_attention" for kind in config.layer_types]
         yield "attention.sliding_window_pattern", windows
     if config.model_type == "qwen3_moe":
@@ -259,6 +266,11 @@ def _add_rope(writer: GGUFWriter, config: Any, head: int) -> None:
                 writer.add_rope_scaling_yarn_log_mul(rope["mscale_all_dim"])
             if "attention_factor" in rope:
                 writer.add_rope_scaling_attn_factors(rope["attention_factor"])
+    if rope["rope_type"] == "longrope":
+        writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+        for one in ("short", "long"):
+            factors = np.array(rope[f"{one}_factor"], dtype=np.float32)
+            writer.add_tensor(f"rope_factors_{one}.weight", factors)
     if rope["rope_type"] == "llama3":
         writer.add_tensor("rope_freqs.weight", llama3_divisors(rope, head))
 

@@ -28,7 +28,6 @@ from edgespec.config import FILE
 from edgespec.drafting.base import Guesser
 from edgespec.drafting.dspark.guesser import load_dspark
 from edgespec.drafting.eagle.guesser import load_eagle
-from edgespec.drafting.lens import read_lenses, write_lenses
 from edgespec.drafting.ppd import PPDTokens, read_ppd_tokens, write_ppd_tokens
 from edgespec.errors import MOST_CHARS, CapacityError, ConfigError, EdgespecError
 from edgespec.model.block import Block
@@ -156,13 +155,9 @@ class Models:
                 else:
                     eagle_heads.write_eagle(folder, eagle_heads.FORMS[name])
                 yield Seed(name, kind, folder)
-        for name in ("ppd", "hints"):
-            (self.root / name).mkdir()
+        (self.root / "ppd").mkdir()
         write_ppd_tokens(self.root / "ppd", PPDTokens(3, 2, torch.randn(6, 32)), "base")
         yield Seed("ppd", "ppd", self.root / "ppd")
-        downs = {layer: torch.randn(4, 32) for layer in (5, 6, 7)}
-        write_lenses(self.root / "hints", torch.randn(96, 4), torch.randn(96), downs)
-        yield Seed("hints", "hints", self.root / "hints")
 
     def use(self, kind: str, path: Path) -> None:
         """All that a ring does with a model or draft up to its first rows.
@@ -175,8 +170,6 @@ class Models:
         source, head = self.base_source
         if kind == "ppd":
             read_ppd_tokens(path, head.hidden_size)
-        elif kind == "hints":
-            read_lenses(path, dspark_heads.LAYERS, source.config)
         elif kind == "dspark":
             _guess(load_dspark(path, source, head))
         else:

@@ -33,7 +33,7 @@ from edgespec.runtime.coordinator_node import CoordinatorNode
 from edgespec.runtime.node import RingNode
 from edgespec.runtime.stage_node import StageNode
 from edgespec.sim.toy import VOCABULARY, Expected, ToyCodec, plain_answer
-from edgespec.sim.toy_model import FakeBlock, FakeHead, toy_lenses
+from edgespec.sim.toy_model import FakeBlock, FakeHead
 from edgespec.types.tensor import Tensor
 from edgespec.wire.client_messages import Finished, Submit
 from edgespec.wire.messages import Assign, Connect, Join
@@ -149,11 +149,9 @@ class NodeRing:
         recovery: float = PATIENCE_S,
         kept_rows: int = 0,
         live: int = 1,
-        hints: bool = False,
         loads: dict[int, Callable[[], None]] | None = None,
     ) -> None:
-        """`hints`: all stages but the last say what they expect. `loads`: what a stage does before
-        its block is there."""
+        """`loads`: what a stage does before its block is there."""
         self.stages = stages
         self.timing = timing
         self.codec = ToyCodec(frozenset(eos_ids))
@@ -165,7 +163,6 @@ class NodeRing:
         self._recovery = recovery
         self._kept_rows = kept_rows
         self._live = live
-        self._lenses = toy_lenses(stages, VOCABULARY) if hints else None
         self._pid = 1000
         self._loads = loads or {}
         self.threads: dict[int, NodeThread] = {}
@@ -207,7 +204,6 @@ class NodeRing:
             recovery=self._recovery,
             kept_rows=self._kept_rows,
             live=self._live,
-            lenses=self._lenses,
         )
         self.machine = CoordinatorMachine(ring, self.codec)
         self.membership = MembershipMachine(

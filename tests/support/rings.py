@@ -18,7 +18,7 @@ from edgespec.machines.events import (
     Event,
 )
 from edgespec.sim.toy import VOCABULARY, Expected, ToyCodec, plain_answer
-from edgespec.sim.toy_model import FakeBlock, FakeHead, toy_lenses
+from edgespec.sim.toy_model import FakeBlock, FakeHead
 from edgespec.types.usual_sampling import NOTHING_SAID, UsualSampling
 from edgespec.wire.client_messages import Failed, Finished, Submit, Tokens
 from edgespec.wire.messages import Message, Retain
@@ -55,11 +55,9 @@ class FakeRing:
         kept_rows: int = 0,
         head_last: bool = False,
         live: int = 1,
-        hints: bool = False,
         usual: UsualSampling = NOTHING_SAID,
     ) -> None:
-        """`hints`: all stages but the last say what they expect. `usual`: what its model
-        publishes."""
+        """`usual`: what its model publishes."""
         self.stages = stages
         self.codec = ToyCodec(frozenset(eos_ids))
         self.context_length = context_length
@@ -82,8 +80,6 @@ class FakeRing:
                 sources=self.draft.sources,
                 head_last=head_last,
                 live=live,
-                lenses=toy_lenses(stages, VOCABULARY) if hints else None,
-                ends=tuple(range(1, stages + 1)),
                 vocabulary=VOCABULARY,
                 usual=usual,
             ),

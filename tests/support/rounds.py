@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
+from support.growers import SoloOracle
 
 from edgespec.policy.base import (
     Decision,
@@ -24,7 +25,6 @@ from edgespec.policy.base import (
 )
 from edgespec.policy.calibration import Calibration
 from edgespec.policy.estimates import RingEstimates
-from edgespec.sim.oracle import Oracle
 from edgespec.sim.toy import VOCABULARY
 from edgespec.tree.draft_tree import DraftTree
 from edgespec.tree.drafted import Children, DraftedTree
@@ -143,7 +143,7 @@ class Round:
     rng: random.Random
     stages: int
     depth_left: int
-    oracle: Oracle
+    oracle: SoloOracle
     estimates: RingEstimates
     cost: Callable[[int], float]
     reads_prompt: bool = False

@@ -11,9 +11,10 @@ from typing import ClassVar
 import pytest
 import torch
 from support.checkpoints import write_checkpoint, write_tokenizer
+from support.dspark_heads import masked
 
 from edgespec.drafting.dspark.format import read_head, write_head
-from edgespec.drafting.dspark.head import BlockPlaces, DSparkHead, masked, packed_masks
+from edgespec.drafting.dspark.head import BlockPlaces, DSparkHead, packed_masks
 from edgespec.drafting.dspark.shape import DSparkShape
 from edgespec.drafting.eagle.shape import Rope
 from edgespec.errors import ConfigError, ModelError
@@ -423,7 +424,7 @@ def test_a_run_does_not_read_again_what_the_base_computed_while_it_answered(
     chatty = shutil.copytree(base, tmp_path / "chatty")
     template = "{% for one in messages %}{{ one.content }}{% endfor %}"
     (chatty / "chat_template.jinja").write_text(template)
-    only_answers = replace(plan(chatty, file, tmp_path / "out", 3), direct=2)
+    only_answers = plan(chatty, file, tmp_path / "out", 3)
     read = Teacher.read
 
     def no(self: Teacher, tokens: torch.Tensor, layers: tuple[int, ...]) -> Lesson:
@@ -437,26 +438,7 @@ def test_a_run_does_not_read_again_what_the_base_computed_while_it_answered(
 
     say("answering, then training")
     figures = train_dspark(only_answers, say, torch.float32)
-    assert figures["direct"] == 2
     assert figures["rows"] == only_answers.own_rows
-
-
-def test_a_head_with_direct_maps_tells_tokens_before_the_first_step(tmp_path: Path) -> None:
-    """Of _Oracle's text the row before the anchor tells the first two tokens: a linear map finds
-    them, as it does not find those that nothing tells."""
-    shape = replace(SHAPE, hidden=32, base_hidden=32, head_dim=8, block=4, revealed=0, direct=32)
-    shape = replace(shape, markov_rank=0, markov_rows=0)
-    torch.manual_seed(0)
-    student = DSparkStudent(shape, torch.arange(30))
-    settings = TrainingSettings(1, 8, 4, 1e-3, low=False)
-    trainer = DSparkTrainer(_Oracle(), student, settings, tmp_path, 10, begin)  # type: ignore[arg-type]
-    tokens = torch.randint(0, 30, (300, 40), dtype=torch.int32)
-    text = TextRows(tokens, torch.zeros(300, dtype=torch.int64), torch.full((300,), 36))
-    trainer.begin(text.take(torch.arange(200)))
-    held_out = text.take(torch.arange(200, 300))
-    found = dspark_agreement(student, trainer.teacher, held_out, 4, quiet).by_level[1]
-    assert min(found[:2]) > 0.9, found
-    assert max(found[2:]) < 0.12, found
 
 
 def test_a_file_of_wrong_messages_is_refused(base: Path, tmp_path: Path) -> None:

@@ -311,17 +311,3 @@ def test_segments_are_near_equal_and_in_order(count: int, parts: int, longest: i
     lengths = [len(s) for s in segments]
     assert not lengths or (max(lengths) - min(lengths) <= 1 and max(lengths) <= longest)
     assert lengths == sorted(lengths, reverse=True)
-
-
-# --- fresh scores ---------------------------------------------------------------------------------
-
-
-def test_fresh_scores_move_what_hangs_below_and_likely_tokens_are_added() -> None:
-    tree = DraftTree(0, -1, 9, 0)
-    tree.merge(drafted((FROM_ROOT, 1, -1.0), (0, 2, -1.5), (FROM_ROOT, 3, -2.0)), (), 9, FAR)
-    tree.rescore(0, {1: -0.25, 4: -0.5, 5: -7.0}, -3.0)
-    scores = {path: tree.score(node) for path, node in live_paths(tree).items()}
-    assert scores == {(): 0.0, (1,): -0.25, (1, 2): -0.75, (3,): -2.0, (4,): -0.5}
-    added = live_paths(tree)[4,]
-    assert tree[added].drafted is None, "no draft source guessed it"
-    assert tuple(tree.unsent()) == (0, 1, added, 2, 3)

@@ -7,7 +7,6 @@ import random
 import struct
 import time
 import tracemalloc
-from collections.abc import Sequence
 from typing import Any, get_type_hints
 
 import numpy as np
@@ -48,7 +47,6 @@ from edgespec.wire.codec import (
     encode,
     packed,
 )
-from edgespec.wire.hints import Hint, Lenses
 from edgespec.wire.messages import Credit, Fault, Health, Heartbeat, Message, Ready, Retain
 from edgespec.wire.segment import Segment, StageTime
 from edgespec.wire.snapshots import (
@@ -222,37 +220,10 @@ VALUES[tuple[StageRun, ...]] = RUNS
 SECONDS = st.floats(0.0, allow_infinity=False)
 
 
-@st.composite
-def lenses(draw: st.DrawFn) -> Lenses:
-    """Lenses whose matrices fit each other."""
-
-    def half(*shape: int) -> Tensor:
-        size = 2 * int(np.prod(shape))
-        return Tensor("float16", shape, draw(st.binary(min_size=size, max_size=size)))
-
-    layers = sorted(draw(st.sets(st.integers(1, 200), min_size=1, max_size=3)))
-    rank, width, tokens = (draw(st.integers(1, 3)) for _ in range(3))
-    matrices = half(len(layers), rank, width), half(tokens, rank), half(tokens)
-    return Lenses(Layers(tuple(layers)), *matrices)
-
-
-@st.composite
-def stage_hints(draw: st.DrawFn) -> Hint:
-    """Hints of some rows, with as many tokens for each."""
-    rows, width = draw(st.integers(1, 4)), draw(st.integers(1, 4))
-    floats = st.floats(max_value=0.0, allow_nan=False, allow_infinity=False, width=32)
-    values = draw(st.lists(floats, min_size=rows * width, max_size=rows * width))
-    scores = Tensor("float32", (rows, width), np.array(values, "<f4").tobytes())
-    ids, tokens = draw(arrays(rows, least=0)), draw(arrays(rows * width, least=0))
-    return Hint(draw(WHOLE), draw(WHOLE), draw(SECONDS), ids, tokens, scores)
-
-
 CHECKED: dict[type[Message], st.SearchStrategy[Any]] = {
     Segment: segments(),
     BlockOffer: offers(),
     Health: healths(),
-    Lenses: lenses(),
-    Hint: stage_hints(),
     Subscribe: st.builds(Subscribe, SECONDS, st.lists(INT64, max_size=8).map(tuple)),
     SubscribeActivity: st.builds(SubscribeActivity, SECONDS),
     Ready: st.builds(Ready, st.floats(0.0, 1e9), VALUES[int]),
@@ -406,9 +377,12 @@ def range_of(count: int) -> list[int]:
     return list(range(count))
 
 
-def hint(ids: object) -> bytes:
-    """The frame of a Hint with these ids."""
-    return header(29, 1, 2, 0.5, ids, bytes(8), ["float32", [1, 1], bytes(4)])
+def array(ids: object) -> bytes:
+    """The frame of a Segment with these ids."""
+    frame = msgpack.decode(encode(_segment()))
+    _, (part, *_), *_ = frame[2][1:]
+    part[5] = ids
+    return msgpack.encode(frame)
 
 
 def piece(data: object) -> bytes:
@@ -495,10 +469,10 @@ HOSTILE: dict[str, bytes] = {
     "a tool's schema is far too deep": asked([], [["f", "", nested(400)]]),
     "too many tools": asked([], [["f", "", {}]] * (MOST_TOOLS + 1)),
     "a map in the place of a text": asked([], [], {"a": 1}),
-    "array of half a number": hint(bytes(12)),
-    "array is a list": hint([1]),
-    "array is text": hint("x" * 8),
-    "too many bytes of an array": hint(bytes(8 * (MOST_NUMBERS + 1))),
+    "array of half a number": array(bytes(12)),
+    "array is a list": array([1]),
+    "array is text": array("x" * 8),
+    "too many bytes of an array": array(bytes(8 * (MOST_NUMBERS + 1))),
     "array without its bytes": header(65, "0" * 64, 0, ["uint8", [8]]),
     "array whose bytes are text": header(65, "0" * 64, 0, ["uint8", [8], "x" * 8]),
     "array is a number": piece(8),
@@ -519,7 +493,7 @@ HOSTILE: dict[str, bytes] = {
 def test_the_hostile_arrays_are_refused_for_what_is_wrong_with_them() -> None:
     assert decode(retain([0], [])) == retain_message(1, 1, 1, (0,), ())
     assert isinstance(decode(retain([0] * MOST_NUMBERS, range_of(MOST_RETAINED))), Retain)
-    assert isinstance(decode(hint(bytes(8))), Hint)
+    assert isinstance(decode(array(np.array([4, 5]).tobytes())), Segment)
     assert isinstance(decode(piece(["uint8", [8]])), Piece)
 
 
@@ -847,59 +821,3 @@ def test_a_health_whose_quotients_are_not_finite_is_none(name: str, seconds: flo
     health = Health(40.0, 90.0, 9, 5, 0.5, False, "", 1.0, 0.1, 0.2)
     with pytest.raises(RemoteProtocolError, match="a time that cannot be"):
         decode(packed(replace(health, **{name: seconds})))
-
-
-def half(*shape: int) -> Tensor:
-    return Tensor("float16", shape, bytes(2 * int(np.prod(shape))))
-
-
-LENSES = Lenses(Layers((2, 5)), half(2, 3, 4), half(6, 3), half(6))
-
-
-@pytest.mark.parametrize(
-    "changed",
-    [
-        {"layers": Layers((5, 2))},
-        {"layers": Layers((0, 2))},
-        {"layers": Layers((2,))},
-        {"downs": half(2, 3)},
-        {"downs": half(2, 2, 4)},
-        {"up": half(7, 3)},
-        {"bias": half(5)},
-        {"bias": Tensor("float32", (6,), bytes(24))},
-    ],
-)
-def test_lenses_fit_each_other(changed: dict[str, Any]) -> None:
-    assert decode(encode(LENSES)) == LENSES
-    with pytest.raises(RemoteProtocolError, match="Lenses"):
-        decode(packed(replace(LENSES, **changed)))
-
-
-def scores(*rows: Sequence[float]) -> Tensor:
-    values = np.array(rows, "<f4")
-    return Tensor("float32", values.shape, values.tobytes())
-
-
-HINT = Hint(1, 2, 0.5, np.array([7, 8]), np.arange(4), scores((-0.5, -1.0), (0.0, -9.0)))
-
-
-@pytest.mark.parametrize(
-    "changed",
-    [
-        {"ids": np.array([7])},
-        {"ids": np.array([7, -1])},
-        {"ids": np.zeros(0, np.int64), "tokens": np.zeros(0, np.int64), "log_probs": scores()},
-        {"tokens": np.arange(3)},
-        {"tokens": np.array([0, 1, -2, 3])},
-        {"log_probs": scores((-0.5, -1.0))},
-        {"log_probs": scores((-0.5, 0.1), (0.0, -9.0))},
-        {"log_probs": scores((-0.5, float("nan")), (0.0, -9.0))},
-        {"log_probs": scores((-0.5, float("-inf")), (0.0, -9.0))},
-        {"log_probs": half(2, 2)},
-        {"tokens": np.arange(130), "log_probs": scores([-9.0] * 65, [-9.0] * 65)},
-    ],
-)
-def test_a_hint_is_log_probabilities_of_tokens_of_rows(changed: dict[str, Any]) -> None:
-    assert plain(decode(encode(HINT))) == plain(HINT)
-    with pytest.raises(RemoteProtocolError, match="Hint"):
-        decode(packed(replace(HINT, **changed)))

@@ -32,7 +32,6 @@ from edgespec.wire.client_messages import (
     Tokens,
 )
 from edgespec.wire.codec import MAGIC, TAGS, VERSION, decode, encode
-from edgespec.wire.hints import Lenses
 from edgespec.wire.messages import Message, Retain
 from edgespec.wire.segment import Segment
 from edgespec.wire.snapshots import Snapshot, SnapshotNode
@@ -146,7 +145,7 @@ def test_a_frame_full_of_small_things_takes_little_memory(leaf: bytes) -> None:
     wide = struct.pack(">BH", 0xDC, 256)
     inner = wide + (wide + leaf * 256) * 256
     body = inner * 64
-    for kind in (Segment, Retain, Lenses, Submit, Tokens, Finished, Status):
+    for kind in (Segment, Retain, Submit, Tokens, Finished, Status):
         peak, reason = memory_for((begun(kind) + body)[:CONTROL_BYTES])
         said = ("too many values", "behind the message", "a map")
         assert any(words in reason for words in said), kind

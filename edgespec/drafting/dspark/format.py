@@ -235,7 +235,6 @@ def read_settings(
     hidden = matrix_rows(tensors, "fc.weight", _KIND, file)
     markov = tensors.get("markov_head.markov_w1.weight")
     rank = 0 if markov is None else int(markov.shape[-1])
-    down = tensors.get("direct_maps.down.weight")
     scored = next((tensors[n] for n in ("lm_head.weight", "d2t") if n in tensors), None)
     shape = DSparkShape(
         layers=layers,
@@ -254,7 +253,6 @@ def read_settings(
         causal=_flag(settings, "causal_head", False, file),
         windows=_windows(settings, layers, file),
         revealed=_revealed(settings, block, file),
-        direct=0 if down is None or block < 2 else len(down) // (block - 1),
         own_embedding="embed_tokens.weight" in tensors,
         own_head="lm_head.weight" in tensors,
         **layer_fields,

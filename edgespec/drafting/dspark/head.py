@@ -6,7 +6,7 @@ published names.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -18,7 +18,6 @@ from edgespec.drafting.eagle.head import (
     NormGains,
     RopeAngles,
     apply_rope,
-    attention,
     normed,
     rope_at,
 )
@@ -43,14 +42,13 @@ class DSparkHead(nn.Module):
 
     One pass takes C context rows and R slots of a batch of B. In training R is K blocks of
     `shape.block` slots, one after the other, for K anchors of the same text, and C is the whole
-    text: `attend` is then `masked(...)` of `packed_masks(...)`. In drafting C is what became
-    committed since the last pass (possibly nothing), R one block, and `attend` keeps the keys and
-    values of context rows: those do not depend on the anchor.
+    text: `attend` is then training.blocks.beside(...). In drafting C is what became committed since
+    the last pass (possibly nothing), R one block, and `attend` keeps the keys and values of context
+    rows: those do not depend on the anchor.
 
         given   [B, C, taps · base_hidden]    the base's rows that enter its tapped layers
         context = head.context(given)         [B, C, hidden]
         block   [B, R, hidden]                embedded tokens; masks: `mask_rows` or mask_token's
-        block  += head.direct(context before the anchors, embedded anchors), if shape.direct
         out     = head(context, block, BlockPlaces(...), attend)      [B, R, hidden], normed
         logits  = out @ output_matrix.T + head.markov(rows_of(token before each guess))
     """
@@ -65,8 +63,6 @@ class DSparkHead(nn.Module):
         self.fc = nn.Linear(shape.fused_width, shape.hidden, bias=False)
         self.hidden_norm, self.norm = NormGains(shape.hidden), NormGains(shape.hidden)
         self.layers = nn.ModuleList(_BlockLayer(shape) for _ in range(shape.layers))
-        if shape.direct:
-            self.direct_maps = _Direct(shape)
         if shape.markov_rank:
             self.markov_head = _Markov(shape)
         own_mask = shape.mask_token is None
@@ -74,25 +70,13 @@ class DSparkHead(nn.Module):
 
     def spared(self, group: int) -> set[str]:
         """The matrices that stay plain where others are held in groups of so many columns (0: a row
-        is one): that which direct maps take apart, and the Markov head's if its rank is no multiple
-        of a group. Both are small."""
+        is one): the Markov head's if its rank is no multiple of a group. It is small."""
         divided = not group or self.shape.markov_rank % group == 0
-        return {"direct_maps.up"} | (set() if divided else {"markov_head.markov_w2"})
+        return set() if divided else {"markov_head.markov_w2"}
 
     def context(self, given: torch.Tensor) -> torch.Tensor:
         """What the base gave, as all layers read it: [.., C, hidden]."""
         return self._norm(self.fc(given), self.hidden_norm)
-
-    def direct(self, last: torch.Tensor, anchors: torch.Tensor) -> torch.Tensor:
-        """What is added in the slots of blocks, [.., block, hidden]. `last` [.., hidden]: the
-        context rows before the anchors; `anchors` [.., hidden]: the anchors, embedded."""
-        out: torch.Tensor = self.direct_maps(self.direct_input(last, anchors))
-        return out
-
-    def direct_input(self, last: torch.Tensor, anchors: torch.Tensor) -> torch.Tensor:
-        """What the direct maps read, [.., 2 · hidden]."""
-        size = anchors.square().mean(-1, keepdim=True).add(self.shape.eps).sqrt()
-        return torch.cat([last, anchors / size], -1)
 
     def forward(
         self, context: torch.Tensor, block: torch.Tensor, places: BlockPlaces, attend: Attend
@@ -173,26 +157,6 @@ class _BlockAttention(nn.Module):
             self.q_norm, self.k_norm = NormGains(shape.head_dim), NormGains(shape.head_dim)
 
 
-class _Direct(nn.Module):
-    """Maps from the last row and the anchor to every slot: a full one to the anchor's, of low rank
-    to those behind it. A form of our own: with it a head begins as a regression, which tells some
-    of the next tokens before the first step of training."""
-
-    def __init__(self, shape: DSparkShape) -> None:
-        super().__init__()
-        behind = shape.block - 1
-        self.anchor = nn.Linear(2 * shape.hidden, shape.hidden, bias=False)
-        self.down = nn.Linear(2 * shape.hidden, behind * shape.direct, bias=False)
-        self.up = nn.Linear(shape.direct, behind * shape.hidden, bias=False)
-
-    def forward(self, read: torch.Tensor) -> torch.Tensor:
-        narrow, hidden = self.up.in_features, self.anchor.out_features
-        low = self.down(read).unflatten(-1, (-1, narrow))
-        wide = self.up.weight.unflatten(0, (-1, hidden)).to(low.dtype)
-        rest = torch.einsum("...sr,shr->...sh", low, wide)
-        return torch.cat([self.anchor(read)[..., None, :], rest], -2)
-
-
 class _Markov(nn.Module):
     """Logits of a token that follow from the one before it: [before, vocab], of low rank."""
 
@@ -211,17 +175,6 @@ def rows_of(tokens: torch.Tensor, shape: DSparkShape, scored: torch.Tensor | Non
         return tokens
     at = torch.searchsorted(scored, tokens).clamp(max=len(scored) - 1)
     return torch.where(scored[at] == tokens, at, -1)
-
-
-def masked(masks: Sequence[torch.Tensor]) -> Attend:
-    """Attention in which slots see what `masks` say: of each layer bool [B, 1, R, C + R]."""
-
-    def attend(
-        layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
-    ) -> torch.Tensor:
-        return attention(query, key, value, masks[layer])
-
-    return attend
 
 
 def packed_masks(shape: DSparkShape, places: BlockPlaces) -> list[torch.Tensor]:

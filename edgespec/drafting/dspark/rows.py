@@ -27,8 +27,7 @@ class NextSlots(NamedTuple):
 
     `sees` bool [R, T]: which slots of the cache each of them sees, of those that are held, the new
     context rows, and these slots, which stay in it then. None: they are a block, which begins with
-    an anchor and is forgotten with the pass. `last` [1, hidden]: the context row before the anchor,
-    for a head with direct maps.
+    an anchor and is forgotten with the pass.
     """
 
     request: int
@@ -38,7 +37,6 @@ class NextSlots(NamedTuple):
     tokens: Sequence[int] = ()
     places: Sequence[int] = ()
     sees: torch.Tensor | None = None
-    last: torch.Tensor | None = None
 
 
 class BlockPasses:
@@ -105,10 +103,7 @@ class BlockPasses:
         tokens = torch.tensor(one.tokens, dtype=torch.int64, device=self.device)
         known = tokens != MASK
         words = self._embed(torch.where(known, tokens, mask))
-        rows = words if own is None else torch.where(known[:, None], words, own)
-        if one.last is None:
-            return rows
-        return rows + self.head.direct(one.last, words[:1]).flatten(0, 1)
+        return words if own is None else torch.where(known[:, None], words, own)
 
     def _attend(
         self,
@@ -244,21 +239,10 @@ class BlockRows(HeadRows):
     def __init__(self, request: int, passes: BlockPasses) -> None:
         super().__init__(request, passes)
         self._anchor = 0  # the last committed token
-        # All committed rows, in parts, if the head has direct maps.
-        self._every: list[torch.Tensor] = []
 
     @property
     def _held(self) -> int:
         return self._kv.length
-
-    def add(self, context: torch.Tensor) -> Steps[None]:
-        if self._passes.head.shape.direct:
-            self._every.append(context)
-        return super().add(context)
-
-    def begin_with(self, other: BlockRows, rows: int, ends: bool) -> None:  # type: ignore[override]
-        super().begin_with(other, rows, ends)
-        self._every = [torch.cat(other._every)[:rows]] if other._every else []
 
     def follow(self, context: Sequence[int]) -> bool:
         """A block stands on the rows of all tokens but the newest."""
@@ -268,14 +252,11 @@ class BlockRows(HeadRows):
     def ask(self, paths: Sequence[TokenPath]) -> Steps[None]:
         if self.said:
             return
-        shape, place, last = self._passes.head.shape, self.committed, None
-        if shape.direct:
-            empty = self._waiting.new_zeros((1, shape.hidden))
-            last = self._every[-1][-1:] if self._every else empty
+        shape, place = self._passes.head.shape, self.committed
         waiting, self._waiting = self._waiting, self._waiting[:0]
         tokens = [self._anchor, *[MASK] * (shape.block - 1)]
         places = range(place, place + shape.block)
-        given = NextSlots(self.request, self._kv, self._held, waiting, tokens, places, last=last)
+        given = NextSlots(self.request, self._kv, self._held, waiting, tokens, places)
         out = yield from call(self._passes.run, given)
         self.said[()] = SlotLogits(out[shape.slot_of(0) :])
 

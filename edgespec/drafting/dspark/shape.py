@@ -31,8 +31,6 @@ class DSparkShape:
     layer, how many positions a slot sees, itself included; None for all.
     `revealed`: so many tokens after the anchor were shown to it at most in training; 0: they are
     masks always.
-    `direct`: 0, or the rank of the maps from the last row before the anchor and the anchor's token
-    to the slots behind the anchor's (see DSparkHead).
     `own_embedding`, `own_head`: whether it brings its own matrices or borrows the base's.
     """
 
@@ -58,7 +56,6 @@ class DSparkShape:
     causal: bool = False
     windows: tuple[int | None, ...] = ()
     revealed: int = 0
-    direct: int = 0
     own_embedding: bool = False
     own_head: bool = False
 
@@ -100,6 +97,5 @@ class DSparkShape:
             keys=self.kv_heads * self.head_dim / (kv_heads * dim),
             vocab=self.vocab / int(base.vocab_size),
             markov_rank=self.markov_rank,
-            direct=(self.block - 1) * self.direct,
             own_matrix=self.own_head,
         )

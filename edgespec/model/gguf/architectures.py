@@ -54,9 +54,16 @@ _NORMS_BEHIND = {
     "post_attention_norm": "post_attention_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
+_GLM4 = {
+    "ffn_norm": "post_attention_layernorm",
+    "post_attention_norm": "post_self_attn_layernorm",
+    "post_ffw_norm": "post_mlp_layernorm",
+    "ffn_up": "mlp.gate_up_proj",
+}
 _BARE = ("self_attn.sinks",)
 """Tensors whose names in transformers' models end there."""
-_IN_CONFIG = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
+ROPE = "rope_freqs.weight"
+SETTINGS = (ROPE, "rope_factors_long.weight", "rope_factors_short.weight")
 """Tensors that become settings."""
 
 _OF_LAYER = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
@@ -93,6 +100,9 @@ ARCHITECTURES = {
     "olmo2": GgufArchitecture("olmo2", _NORMS_BEHIND),
     "olmoe": GgufArchitecture("olmoe", _EXPERTS),
     "ernie4_5": GgufArchitecture("ernie4_5"),
+    "exaone4": GgufArchitecture("exaone4", _NORMS_BEHIND),
+    "glm4": GgufArchitecture("glm4", _GLM4),
+    "cohere2": GgufArchitecture("cohere2"),
     "gemma": GgufArchitecture("gemma", shifted_norms=True),
     "phi3": GgufArchitecture("phi3", _FUSED),
     "gemma2": GgufArchitecture("gemma2", _FOUR_NORMS, shifted_norms=True),
@@ -140,7 +150,7 @@ def places(file: GgufFile, heads: int, kv_heads: int) -> dict[str, Place]:
     kind = architecture_of(file)
     found: dict[str, Place] = {}
     for stored in file.tensors.values():
-        if stored.name in _IN_CONFIG:
+        if stored.name in SETTINGS:
             continue
         count = 0
         for name, place in _named(kind, stored, {"attn_q": heads, "attn_k": kv_heads}):

@@ -15,15 +15,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from edgespec.errors import ModelError
-from edgespec.model.gguf.architectures import architecture_of
+from edgespec.model.gguf.architectures import ROPE, architecture_of
 from edgespec.model.gguf.reader import GgufFile, LongArray
 from edgespec.model.reading import reading
 from edgespec.planning.architecture import MOST_EXPERTS, MOST_LAYERS
 
 Settings = dict[str, Any]
-
-ROPE = "rope_freqs.weight"
-"""The one tensor that is a setting."""
 
 _MOST = 1 << 20  # of any size but the context's; the largest known vocabulary has 262,144 tokens
 _MOST_CONTEXT = 1 << 31
@@ -122,7 +119,7 @@ def _common(keys: _Keys) -> Settings:
         "num_attention_heads": heads,
         "num_key_value_heads": keys.whole("attention.head_count_kv", heads),
         "head_dim": keys.whole("attention.key_length", max(1, hidden // heads), most=_MOST_HEAD),
-        "rms_norm_eps": keys.real("attention.layer_norm_rms_epsilon"),
+        "rms_norm_eps": keys.real("attention.layer_norm_rms_epsilon", _eps(keys)),
         "max_position_embeddings": keys.whole("context_length", most=_MOST_CONTEXT),
         "rope_theta": keys.real("rope.freq_base", 10000.0),
         "vocab_size": embedding[0],
@@ -130,6 +127,12 @@ def _common(keys: _Keys) -> Settings:
         **{name: keys.token(name) for name in ("bos_token_id", "eos_token_id")},
         "pad_token_id": None,
     }
+
+
+def _eps(keys: _Keys) -> float | None:
+    """Of a model with layer norms, which has no other."""
+    stated = keys.get("attention.layer_norm_epsilon")
+    return keys.real("attention.layer_norm_epsilon") if stated else None
 
 
 def _llama(keys: _Keys) -> Settings:
@@ -167,6 +170,32 @@ def _olmoe(keys: _Keys) -> Settings:
 
 def _ernie(keys: _Keys) -> Settings:
     return {"use_bias": "blk.0.attn_q.bias" in keys.file.tensors}
+
+
+def _exaone4(keys: _Keys) -> Settings:
+    if keys.get("attention.sliding_window") is None:
+        layers = keys.whole("block_count", most=MOST_LAYERS)
+        return {"sliding_window": None, "layer_types": ["full_attention"] * layers}
+    window = keys.whole("attention.sliding_window")
+    return {"sliding_window": window, "layer_types": _layer_types(keys, 4)}
+
+
+def _glm4(keys: _Keys) -> Settings:
+    hidden, heads = keys.whole("embedding_length"), keys.whole("attention.head_count")
+    head = keys.whole("attention.key_length", max(1, hidden // heads), most=_MOST_HEAD)
+    return {
+        "attention_bias": "blk.0.attn_q.bias" in keys.file.tensors,
+        "partial_rotary_factor": keys.whole("rope.dimension_count", head) / head,
+    }
+
+
+def _cohere2(keys: _Keys) -> Settings:
+    return {
+        "layer_norm_eps": keys.real("attention.layer_norm_epsilon"),
+        "logit_scale": keys.real("logit_scale"),
+        "sliding_window": keys.whole("attention.sliding_window"),
+        "layer_types": _layer_types(keys, 4),
+    }
 
 
 def _mistral3(keys: _Keys) -> Settings:
@@ -294,6 +323,9 @@ _FAMILY: Mapping[str, Callable[[_Keys], Settings]] = {
     "olmo2": _olmo2,
     "olmoe": _olmoe,
     "ernie4_5": _ernie,
+    "exaone4": _exaone4,
+    "glm4": _glm4,
+    "cohere2": _cohere2,
     "phi3": _phi3,
     "gemma2": _gemma2,
     "gemma3": _gemma3,
@@ -314,14 +346,13 @@ _YARN = {
 def _scaling(keys: _Keys, settings: Settings) -> Settings | None:
     """rope_scaling of config.json."""
     if "rope_factors_long.weight" in keys.file.tensors:
-        raise keys.refusal(
-            "turns keys by angles that change with the sequence's length (rope_factors_long, "
-            "longrope), which edgespec does not run"
-        )
-    if stored := keys.file.tensors.get(ROPE):
-        if stored.type.name != "F32" or stored.shape != (int(settings["head_dim"]) // 2,):
-            raise keys.refusal("holds 'rope_freqs.weight' in a form that is not known")
-        divisors = struct.unpack(f"<{stored.columns}f", stored.read(0, 1))
+        share = float(settings.get("partial_rotary_factor", 1.0))
+        count = int(int(settings["head_dim"]) * share) // 2
+        names = {one: f"rope_factors_{one}.weight" for one in ("short", "long")}
+        factors = {f"{one}_factor": list(_factors(keys, names[one], count)) for one in names}
+        return {"rope_type": "longrope", **factors}
+    if ROPE in keys.file.tensors:
+        divisors = _factors(keys, ROPE, int(settings["head_dim"]) // 2)
         if all(one == 1.0 for one in divisors):
             return None
         found = None
@@ -347,6 +378,13 @@ def _scaling(keys: _Keys, settings: Settings) -> Settings | None:
     elif kind != "linear":
         raise keys.refusal(f"has rotary embeddings of type {kind!r}, which edgespec does not run")
     return scaling
+
+
+def _factors(keys: _Keys, name: str, count: int) -> tuple[float, ...]:
+    """The numbers of a tensor that is a setting."""
+    if keys.shape(name) != (count,) or keys.file.tensors[name].type.name != "F32":
+        raise keys.refusal(f"holds {name!r} in a form that is not known")
+    return struct.unpack(f"<{count}f", keys.file.tensors[name].read(0, 1))
 
 
 _ACCURACY = 1e-4

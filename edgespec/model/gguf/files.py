@@ -12,7 +12,8 @@ from pathlib import Path
 
 from edgespec.errors import ConfigError
 from edgespec.files import cache_folder, is_own, kept
-from edgespec.model.gguf.configs import ROPE, config_of
+from edgespec.model.gguf.architectures import SETTINGS
+from edgespec.model.gguf.configs import config_of
 from edgespec.model.gguf.reader import GgufFile, open_gguf
 
 CONFIG = "config.json"
@@ -46,8 +47,9 @@ class GgufFiles:
     @cached_property
     def folder(self) -> Path:
         digest = hashlib.sha256(self.opened.header_sha256.encode())
-        if turned := self.opened.tensors.get(ROPE):
-            digest.update(turned.read(0, 1))
+        for name in SETTINGS:
+            if turned := self.opened.tensors.get(name):
+                digest.update(turned.read(0, 1))
         return cache_folder() / "gguf" / f"{digest.hexdigest()[:32]}-{_FORM}"
 
     def file(self, name: str) -> Path:

@@ -54,13 +54,17 @@ _DIGIT = r"\p{N}"
 
 _CUTS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(
-        ("llama-bpe", "llama3", "llama-v3", "dbrx", "smaug-bpe", "falcon3", "pixtral"), (_LLAMA3,)
+        (
+            *("llama-bpe", "llama3", "llama-v3", "dbrx", "smaug-bpe", "falcon3", "pixtral"),
+            *("glm4", "chatglm-bpe"),
+        ),
+        (_LLAMA3,),
     ),
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "megrez", "stablelm2", "hunyuan"), (_QWEN2,)),
     **dict.fromkeys(("gpt-4o", "llama4"), (_GPT4O,)),
     "tekken": (_TEKKEN,),
     **dict.fromkeys(("smollm", "refact", "starcoder", "command-r", "codeshell"), (_DIGIT, _GPT2)),
-    **dict.fromkeys(("gpt-2", "phi-2", "mpt", "olmo"), (_GPT2,)),
+    **dict.fromkeys(("gpt-2", "phi-2", "mpt", "olmo", "exaone4"), (_GPT2,)),
     "default": (r"[\p{P}\$\+<=>\^~\|]+", _WORDS, r"\p{N}+", "[0-9][0-9][0-9]"),
 }
 """How text is cut before pairs are merged, one cut after the other, by tokenizer.ggml.pre."""

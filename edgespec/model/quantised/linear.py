@@ -157,8 +157,9 @@ def held_bytes(form: Quantisation, shape: torch.Size, dtype: torch.dtype) -> int
     """The most that a layer of `linear_from` takes, without its bias; of a plain one just that.
 
     Scales are held in the dtype in which it computes or which loses nothing of them, with a zero
-    for each where a kernel wants so. On a GPU every kind has whole tiles of outputs, and codes in
-    whole steps of columns (see kernels.gpu.products); it is not worth telling devices apart.
+    for each where a kernel wants so. On a GPU every kind has whole tiles of outputs, and codes and
+    scales in whole steps of columns (see kernels.gpu.products); it is not worth telling devices
+    apart.
     """
     if form.kind == "none":
         return shape.numel() * dtype.itemsize
@@ -166,7 +167,7 @@ def held_bytes(form: Quantisation, shape: torch.Size, dtype: torch.dtype) -> int
     out = -(-shape[0] // TILE) * TILE
     filled = columns if columns % (_STEP // 2) == 0 else -(-columns // _STEP) * _STEP
     if form.kind == "nf4":
-        return out * (filled // 2 + columns // form.group * 4) + 64
+        return out * (filled // 2 + filled // form.group * 4) + 64
     if not form.group:
         return out * (filled + 4)
     check_columns(form, columns)
@@ -174,12 +175,12 @@ def held_bytes(form: Quantisation, shape: torch.Size, dtype: torch.dtype) -> int
     kept = max(dtype.itemsize, 4 if made else 2)
     if form.kind in _TABLES:
         codes = filled if form.kind == "fp8" else filled // 2
-        return out * (codes + columns // form.group * kept) + 64
+        return out * (codes + -(-filled // form.group) * kept) + 64
     if form.kind == "int4":
         codes, widest = filled // 2, kernel_group(form.group)
     else:
         codes, widest = filled, form.group
-    scales = 2 * columns // widest * kept
+    scales = 2 * -(-filled // widest) * kept
     return out * (codes + scales) + 4 * columns * form.ordered
 
 

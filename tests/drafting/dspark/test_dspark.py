@@ -10,12 +10,13 @@ import pytest
 import torch
 from support.checkpoints import write_checkpoint
 from support.dspark_heads import FORMS, HIDDEN, LAYERS, TAPS, VOCAB, Form, Reference, write_dspark
+from support.growers import SoloGrower
 from support.passes import rows_of
 
 from edgespec.config import Quantisation
 from edgespec.drafting.dspark.format import MOST_SLOTS, read_head
 from edgespec.drafting.dspark.guesser import DSparkGuesser, load_dspark
-from edgespec.drafting.grower import Further, TreeGrower
+from edgespec.drafting.grower import Further
 from edgespec.drafting.hybrid import HybridGuesser
 from edgespec.drafting.independent import IndependentGuesser
 from edgespec.drafting.ngram import NgramGuesser
@@ -238,7 +239,7 @@ def test_one_request_expands_the_best_guesses_of_all_levels(
     """As if one after the other was asked for, the best path first; in one pass."""
     monkeypatch.setattr("edgespec.drafting.grower.AT_ONCE", 1)
     write_dspark(tmp_path, FORMS["deepspec"])
-    source = TreeGrower(guesser(base, tmp_path))
+    source = SoloGrower(guesser(base, tmp_path))
     for request in (1, 2):
         source.open(request, Sampling(), grammar, len(CONTEXT))
     features = given_rows(len(CONTEXT) - 1)[1]
@@ -294,9 +295,9 @@ def test_a_block_runs_once_for_all_its_levels(base: Path, tmp_path: Path) -> Non
     assert rows_of(draft) == (1 + 6,), "the context has grown"
 
 
-@pytest.mark.parametrize(("name", "between"), [("own", 7 * 3), ("deepspec", 0)])
+@pytest.mark.parametrize("name", ["own", "deepspec"])
 def test_a_pass_tells_what_the_head_is_made_of_and_which_rows_are_new(
-    name: str, between: int, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("edgespec.drafting.dspark.rows.PASS_ROWS", 4)
     write_dspark(tmp_path, FORMS[name])
@@ -308,7 +309,7 @@ def test_a_pass_tells_what_the_head_is_made_of_and_which_rows_are_new(
     assert passes[0].rows == passes[0].joined, "rows alone"
     (form,) = {one.form for one in passes}
     assert form is not None
-    assert (form.direct, form.layers) == (between, 2)
+    assert (form.layers, form.own_matrix) == (2, FORMS[name].ends)
 
 
 def test_a_hybrid_charges_what_the_head_does_alone(base: Path, tmp_path: Path) -> None:
@@ -317,7 +318,7 @@ def test_a_hybrid_charges_what_the_head_does_alone(base: Path, tmp_path: Path) -
     single = guesser(base, tmp_path)
     both = HybridGuesser([NgramGuesser(), guesser(base, tmp_path)])
     features = given_rows(len(CONTEXT) - 1)[1]
-    sources = [TreeGrower(one) for one in (single, both)]
+    sources = [SoloGrower(one) for one in (single, both)]
     levels: list[list[tuple[int, ...]]] = [[()], [(4,), (8,)], [(4, 77)], [(4, 77, 3), (8, 8, 50)]]
     for source in sources:
         source.open(1, Sampling())
@@ -342,7 +343,7 @@ def test_a_hybrid_of_members_without_further_passes_guesses_below_its_guesses(
     as a member needs a pass for each level, level by level."""
     write_dspark(tmp_path, FORMS["deepspec"])
     both = HybridGuesser([NgramGuesser(), guesser(base, tmp_path)])
-    source, features = TreeGrower(both), given_rows(len(CONTEXT) - 1)[1]
+    source, features = SoloGrower(both), given_rows(len(CONTEXT) - 1)[1]
     source.open(1, Sampling())
     found = source.expand(1, CONTEXT, [()], 3, features, Further([0.0], 9, -99.0))
     assert found.further(1) == 8
@@ -358,7 +359,7 @@ def test_a_hybrid_of_members_without_further_passes_guesses_below_its_guesses(
         assert below.scores.tolist() == found.scores[found.parents == at].tolist()
         assert below.made_by.tolist() == found.made_by[found.parents == at].tolist()
     small = IndependentGuesser(Checkpoint(folder), vocab_size=96)
-    slow = TreeGrower(HybridGuesser([NgramGuesser(), small]))
+    slow = SoloGrower(HybridGuesser([NgramGuesser(), small]))
     slow.open(1, Sampling())
     assert not slow.expand(1, CONTEXT, [()], 3, features, Further([0.0], 9, -99.0)).further(1)
 

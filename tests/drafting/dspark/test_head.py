@@ -7,10 +7,19 @@ from pathlib import Path
 import pytest
 import torch
 from support.checkpoints import write_checkpoint
-from support.dspark_heads import FORMS, HIDDEN, LAYERS, TAPS, VOCAB, Reference, write_dspark
+from support.dspark_heads import (
+    FORMS,
+    HIDDEN,
+    LAYERS,
+    TAPS,
+    VOCAB,
+    Reference,
+    masked,
+    write_dspark,
+)
 
 from edgespec.drafting.dspark.format import read_head, write_head
-from edgespec.drafting.dspark.head import BlockPlaces, DSparkHead, masked, packed_masks, rows_of
+from edgespec.drafting.dspark.head import BlockPlaces, DSparkHead, packed_masks, rows_of
 from edgespec.drafting.dspark.shape import DSparkShape
 
 TEXT = [5, 9, 90, 33, 7, 61, 2, 40, 11, 12, 80, 3]
@@ -48,9 +57,6 @@ def test_packed_blocks_give_what_each_gives_alone(name: str, base: Path, tmp_pat
     # A batch of two, the second without the first one's last row: rows do not mix.
     context = head.context(torch.stack([given, given.flip(0)]))
     block = embedded.reshape(1, -1, HIDDEN).expand(2, -1, -1)
-    if form.direct:
-        last = torch.cat([torch.zeros_like(context[:, :1]), context], 1)[:, ANCHORS]
-        block = block + head.direct(last, embedded[:, 0].expand(2, -1, -1)).flatten(1, 2)
     found = head(context, block, places, masked(packed_masks(shape, places)))
     out = found[0].unflatten(0, (len(ANCHORS), form.block))
     assert not torch.allclose(found[0], found[1])
@@ -75,7 +81,6 @@ def test_every_parameter_gets_a_gradient(tmp_path: Path) -> None:
     assert head.mask_embedding is not None
     block[:, 1 :: shape.block] = head.mask_embedding
     context = head.context(torch.randn(1, 12, len(TAPS) * HIDDEN, dtype=torch.float64))
-    block = block + head.direct(context[:, [1, 6]], block[:, :: shape.block]).flatten(1, 2)
     out = head(context, block, places, masked(packed_masks(shape, places)))
     rows = rows_of(torch.arange(2 * shape.block)[None] + 30, shape, tokens)
     assert int(rows.min()) == -1 < int(rows.max()), "some are known, and some are not"
