@@ -106,7 +106,7 @@ class CompiledLayers:
         self._held, self._dtype = layers, dtype
         self.count, self.weights = len(layers), max(one.weights for one in layers)
         self._layers = (_CLayer * len(layers))(*(one.layer for one in layers))
-        self._multiply = ctypes.cast(products.multiply, _AT).value
+        self._multiply = ctypes.cast(products.multiply, _AT).value or 0
         self._run = rows.run_layers
         self._run.argtypes = [_AT, _LONG, _LONG, _AT, _AT, _AT]
 
