@@ -576,7 +576,11 @@ DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
 @pytest.mark.parametrize(
     ("name", "changes", "message"),
     [
-        ("llama", {"model_type": "gpt2"}, r"'gpt2', which .* runs llama, mistral, .*mixtral$"),
+        (
+            "llama",
+            {"model_type": "gpt2"},
+            r"'gpt2', which .* runs llama, mistral, .*hunyuan_v1_dense$",
+        ),
         (
             "llama",
             {"model_type": "starcoder2"},
