@@ -27,6 +27,9 @@ OTHER_S = 30.0
 SURE_TURNS = 2
 """Turns until what is seen is believed: an answer may come late."""
 
+SOON_S = 1.2
+"""Seconds in which a coordinator that starts together with its stages listens, on a desktop."""
+
 PATIENT_S = 5.0
 """Seconds after which mistakes have been told, and the wait may be a long one."""
 
@@ -79,7 +82,8 @@ class Search:
     def run(
         self, wait: float, tell: Teller, meanwhile: Callable[[], None] | None = None
     ) -> Address:
-        """The address, after `wait` seconds at most. `meanwhile` is called once if it takes long.
+        """The address, after `wait` seconds at most. `meanwhile` is called once if it takes long,
+        or may do so: a member's coordinator may be starting, too.
 
         Raises ConfigError for another wait than there can be, PeerLost if none is found,
         AddressUnavailable for an unknown host, and AccessRefused if the key is not let in, or
@@ -90,6 +94,11 @@ class Search:
         began = time.monotonic()
         if (found := self._look()) is not None:
             return found
+        if meanwhile is not None and self._is_member:
+            meanwhile()
+            meanwhile = None
+            if (found := self._soon(began)) is not None:
+                return found
         said, turns = "", 0
         with tell.waiting(self._doing):
             while (left := began + wait - time.monotonic()) > 0.0:
@@ -153,6 +162,14 @@ class Search:
                 self._why = f"another program than the coordinator listens at {known}"
             case Seen.NOTHING:
                 self._why = f"nothing listens at {known}"
+        return None
+
+    def _soon(self, began: float) -> Address | None:
+        """Where it is known to be, if it comes there within SOON_S."""
+        while self.known is not None and time.monotonic() - began < SOON_S:
+            time.sleep(SOON_S / 8)
+            if (found := self._look()) is not None:
+                return found
         return None
 
     # --- on the local network ---------------------------------------------------------------------
