@@ -292,6 +292,23 @@ def _fragment(words, CHUNK: tl.constexpr, STRIP: tl.constexpr):
 
 
 @triton.jit
+def _share(
+    parts,
+    x,
+    share,
+    FIRST: tl.constexpr,
+    COUNT: tl.constexpr,
+    CHUNK: tl.constexpr,
+    STRIP: tl.constexpr,
+):
+    """`share` [STRIP, BLOCK] and the products of so many parts of a step, one after the other."""
+    for part in tl.static_range(FIRST, FIRST + COUNT):
+        weight = _fragment(parts[part], CHUNK, STRIP)
+        share = tl.dot(weight, x[part], share, input_precision="ieee")
+    return share
+
+
+@triton.jit
 def _taken_apart(at, levels, LEVELS: tl.constexpr, MIDDLE: tl.constexpr, DTYPE: tl.constexpr):
     """The four numbers of each word there: levels, codes less MIDDLE in float32, else as 16 bits
     have them."""
@@ -477,6 +494,13 @@ def _codes_product(
             _rows_part(row_at, there, depth, at + 2 * CHUNK, COLUMNS, STEP),
             _rows_part(row_at, there, depth, at + 3 * CHUNK, COLUMNS, STEP),
         )
+        owns = totals[:0]  # the rows' own sums, of each group
+        for group in tl.static_range(GROUPS):
+            own = tl.zeros([STRIP, BLOCK], tl.float32)
+            if OFF != 0.0 or ZERO != "":
+                for part in tl.static_range(group * EACH, (group + 1) * EACH):
+                    own = tl.dot(ones, x[part], own, input_precision="ieee")
+            owns += (own,)
         added = totals[:0]
         for strip in tl.static_range(STRIPS):
             this = first_strip + strip
@@ -490,20 +514,11 @@ def _codes_product(
                 high = _taken_apart(strip_at, levels, LEVELS, MIDDLE, DTYPE)
             total = totals[strip]
             for group in tl.static_range(GROUPS):
-                own = tl.zeros([STRIP, BLOCK], tl.float32)
-                if OFF != 0.0 or ZERO != "":
-                    for part in tl.static_range(group * EACH, (group + 1) * EACH):
-                        own = tl.dot(ones, x[part], own, input_precision="ieee")
-                share = own * -OFF if OFF != 0.0 else tl.zeros([STRIP, BLOCK], tl.float32)
+                nothing = tl.zeros([STRIP, BLOCK], tl.float32)
+                share = owns[group] * -OFF if OFF != 0.0 else nothing
+                share = _share(low, x, share, group * EACH, EACH, CHUNK, STRIP)
                 if PLANES == 2:
-                    upper = tl.zeros([STRIP, BLOCK], tl.float32)
-                    for part in tl.static_range(group * EACH, (group + 1) * EACH):
-                        weight = _fragment(high[part], CHUNK, STRIP)
-                        upper = tl.dot(weight, x[part], upper, input_precision="ieee")
-                for part in tl.static_range(group * EACH, (group + 1) * EACH):
-                    weight = _fragment(low[part], CHUNK, STRIP)
-                    share = tl.dot(weight, x[part], share, input_precision="ieee")
-                if PLANES == 2:
+                    upper = _share(high, x, nothing, group * EACH, EACH, CHUNK, STRIP)
                     share = tl.fma(upper, tl.full([STRIP, BLOCK], 16.0, tl.float32), share)
                 scale = _number(scale_bits[strip], group, SCALE)
                 if DOUBLE:
@@ -515,7 +530,8 @@ def _codes_product(
                         zero = (8.0 - zero if PLANES == 1 else -zero) * scale
                     if DOUBLE and ZERO == "low":
                         zero *= zero_block[strip].to(tl.float32) * -1.0
-                    total = tl.fma(own, tl.broadcast_to(zero[:, None], [STRIP, BLOCK]), total)
+                    wide_zero = tl.broadcast_to(zero[:, None], [STRIP, BLOCK])
+                    total = tl.fma(owns[group], wide_zero, total)
             added += (total,)
         totals = added
         if not APART and SECTIONS > 1:  # noqa: SIM102 (one is known to the compiler)
