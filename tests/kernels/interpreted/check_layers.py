@@ -11,7 +11,7 @@ from edgespec.config import QUANTISATIONS, Quantisation
 from edgespec.kernels.gpu.usable import trial
 from edgespec.model.kv_cache import TwoRegionCache
 from edgespec.model.quantised.kernels import relative_error
-from edgespec.model.quantised.linear import dequantised, held_bytes
+from edgespec.model.quantised.linear import dequantised, held_bytes, linear_from
 from edgespec.model.quantised.selftest import made_up
 from edgespec.model.quantised.triton_linear import TritonLinear, fits
 from edgespec.model.tree_attention import (
@@ -51,8 +51,9 @@ def check_the_memory_of_a_layer_is_known_before() -> None:
                 continue
             packed = made_up(form, shape)
             for dtype in (torch.float16, torch.float32):
-                layer = TritonLinear(packed, None, shape, form, dtype, "cpu")
-                held = sum(part.nbytes for part in layer.buffers())
+                both = (TritonLinear, linear_from)  # a GPU's, and a CPU's
+                layers = [make(packed, None, shape, form, dtype, "cpu") for make in both]
+                held = max(sum(part.nbytes for part in layer.buffers()) for layer in layers)
                 with case(form.name, shape, dtype):
                     assert held <= held_bytes(form, shape, dtype) < 1.5 * held
 
