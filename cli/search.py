@@ -94,10 +94,10 @@ class Search:
         began = time.monotonic()
         if (found := self._look()) is not None:
             return found
-        if meanwhile is not None and self._is_member:
+        if meanwhile is not None and self._is_member and wait >= SOON_S:
             meanwhile()
             meanwhile = None
-            if (found := self._soon(began)) is not None:
+            if (found := self._soon(began + SOON_S)) is not None:
                 return found
         said, turns = "", 0
         with tell.waiting(self._doing):
@@ -128,9 +128,7 @@ class Search:
         if self._others and not self._silent and turns >= SURE_TURNS:
             if not (self._is_member or self._is_given):
                 raise PeerLost(_only_others(self._others, self._cluster))
-            why.append(
-                f"there are only coordinators of other clusters here: {_named(self._others)}"
-            )
+            why.append(_of_others(self._others))
         return "; ".join([*why, self._doing])
 
     # --- where it is known to be ------------------------------------------------------------------
@@ -164,9 +162,9 @@ class Search:
                 self._why = f"nothing listens at {known}"
         return None
 
-    def _soon(self, began: float) -> Address | None:
-        """Where it is known to be, if it comes there within SOON_S."""
-        while self.known is not None and time.monotonic() - began < SOON_S:
+    def _soon(self, until: float) -> Address | None:
+        """Where it is known to be, if it comes there in time."""
+        while self.known is not None and time.monotonic() < until:
             time.sleep(SOON_S / 8)
             if (found := self._look()) is not None:
                 return found
@@ -198,11 +196,14 @@ class Search:
     def _not_found(self, wait: float) -> str:
         if self._silent:
             return _unreachable(self._silent[0])
-        if self._others:
+        if self._others and self.known is None:
             return _only_others(self._others, self._cluster)
         network = _tried() if self._on_network else ""
         if self.known is not None:
-            within = f"within {wait:.0f} s ({'; '.join(filter(None, (self._why, network)))})"
+            others = _of_others(self._others) if self._others else ""
+            within = (
+                f"within {wait:.0f} s ({'; '.join(filter(None, (self._why, network, others)))})"
+            )
             return (
                 f"no coordinator answered at {self.known} {within}; is `edgespec serve` running "
                 "there, and is the port open?"
@@ -238,6 +239,10 @@ def _only_others(others: list[Found], cluster: str) -> str:
         "where the cluster was made, or say where it is: --coordinator HOST[:PORT]; to belong to "
         "another cluster takes a token of it: edgespec join TOKEN"
     )
+
+
+def _of_others(others: list[Found]) -> str:
+    return f"there are only coordinators of other clusters here: {_named(others)}"
 
 
 def _named(others: list[Found]) -> str:

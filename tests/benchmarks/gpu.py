@@ -106,7 +106,7 @@ def run_part(
     """Whether it came to its end, or to that of its time."""
     part, start = found.begin(name), clock()
     try:
-        for line in work(place):
+        for line in work(replace(place, until=time.monotonic() + seconds)):
             part["lines"].append(dict(line))
             part["seconds"] = clock() - start
             found.write()

@@ -81,7 +81,8 @@ def predicted(compiled: list[Any], capability: int) -> Iterator[str]:
                 work = Work(
                     *(product._tiles * sections, 2, math.ceil(columns / 128 / sections)),
                     *(len(code.loop), 0, code.programs, size),
-                    1 + 2 * apart,
+                    # To begin with; of sections that are added up, 32 rows' at a time.
+                    1 + apart * (1 + math.ceil(sections * (8 if rows == 1 else 16) / 32)),
                 )
                 took = seconds(gpu, work)
                 shown = f"{took * 1e6:.0f} | {size / gpu.memory / took:.0%}"

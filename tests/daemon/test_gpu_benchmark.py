@@ -94,16 +94,19 @@ def test_answers_are_asked_as_bench_is_and_told_if_they_differ(
         for name in ("plain", "other")
     ]
 
-    def says(*words: str) -> str:
+    def says(place: Place, *words: str) -> str:
         asked.append(words)
+        if len(asked) == 3:
+            raise TimeoutError
         return json.dumps({"runs": runs}) if len(asked) == 1 else "edgespec: error: no such model"
 
     monkeypatch.setattr(gpu_parts, "_edgespec", says)
-    sizes = gpu_parts.Sizes(dtypes=TINY.dtypes, rings=((1, "ngram", 0.0), (3, "dspark", 0.8)))
-    first, second, third = gpu_parts.answers(Place(CPU, sizes, 1e9))
+    sizes = gpu_parts.Sizes(dtypes=TINY.dtypes, rings=((1, "ngram", 0.0),) * 4)
+    first, second, third, last = gpu_parts.answers(Place(CPU, sizes, 1e9))
     assert "wrong" not in first
     assert second["wrong"] == "text differs"
     assert third["wrong"] == "edgespec: error: no such model"
+    assert (last["skipped"], len(asked)) == ("its time was up", 3)
     page = (SCRIPT.parents[2] / "docs" / "commands.md").read_text(encoding="utf-8")
     usage = page.split("<!-- edgespec bench -->")[1].split("<!-- end -->")[0]
     assert all(word in usage for word in asked[0] if word.startswith("--"))

@@ -7,12 +7,16 @@ line with "wrong" says that something is.
 from __future__ import annotations
 
 import json
+import math
+import os
+import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 
 import torch
@@ -32,6 +36,7 @@ from edgespec.model.quantised.int4 import Int4Linear
 from edgespec.model.quantised.kernels import relative_error
 from edgespec.model.quantised.linear import dequantised, held_bytes
 from edgespec.model.quantised.nf4 import library
+from edgespec.model.quantised.rounding import Packed
 from edgespec.model.quantised.selftest import made_up
 from edgespec.model.row_math import BATCHED, Norm, RowMath
 from edgespec.model.sources import open_source
@@ -127,12 +132,14 @@ TINY = Sizes(
 
 @dataclass(frozen=True)
 class Place:
-    """Where it is measured: `memory` bytes a second are read there, `graphs` captures."""
+    """Where it is measured: `memory` bytes a second are read there, `graphs` captures; `until` then
+    by time.monotonic() other processes have to be done."""
 
     device: torch.device
     sizes: Sizes
     memory: float
     graphs: Callable[[torch.device], GraphMaker | None] = graphs_on
+    until: float = math.inf
 
     @property
     def dtype(self) -> torch.dtype:
@@ -171,17 +178,19 @@ def right(place: Place) -> Iterator[Line]:
         weight = _by_chance(out, columns).to(place.device, dtype)
         wide = rows.double() @ weight.double().T
         yield _compared(place, "product, plain", matrices.plain_product(weight), rows, wide)
-        math = blocks.row_math(place.device, dtype, False)
+        row_math = blocks.row_math(place.device, dtype, False)
         gain = _by_chance(columns).to(place.device, dtype)
         norm = Norm(gain, 1e-5, False)
         normed = rows.double() / (rows.double().square().mean(1, keepdim=True) + 1e-5).sqrt()
         normed *= gain.double()
-        yield _compared(place, "norm", lambda some, m=math, n=norm: m.norm(some, n), rows, normed)
+        yield _compared(
+            place, "norm", lambda some, m=row_math, n=norm: m.norm(some, n), rows, normed
+        )
         gate, up = rows.double().chunk(2, 1)
         gated = torch.nn.functional.silu(gate) * up
-        yield _compared(place, "gate", lambda some, m=math: m.gated(some, "silu"), rows, gated)
+        yield _compared(place, "gate", lambda some, m=row_math: m.gated(some, "silu"), rows, gated)
         for text in place.sizes.texts[:3]:
-            attend = _attention(place, dtype, most, text, math)
+            attend = _attention(place, dtype, most, text, row_math)
             exact = _attention(place, torch.float64, most, text, BATCHED, dtype)
             numbers = torch.arange(most)
             yield _compared(place, f"attention, {text}", attend, numbers, exact(numbers))
@@ -252,10 +261,10 @@ def attention(place: Place) -> Iterator[Line]:
     _, kv_heads, dim = place.sizes.heads
     maths = {"edgespec": blocks.row_math(place.device, place.dtype, False), "torch": BATCHED}
     for text in place.sizes.texts:
-        for name, math in maths.items():
+        for name, kind in maths.items():
             works = {}
             for count in place.sizes.trees:
-                attend = _attention(place, place.dtype, count, text, math)
+                attend = _attention(place, place.dtype, count, text, kind)
                 every = torch.arange(count)
                 attend(every)  # makes the table of places, which a pass has once for all layers
                 run = [lambda _, a=attend, e=every: a(e)] * 8
@@ -308,9 +317,12 @@ def profile(place: Place) -> Iterator[Line]:
     """`edgespec profile`, as a user runs it."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "profile.json"
-        said = _edgespec(
-            "profile", *("--out", str(path), "--seconds", str(place.sizes.profile_seconds))
-        )
+        words = ("--out", str(path), "--seconds", str(place.sizes.profile_seconds))
+        try:
+            said = _edgespec(place, "profile", *words)
+        except TimeoutError:
+            yield {"what": "edgespec profile", "skipped": "its time was up"}
+            return
         yield {"what": "edgespec profile", "says": said.strip()[-2000:]}
         if path.exists():
             yield {"what": "its file", "says": path.read_text(encoding="utf-8")}
@@ -329,10 +341,13 @@ def answers(place: Place) -> Iterator[Line]:
                 *("--policy", sizes.policies, "--limit", str(sizes.limit)),
                 *("--max-new-tokens", str(sizes.new_tokens)),
             ]
-            with tempfile.TemporaryDirectory() as folder:
-                said = _edgespec("bench", *words, "--out", folder, "--json")
             try:
+                with tempfile.TemporaryDirectory() as folder:
+                    said = _edgespec(place, "bench", *words, "--out", folder, "--json")
                 runs = json.loads(said)["runs"]
+            except TimeoutError:
+                yield line | {"skipped": "its time was up"}
+                return
             except (ValueError, KeyError):
                 yield line | {"wrong": said.strip()[-500:]}
                 continue
@@ -343,26 +358,33 @@ def answers(place: Place) -> Iterator[Line]:
 
 
 PARTS: dict[str, tuple[Callable[[Place], Iterator[Line]], float]] = {
-    "right": (right, 90.0),
-    "layers": (layers, 50.0),
-    "products": (products, 70.0),
-    "attention": (attention, 30.0),
-    "passes": (passes_by_graph, 60.0),
+    "right": (right, 130.0),  # most of it is compiling, about a second for each kind
+    "layers": (layers, 45.0),
+    "products": (products, 60.0),
+    "attention": (attention, 25.0),
+    "passes": (passes_by_graph, 50.0),
     "d0": (d0, 15.0),
     "profile": (profile, 45.0),
-    "answers": (answers, 120.0),
+    "answers": (answers, 110.0),
 }
 """In order of worth, each with its share of eight minutes, in seconds."""
 
 
-def _edgespec(*words: str, seconds: float = 150.0) -> str:
-    """What the command says: its output, or its error."""
+def _edgespec(place: Place, *words: str) -> str:
+    """What the command says: its output, or its error. Raises TimeoutError when its part's time is
+    up; then its processes are ended."""
     command = [sys.executable, "-m", "edgespec.cli.main", *words]
+    pipe = subprocess.PIPE
+    child = subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, start_new_session=True)
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=seconds)
-    except subprocess.TimeoutExpired:
-        return f"not done after {seconds:.0f} s"
-    return done.stdout if done.returncode == 0 or done.stdout else done.stderr
+        out, error = child.communicate(timeout=max(1.0, place.until - time.monotonic()))
+    except subprocess.TimeoutExpired as late:
+        raise TimeoutError from late
+    finally:
+        if child.poll() is None:
+            os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
+    return out if child.returncode == 0 or out else error
 
 
 def _name(dtype: torch.dtype) -> str:
@@ -424,12 +446,18 @@ def _replayed(place: Place, products: Sequence[Product], rows: torch.Tensor) -> 
     return run
 
 
+@lru_cache(maxsize=1)
+def _packed(form: Quantisation, size: torch.Size) -> Packed:
+    """A large matrix takes a processor seconds, and its copies are alike."""
+    return made_up(form, size)
+
+
 def _product(name: str, size: torch.Size, dtype: torch.dtype, device: torch.device) -> Product:
     """As blocks multiply by a matrix."""
     form = Quantisation.parse(name)
     if form.kind == "none":
         return matrices.plain_product(torch.randn(size, dtype=dtype, device=device) / 64)
-    return matrices.linear_from(made_up(form, size), None, size, form, dtype, device)
+    return matrices.linear_from(_packed(form, size), None, size, form, dtype, device)
 
 
 def _library_product(
@@ -439,7 +467,7 @@ def _library_product(
     form = Quantisation.parse(name)
     if form.kind == "none":
         return partial(linear, weight=torch.randn(size, dtype=dtype, device=device))
-    return Int4Linear(made_up(form, size), None, size, form, dtype, device)
+    return Int4Linear(_packed(form, size), None, size, form, dtype, device)
 
 
 def _bitsandbytes_product(
@@ -457,7 +485,7 @@ def _attention(
     dtype: torch.dtype,
     count: int,
     text: int,
-    math: RowMath,
+    row_math: RowMath,
     rounded: torch.dtype | None = None,
 ) -> Callable[[torch.Tensor], torch.Tensor]:
     """Attention of some of `count` rows, by number, each of which follows that before it, or the
@@ -486,7 +514,7 @@ def _attention(
             index = rows.to(device)
             known[key] = Visibility(mask[index][None, None], depth.to(device)[index], slots)
         some = query if len(key) == count else query[list(key)]
-        return math.attention(some, held[0], held[1], known[key], form)
+        return row_math.attention(some, held[0], held[1], known[key], form)
 
     return attend
 

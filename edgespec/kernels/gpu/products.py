@@ -41,6 +41,9 @@ _BLOCKS = (8, 16, 32)
 """Rows that are multiplied at once: the least of these that holds all, or the last; by codes of 8
 bits not the last of these, as its sums do not fit into registers."""
 
+_APART_BLOCK = 16
+"""The most where sections are shared out: there are few programs then, and registers."""
+
 _PARTS = 4
 """Chunks of a step: codes of a word."""
 
@@ -55,8 +58,8 @@ _WARPS, _STAGES = 2, 4
 """Threads / 32 of a program by codes, and steps that it reads ahead. Not measured. More threads
 would have other instructions of tensor cores on devices of 9.0 and later."""
 
-_PROGRAMS, _LEAST_STEPS = 512, 4
-"""Programs into which a matrix is cut, by sections of at least so many steps."""
+_PROGRAMS, _SECTIONS, _LEAST_STEPS = 512, 16, 4
+"""Programs into which a matrix is cut, by so many sections at most, of at least so many steps."""
 
 _PROGRAMS_EACH = 4
 """Programs of a multiprocessor from which on sections are not shared out."""
@@ -171,7 +174,8 @@ class CodesProduct:
             *(matrix.words, matrix.scales, matrix.zeros, matrix.blocks),
             *(matrix.zero_blocks, matrix.levels, bias),
         )
-        section = max(_LEAST_STEPS, cdiv(steps, cdiv(_PROGRAMS, self._tiles)))
+        parts = min(_SECTIONS, cdiv(_PROGRAMS, self._tiles))
+        section = max(_LEAST_STEPS, cdiv(steps, parts))
         self._sections = cdiv(steps, section)
         # How many programs of each tile and block of rows are done, 0 again behind the last one.
         device = matrix.words.device
@@ -209,8 +213,10 @@ class CodesProduct:
         out = rows.new_empty(count, self._out)
         if count:
             block = next((block for block in self._blocks if count <= block), self._blocks[-1])
+            least = min(block, _APART_BLOCK)
+            apart = self._sections > 1 and cdiv(count, least) * self._tiles < self._enough
+            block = least if apart else block
             blocks = cdiv(count, block)
-            apart = self._sections > 1 and blocks * self._tiles < self._enough
             sums = None
             if apart:
                 size = self._sections, count, self._tiles * _TILE
@@ -286,6 +292,23 @@ def _fragment(words, CHUNK: tl.constexpr, STRIP: tl.constexpr):
 
 
 @triton.jit
+def _share(
+    parts,
+    x,
+    share,
+    FIRST: tl.constexpr,
+    COUNT: tl.constexpr,
+    CHUNK: tl.constexpr,
+    STRIP: tl.constexpr,
+):
+    """`share` [STRIP, BLOCK] and the products of so many parts of a step, one after the other."""
+    for part in tl.static_range(FIRST, FIRST + COUNT):
+        weight = _fragment(parts[part], CHUNK, STRIP)
+        share = tl.dot(weight, x[part], share, input_precision="ieee")
+    return share
+
+
+@triton.jit
 def _taken_apart(at, levels, LEVELS: tl.constexpr, MIDDLE: tl.constexpr, DTYPE: tl.constexpr):
     """The four numbers of each word there: levels, codes less MIDDLE in float32, else as 16 bits
     have them."""
@@ -308,7 +331,7 @@ def _taken_apart(at, levels, LEVELS: tl.constexpr, MIDDLE: tl.constexpr, DTYPE: 
         PARTS: tl.constexpr = _BRAIN_PARTS if tl.bfloat16 == DTYPE else _HALF_PARTS
         a, b, c, d = tl.inline_asm_elementwise(
             PARTS,
-            "=r,=r,=r,=r,r",
+            "=&r,=&r,=&r,=&r,r",
             [words],
             dtype=(tl.int16, tl.int16, tl.int16, tl.int16),
             is_pure=True,
@@ -350,6 +373,18 @@ def _zeros(STRIP: tl.constexpr, BLOCK: tl.constexpr):
 def _sum(some, more):
     """Of both, strip by strip."""
     return some[0] + more[0], some[1] + more[1], some[2] + more[2], some[3] + more[3]
+
+
+@triton.jit
+def _sums_at(sums, section, count, row, wide, column, there, STRIP: tl.constexpr):
+    """Sums of a section, as a program has written them."""
+    at = sums + (section * count + row).to(tl.int64)[None, :] * wide + column[:, None]
+    return (
+        tl.load(at, mask=there, other=0.0, cache_modifier=".cg"),
+        tl.load(at + STRIP, mask=there, other=0.0, cache_modifier=".cg"),
+        tl.load(at + 2 * STRIP, mask=there, other=0.0, cache_modifier=".cg"),
+        tl.load(at + 3 * STRIP, mask=there, other=0.0, cache_modifier=".cg"),
+    )
 
 
 @triton.jit
@@ -459,6 +494,13 @@ def _codes_product(
             _rows_part(row_at, there, depth, at + 2 * CHUNK, COLUMNS, STEP),
             _rows_part(row_at, there, depth, at + 3 * CHUNK, COLUMNS, STEP),
         )
+        owns = totals[:0]  # the rows' own sums, of each group
+        for group in tl.static_range(GROUPS):
+            own = tl.zeros([STRIP, BLOCK], tl.float32)
+            if OFF != 0.0 or ZERO != "":
+                for part in tl.static_range(group * EACH, (group + 1) * EACH):
+                    own = tl.dot(ones, x[part], own, input_precision="ieee")
+            owns += (own,)
         added = totals[:0]
         for strip in tl.static_range(STRIPS):
             this = first_strip + strip
@@ -472,20 +514,11 @@ def _codes_product(
                 high = _taken_apart(strip_at, levels, LEVELS, MIDDLE, DTYPE)
             total = totals[strip]
             for group in tl.static_range(GROUPS):
-                own = tl.zeros([STRIP, BLOCK], tl.float32)
-                if OFF != 0.0 or ZERO != "":
-                    for part in tl.static_range(group * EACH, (group + 1) * EACH):
-                        own = tl.dot(ones, x[part], own, input_precision="ieee")
-                share = own * -OFF if OFF != 0.0 else tl.zeros([STRIP, BLOCK], tl.float32)
+                nothing = tl.zeros([STRIP, BLOCK], tl.float32)
+                share = owns[group] * -OFF if OFF != 0.0 else nothing
+                share = _share(low, x, share, group * EACH, EACH, CHUNK, STRIP)
                 if PLANES == 2:
-                    upper = tl.zeros([STRIP, BLOCK], tl.float32)
-                    for part in tl.static_range(group * EACH, (group + 1) * EACH):
-                        weight = _fragment(high[part], CHUNK, STRIP)
-                        upper = tl.dot(weight, x[part], upper, input_precision="ieee")
-                for part in tl.static_range(group * EACH, (group + 1) * EACH):
-                    weight = _fragment(low[part], CHUNK, STRIP)
-                    share = tl.dot(weight, x[part], share, input_precision="ieee")
-                if PLANES == 2:
+                    upper = _share(high, x, nothing, group * EACH, EACH, CHUNK, STRIP)
                     share = tl.fma(upper, tl.full([STRIP, BLOCK], 16.0, tl.float32), share)
                 scale = _number(scale_bits[strip], group, SCALE)
                 if DOUBLE:
@@ -497,7 +530,8 @@ def _codes_product(
                         zero = (8.0 - zero if PLANES == 1 else -zero) * scale
                     if DOUBLE and ZERO == "low":
                         zero *= zero_block[strip].to(tl.float32) * -1.0
-                    total = tl.fma(own, tl.broadcast_to(zero[:, None], [STRIP, BLOCK]), total)
+                    wide_zero = tl.broadcast_to(zero[:, None], [STRIP, BLOCK])
+                    total = tl.fma(owns[group], wide_zero, total)
             added += (total,)
         totals = added
         if not APART and SECTIONS > 1:  # noqa: SIM102 (one is known to the compiler)
@@ -515,14 +549,17 @@ def _codes_product(
         ticket = done + tl.program_id(0) * tl.num_programs(1) + tile
         if tl.atomic_add(ticket, 1, sem="acq_rel") == SECTIONS - 1:
             tl.store(ticket, 0)
+            wholes = _zeros(STRIP, BLOCK)
+            # Some at a time, so that more is on its way, as many as registers hold.
+            for some in range(0, SECTIONS, 32 // BLOCK):
+                for more in tl.static_range(32 // BLOCK):
+                    section = some + more
+                    known = there & (section < SECTIONS)
+                    found = _sums_at(sums, section, count, row, wide, column, known, STRIP)
+                    wholes = _sum(wholes, found)
             for strip in tl.static_range(STRIPS):
-                whole = tl.zeros([STRIP, BLOCK], tl.float32)
-                for section in range(SECTIONS):
-                    at = sums + (section * count + row).to(tl.int64)[None, :] * wide
-                    some = at + (column + strip * STRIP)[:, None]
-                    whole += tl.load(some, mask=there, other=0.0, cache_modifier=".cg")
                 _finish(
-                    *(whole, out, bias, row, there, column + strip * STRIP, out_features),
+                    *(wholes[strip], out, bias, row, there, column + strip * STRIP, out_features),
                     *(UNIT, BIASED),
                 )
     else:

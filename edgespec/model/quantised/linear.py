@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Sequence
 from types import ModuleType
 
@@ -21,6 +22,7 @@ from edgespec.model.quantised.rounding import Packed, Parts
 from edgespec.model.quantised.slices import SlicedLinear
 from edgespec.model.tensors import one_view
 
+_log = logging.getLogger(__name__)
 _TABLES = ("iq4", "fp4", "fp8")
 _KINDS = {"int4": int4, "int8": int8, "nf4": nf4, **dict.fromkeys(_TABLES, levels)}
 _STEP = 128  # columns of a step of the kernel for GPUs, or half as many
@@ -122,6 +124,8 @@ def linear_from(
 
             if triton_linear.fits(form, shape):
                 return triton_linear.TritonLinear(packed, bias, shape, form, dtype, device)
+        if form.kind == "fp8":
+            _tell_of_slices()
         return _sliced(packed, bias, shape, form, dtype, device)
     wide = torch.float64 if dtype == torch.float64 else torch.float32
 
@@ -139,6 +143,16 @@ def linear_from(
         **_kind(form).product_parts(packed, form, dtype),
     )
     return ExactLinear(product)
+
+
+@functools.cache
+def _tell_of_slices() -> None:
+    """Once a process."""
+    _log.warning(
+        "there is no kernel for FP8 on a GPU: each pass unpacks these matrices anew, which is "
+        "slow, and texts may differ from plain decoding in near-ties; take the original 16-bit "
+        "release with --quant int8"
+    )
 
 
 def _sliced(
