@@ -79,6 +79,7 @@ def test_a_connection_that_ends_wakes_a_ring_that_rests(
     """The coordinator when it is a stage's, and the stages when it is the coordinator's: silences
     are short again, so that who has died is noticed as ever."""
     monkeypatch.setattr(assembly, "CALM_S", 0.0)
+    monkeypatch.setattr(node_module, "BROKEN_S", 600.0)  # the stage before says so later
     with NodeRing(2) as ring:
         ring.await_up()
         stage = ring.threads[1].node
