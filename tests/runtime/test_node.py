@@ -18,9 +18,11 @@ from support.tiers import thorough
 
 from edgespec.backends.compute import StageCompute
 from edgespec.errors import CapacityError, EdgespecError, ModelError, PeerLost, RequestFailed
+from edgespec.ring import assembly
 from edgespec.ring.effects import Stop
 from edgespec.runtime import node as node_module
 from edgespec.runtime.client import Client
+from edgespec.runtime.stage_node import StageNode
 from edgespec.sim.toy_model import FakeBlock
 from edgespec.wire.client_messages import Finished, Progress, Submit, Tokens
 from edgespec.wire.messages import Assign, Message
@@ -68,6 +70,25 @@ def test_nodes_wait_for_what_happens_and_look_at_nothing_in_between(
         assert len(polls) <= 2 * len(ring.threads)
     for thread in ring.threads.values():
         thread.ended()
+
+
+@pytest.mark.parametrize("lost", [0, 2])
+def test_a_connection_that_ends_wakes_a_ring_that_rests(
+    lost: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The coordinator when it is a stage's, and the stages when it is the coordinator's: silences
+    are short again, so that who has died is noticed as ever."""
+    monkeypatch.setattr(assembly, "CALM_S", 0.0)
+    monkeypatch.setattr(node_module, "BROKEN_S", 600.0)  # the stage before says so later
+    with NodeRing(2) as ring:
+        ring.await_up()
+        stage = ring.threads[1].node
+        assert isinstance(stage, StageNode)
+        until(lambda: stage.member.rests)
+        monkeypatch.setattr(assembly, "CALM_S", 600.0)
+        assert ring.membership._timing == QUICK.resting
+        ring.threads[lost].vanish()
+        until(lambda: ring.membership._timing == QUICK if lost else not stage.member.rests)
 
 
 def test_an_answer_streams_and_its_pieces_are_the_whole() -> None:
