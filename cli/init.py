@@ -81,8 +81,8 @@ def init(
     ),
     cache_dtype: str = typer.Option(
         "",
-        help="Keys and values on CPUs in float16 or bfloat16, for a ring in float32: half the "
-        "memory, and fewer bytes to read the longer a text is.",
+        help="float16 or bfloat16: of keys and values on CPUs in a float32 ring, for half the "
+        "memory.",
     ),
     head: options.Head = AUTO,
     host: str = typer.Option(EVERY_ADDRESS, help="Address to listen on."),

@@ -17,7 +17,6 @@ from edgespec.daemon.access_list import clean_name
 from edgespec.daemon.api_keys import ApiKeys
 from edgespec.daemon.api_process import check_keys, needs_keys
 from edgespec.daemon.cluster import ClusterFolder, folder_of
-from edgespec.daemon.emulation import check_profiles
 from edgespec.daemon.extras import require
 from edgespec.daemon.process import (
     PARENT,
@@ -97,6 +96,8 @@ def join(
         shared_device=beside.shared_device,
     )
     if emulation is not None:
+        from edgespec.daemon.emulation import check_profiles
+
         check_profiles(emulation)
     written = Trace(trace) if trace else None
     path = folder_of(cluster)

@@ -27,6 +27,9 @@ OTHER_S = 30.0
 SURE_TURNS = 2
 """Turns until what is seen is believed: an answer may come late."""
 
+SOON_S = 1.2
+"""Seconds in which a coordinator that starts together with its stages listens, on a desktop."""
+
 PATIENT_S = 5.0
 """Seconds after which mistakes have been told, and the wait may be a long one."""
 
@@ -79,7 +82,8 @@ class Search:
     def run(
         self, wait: float, tell: Teller, meanwhile: Callable[[], None] | None = None
     ) -> Address:
-        """The address, after `wait` seconds at most. `meanwhile` is called once if it takes long.
+        """The address, after `wait` seconds at most. `meanwhile` is called once if it takes long,
+        or may do so: a member's coordinator may be starting, too.
 
         Raises ConfigError for another wait than there can be, PeerLost if none is found,
         AddressUnavailable for an unknown host, and AccessRefused if the key is not let in, or
@@ -90,6 +94,11 @@ class Search:
         began = time.monotonic()
         if (found := self._look()) is not None:
             return found
+        if meanwhile is not None and self._is_member and wait >= SOON_S:
+            meanwhile()
+            meanwhile = None
+            if (found := self._soon(began + SOON_S)) is not None:
+                return found
         said, turns = "", 0
         with tell.waiting(self._doing):
             while (left := began + wait - time.monotonic()) > 0.0:
@@ -119,9 +128,7 @@ class Search:
         if self._others and not self._silent and turns >= SURE_TURNS:
             if not (self._is_member or self._is_given):
                 raise PeerLost(_only_others(self._others, self._cluster))
-            why.append(
-                f"there are only coordinators of other clusters here: {_named(self._others)}"
-            )
+            why.append(_of_others(self._others))
         return "; ".join([*why, self._doing])
 
     # --- where it is known to be ------------------------------------------------------------------
@@ -155,6 +162,14 @@ class Search:
                 self._why = f"nothing listens at {known}"
         return None
 
+    def _soon(self, until: float) -> Address | None:
+        """Where it is known to be, if it comes there in time."""
+        while self.known is not None and time.monotonic() < until:
+            time.sleep(SOON_S / 8)
+            if (found := self._look()) is not None:
+                return found
+        return None
+
     # --- on the local network ---------------------------------------------------------------------
 
     def _listen(self, left: float, tell: Teller) -> None:
@@ -181,11 +196,14 @@ class Search:
     def _not_found(self, wait: float) -> str:
         if self._silent:
             return _unreachable(self._silent[0])
-        if self._others:
+        if self._others and self.known is None:
             return _only_others(self._others, self._cluster)
         network = _tried() if self._on_network else ""
         if self.known is not None:
-            within = f"within {wait:.0f} s ({'; '.join(filter(None, (self._why, network)))})"
+            others = _of_others(self._others) if self._others else ""
+            within = (
+                f"within {wait:.0f} s ({'; '.join(filter(None, (self._why, network, others)))})"
+            )
             return (
                 f"no coordinator answered at {self.known} {within}; is `edgespec serve` running "
                 "there, and is the port open?"
@@ -221,6 +239,10 @@ def _only_others(others: list[Found], cluster: str) -> str:
         "where the cluster was made, or say where it is: --coordinator HOST[:PORT]; to belong to "
         "another cluster takes a token of it: edgespec join TOKEN"
     )
+
+
+def _of_others(others: list[Found]) -> str:
+    return f"there are only coordinators of other clusters here: {_named(others)}"
 
 
 def _named(others: list[Found]) -> str:

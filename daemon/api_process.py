@@ -13,7 +13,6 @@ from edgespec.daemon.cluster import VARIABLE, ClusterFolder
 from edgespec.daemon.extras import require
 from edgespec.errors import ConfigError
 from edgespec.net.discovery_interfaces import listens_everywhere
-from edgespec.plugins import own_policy_options
 
 HTTP_PORT, OLLAMA_PORT = 8000, 11434
 NONE = "none"
@@ -94,6 +93,8 @@ class ApiProcess(ChildProcess):
         options: Sequence[str] = (),
     ) -> None:
         """`coordinator`: its address. `options`: further ones, see options_of."""
+        from edgespec.plugins import own_policy_options  # and all policies, which no stage needs
+
         host = LOOPBACK if listens_everywhere(coordinator.host) else coordinator.host
         command = [sys.executable, "-m", "edgespec.cli.main", "api"]
         command += ["--coordinator", str(Address(host, coordinator.port)), "--http", str(http)]

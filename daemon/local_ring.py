@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -11,6 +12,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -123,17 +125,19 @@ class LocalRing:
         serve += ["--with-stage", str(config.with_stage)]
         serve += ["--recovery", str(RECOVERY_S), "--http", "none"]
         serve += own_policy_options()
-        serve += ["--host", config.address.host, "--port", str(config.address.port)]
         cache = ["--cache", config.cache or str(Path(self._folder.name) / "blocks")]
         emulate = config.emulation.options if config.emulation else []
-        coordinator = self._spawn("coordinator", serve + cache + emulate, subprocess.PIPE)
-        self.address = self._read_address(coordinator)
-        for stage in range(1, config.stages + 1):
-            if stage == config.with_stage:
-                continue  # the coordinator starts it
-            join = ["join", "--stage", str(stage), "--coordinator", str(self.address)]
-            join += ["--wait", str(LOAD_S)]
-            self._spawn(f"stage {stage}", join + cache + emulate, subprocess.DEVNULL)
+        # All at once, as each imports for as long as the coordinator does before it listens.
+        with _kept_port(config.address) as given:
+            serve += ["--host", given.host, "--port", str(given.port)]
+            coordinator = self._spawn("coordinator", serve + cache + emulate, subprocess.PIPE)
+            for stage in range(1, config.stages + 1):
+                if stage == config.with_stage:
+                    continue  # the coordinator starts it
+                join = ["join", "--stage", str(stage), "--coordinator", str(given)]
+                join += ["--wait", str(LOAD_S)]
+                self._spawn(f"stage {stage}", join + cache + emulate, subprocess.DEVNULL)
+            self.address = self._read_address(coordinator)
 
     def _spawn(self, name: str, arguments: list[str], stdout: int) -> subprocess.Popen[bytes]:
         if self._trace is not None:
@@ -176,6 +180,20 @@ class LocalRing:
         if code == EXIT_USAGE and words:
             return ConfigError(words)
         return PeerLost(f"{process} ended: {words or f'its exit code is {code}'}")
+
+
+@contextmanager
+def _kept_port(address: Address) -> Iterator[Address]:
+    """The address, with a free port if it has none, which no other program is given meanwhile: a
+    coordinator may listen there all the same, as it lets its port be used again."""
+    if address.port:
+        yield address
+        return
+    family = socket.AF_INET6 if address.is_ipv6 else socket.AF_INET
+    with socket.socket(family) as kept:
+        kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        kept.bind((address.host, 0))
+        yield replace(address, port=kept.getsockname()[1])
 
 
 def _read_line(stream: IO[bytes], writer: int) -> str:

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 from edgespec.backends.compute import StageCompute
 from edgespec.config import Address, Emulation, StageConfig
-from edgespec.daemon.emulation import emulated_costs, stage_pace
 from edgespec.daemon.health import SensorReader
 from edgespec.daemon.notify import Notifier
 from edgespec.daemon.process import exit_code, going_on, take_file_descriptors
@@ -190,6 +189,8 @@ def _metrics(
 def _pace(
     emulation: Emulation, shared_device: SharedDevice | None, place: Assign | None
 ) -> NodePace:
+    from edgespec.daemon.emulation import emulated_costs, stage_pace
+
     assert place is not None, "a stage has a place before it has a pace"
     with_stage = place.stage if shared_device else 0
     costs = emulated_costs(emulation, place.stages, bool(place.head), with_stage)

@@ -46,6 +46,7 @@ class Scheduler:
         self._rows = rows
         self._live: dict[int, Request] = {}
         self._over: dict[int, Request] = {}
+        self._most_chunk = 1
         # Of each segment that came home: when, with how many, and those of them that decide.
         self._deciding: list[tuple[float, int, set[Request]]] = []
 
@@ -95,7 +96,7 @@ class Scheduler:
         """It is live from now on, on a ring of so many stages: its prefix is read, at most `most`
         rows together."""
         self._flights.clock.change(stages)
-        outbox = request.outbox
+        self._most_chunk, outbox = most, request.outbox
         outbox.travel_by(request.estimates.chunk(outbox.prefix_left, most, stages))
         self._live[request.number] = request
 
@@ -223,7 +224,7 @@ class Scheduler:
         # PPD rows below a prompt's last row leave before the policy may be asked.
         answering = [r for r in going_on if (r.decodes or r.outbox.waiting) and r.is_read]
         first = [request for request in starting if request.policy.prompts_first]
-        if first and (parts := self._take_chunk(first[0], 0, others=False)):
+        if first and (parts := self._take_chunk(first, 0)):
             return parts
         count, share = self._share(answering)
         if len(self._flights) >= count or self._holds(going_on, count, share, now):
@@ -232,31 +233,28 @@ class Scheduler:
         parts = [request for request in answering if request.outbox.waiting][:share]
         if is_free or any(request.root_waits for request in answering):
             roots = min(len(answering), share)
-            coming = self._chunk(starting[0], roots, others=bool(answering)) if starting else 0
+            coming = self._chunk(starting, roots) if starting else 0
             parts += self._take_rows(answering, share - len(parts), coming)
         if starting and (parts or is_free or not answering):
             beside = sum(request.outbox.next_rows for request in parts)
-            parts += self._take_chunk(starting[0], beside, others=bool(answering))
+            parts += self._take_chunk(starting, max(beside, min(len(answering), 1)))
         return parts
 
-    def _take_chunk(self, request: Request, beside: int, *, others: bool) -> list[Request]:
-        """Have rows of its prefix leave (see _chunk)."""
-        rows = self._chunk(request, beside, others=others)
+    def _take_chunk(self, starting: Sequence[Request], beside: int) -> list[Request]:
+        """Have rows of the first one's prefix leave (see _chunk)."""
+        rows = self._chunk(starting, beside)
         if rows:
-            request.send_chunk(rows)
-        return [request] if rows else []
+            starting[0].send_chunk(rows)
+        return [starting[0]] if rows else []
 
-    def _chunk(self, request: Request, beside: int, *, others: bool) -> int:
-        """How many rows of its prefix may leave; none if so much of it is on the ring that it is
-        full.
-
-        Beside answers their number follows what rows cost (see RingEstimates.chunk_beside).
-        """
-        outbox, most = request.outbox, request.outbox.chunk
-        if outbox.in_flight > self._flights.clock.stages or outbox.waiting:
+    def _chunk(self, starting: Sequence[Request], beside: int) -> int:
+        """How many rows of the first one's prefix may leave, beside so many rows of answers, by
+        what rows cost; none if so much of it is on the ring that it is full."""
+        outbox, stages = starting[0].outbox, self._flights.clock.stages
+        if outbox.in_flight > stages or outbox.waiting:
             return 0
-        if others:
-            most = request.estimates.chunk_beside(most, beside)
+        left = sum(request.outbox.prefix_left for request in starting)
+        most = starting[0].estimates.chunk_beside(left, self._most_chunk, stages, beside)
         return min(most, outbox.prefix_left)
 
     # --- the pool -----------------------------------------------------------------------------

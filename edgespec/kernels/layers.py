@@ -106,7 +106,7 @@ class CompiledLayers:
         self._held, self._dtype = layers, dtype
         self.count, self.weights = len(layers), max(one.weights for one in layers)
         self._layers = (_CLayer * len(layers))(*(one.layer for one in layers))
-        self._multiply = ctypes.cast(products.multiply, _AT).value
+        self._multiply = ctypes.cast(products.multiply, _AT).value or 0
         self._run = rows.run_layers
         self._run.argtypes = [_AT, _LONG, _LONG, _AT, _AT, _AT]
 
@@ -117,8 +117,8 @@ class CompiledLayers:
         out = torch.empty_like(hidden)
         parts = given.requests.data_ptr(), given.angles.data_ptr(), given.seen.data_ptr()
         numbers = given.count, NUMBERS[self._dtype], given.held_as, torch.get_num_threads()
-        one = torch.tensor((self._multiply, *parts, *numbers))  # as Pass of layers.h
-        if self._run(self._layers, first, end, one.data_ptr(), hidden.data_ptr(), out.data_ptr()):
+        one = (_LONG * 8)(self._multiply, *parts, *numbers)  # as Pass of layers.h
+        if self._run(self._layers, first, end, one, hidden.data_ptr(), out.data_ptr()):
             raise MemoryError("no memory for the rows of a layer")
         return out
 

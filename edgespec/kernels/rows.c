@@ -26,6 +26,11 @@ enum { SILU, GELU, GELU_TANH };
 /* How attention is shared out, which no result depends on. */
 #define TILE_ROWS 16
 #define TILE_SCORES (1 << 18)
+#ifdef __AVX512F__
+#define TOGETHER 2 /* queries whose sums fit the registers */
+#else
+#define TOGETHER 1
+#endif
 #define FEW (1 << 20) /* numbers: less than that is not worth a second thread */
 
 /* A run of rows' keys and values in memory: elements between heads, and between rows. */

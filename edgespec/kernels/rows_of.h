@@ -2,6 +2,7 @@
 
 #define LANES 16
 #define BLOCK 64 /* slots whose keys are held turned at a time */
+#define WIDEST 64 /* numbers of a value whose sums are held at a time */
 
 static void NAME(load)(int dtype, const void *from, int64_t n, REAL *to)
 {
@@ -244,48 +245,56 @@ static void NAME(turned)(const REAL *keys, int64_t count, int64_t head_dim, REAL
             columns[d * BLOCK + k] = keys[k * head_dim + d];
 }
 
-/* Scores of one query and BLOCK keys, each its own sum in the order of the dimensions. */
-static void NAME(score)(const REAL *query, const REAL *turned, int64_t head_dim, REAL *scores,
-                        Ahead *ahead)
+/* Scores of `some` queries [some, head_dim] and BLOCK keys, each its own sum in the order of the
+ * dimensions; those of a query lie `width` numbers behind those of the one before. */
+INLINE void NAME(score)(const int some, const REAL *queries, const REAL *turned, int64_t head_dim,
+                        REAL *scores, int64_t width, Ahead *ahead)
 {
-    REAL sums[BLOCK] = {0};
-    int64_t d = 0;
-    for (; d + 4 <= head_dim; d += 4) {
+    REAL sums[BLOCK] = {0}, more[BLOCK] = {0};
+    const REAL *others = queries + (some - 1) * head_dim;
+    for (int64_t d = 0; d < head_dim; d++) {
         const REAL *keys = turned + d * BLOCK;
-        REAL a = query[d], b = query[d + 1], c = query[d + 2], e = query[d + 3];
-        ask(ahead);
-        for (int k = 0; k < BLOCK; k++) {
-            REAL sum = FMA(a, keys[k], sums[k]);
-            sum = FMA(b, keys[k + BLOCK], sum);
-            sum = FMA(c, keys[k + 2 * BLOCK], sum);
-            sums[k] = FMA(e, keys[k + 3 * BLOCK], sum);
-        }
-    }
-    for (; d < head_dim; d++)
+        if (d % 4 == 0)
+            ask(ahead);
         for (int k = 0; k < BLOCK; k++)
-            sums[k] = FMA(query[d], turned[d * BLOCK + k], sums[k]);
+            sums[k] = FMA(queries[d], keys[k], sums[k]);
+        for (int k = 0; some > 1 && k < BLOCK; k++)
+            more[k] = FMA(others[d], keys[k], more[k]);
+    }
     memcpy(scores, sums, sizeof sums);
+    if (some > 1)
+        memcpy(scores + width, more, sizeof more);
 }
 
-/* Add `count` values [head_dim] by their weights, each number in the order of the values. */
-static void NAME(weigh)(const REAL *weights, const REAL *values, int64_t count, int64_t head_dim,
-                        REAL *restrict sums, Ahead *ahead)
+/* Add `count` values [head_dim] to `sums` [some, head_dim] by their weights, each number in the
+ * order of the values; the weights of a query lie `width` numbers behind those of the one before. */
+INLINE void NAME(weigh)(const int some, const REAL *weights, int64_t width, const REAL *values,
+                        int64_t count, int64_t head_dim, REAL *sums, Ahead *ahead)
 {
-    int64_t k = 0;
-    for (; k + 4 <= count; k += 4) {
-        const REAL *v = values + k * head_dim;
-        REAL a = weights[k], b = weights[k + 1], c = weights[k + 2], e = weights[k + 3];
-        ask(ahead);
-        for (int64_t d = 0; d < head_dim; d++) {
-            REAL sum = FMA(a, v[d], sums[d]);
-            sum = FMA(b, v[d + head_dim], sum);
-            sum = FMA(c, v[d + 2 * head_dim], sum);
-            sums[d] = FMA(e, v[d + 3 * head_dim], sum);
+    const REAL *others = weights + (some - 1) * width;
+    REAL *second = sums + (some - 1) * head_dim;
+    int64_t d = 0;
+    for (; d + WIDEST <= head_dim; d += WIDEST) {
+        REAL own[WIDEST], more[WIDEST];
+        memcpy(own, sums + d, sizeof own);
+        memcpy(more, second + d, sizeof more);
+        for (int64_t k = 0; k < count; k++) {
+            const REAL *v = values + k * head_dim + d;
+            if (k % 4 == 0)
+                ask(ahead);
+            for (int i = 0; i < WIDEST; i++)
+                own[i] = FMA(weights[k], v[i], own[i]);
+            for (int i = 0; some > 1 && i < WIDEST; i++)
+                more[i] = FMA(others[k], v[i], more[i]);
         }
+        memcpy(second + d, more, some > 1 ? sizeof more : 0);
+        memcpy(sums + d, own, sizeof own);
     }
-    for (; k < count; k++)
-        for (int64_t d = 0; d < head_dim; d++)
-            sums[d] = FMA(weights[k], values[k * head_dim + d], sums[d]);
+    for (int q = 0; q < some; q++)
+        for (int64_t k = 0; k < count; k++)
+            for (int64_t i = d; i < head_dim; i++)
+                sums[q * head_dim + i] = FMA(weights[q * width + k], values[k * head_dim + i],
+                                             sums[q * head_dim + i]);
 }
 
 /* Scores [n] to weights that are still to be divided by what is returned. */
@@ -313,11 +322,14 @@ static int NAME(attend)(NAME(Tile) tile, int dtype, int held_as, int64_t kv_head
 {
     int64_t rows = tile.end - tile.begin, count = rows * group, size = item_size(dtype);
     int64_t width = (tile.last - tile.first + BLOCK - 1) / BLOCK * BLOCK;
-    REAL *memory = calloc(count * (width + 2 * head_dim + 1) + 2 * BLOCK * head_dim, sizeof(REAL));
+    REAL *memory =
+        malloc((count * (width + 2 * head_dim + 1) + 2 * BLOCK * head_dim) * sizeof(REAL));
     if (!memory)
         return -1;
     REAL *scores = memory, *queries = scores + count * width, *sums = queries + count * head_dim;
     REAL *totals = sums + count * head_dim, *held = totals + count, *copy = held + BLOCK * head_dim;
+    memset(sums, 0, count * head_dim * sizeof(REAL));
+    memset(held, 0, BLOCK * head_dim * sizeof(REAL)); /* the last block may be filled in part */
     for (int64_t q = 0; q < count; q++) {
         int64_t at = (tile.begin + q / group) * stride + (kv_head * group + q % group) * head_dim;
         NAME(load)(dtype, query + at * size, head_dim, queries + q * head_dim);
@@ -330,9 +342,13 @@ static int NAME(attend)(NAME(Tile) tile, int dtype, int held_as, int64_t kv_head
                      head_dim, held);
         int64_t more = block + BLOCK < tile.last;
         Ahead ahead = ahead_of(walk.next, more * bytes, count * (head_dim / 4));
-        for (int64_t q = 0; q < count; q++)
-            NAME(score)(queries + q * head_dim, held, head_dim,
-                        scores + q * width + block - tile.first, &ahead);
+        int64_t q = 0;
+        REAL *to = scores + block - tile.first;
+        for (; q + TOGETHER <= count; q += TOGETHER)
+            NAME(score)(TOGETHER, queries + q * head_dim, held, head_dim, to + q * width, width,
+                        &ahead);
+        for (; q < count; q++)
+            NAME(score)(1, queries + q * head_dim, held, head_dim, to + q * width, width, &ahead);
     }
     for (int64_t q = 0; q < count; q++) {
         int64_t row = tile.begin + q / group, n = 0;
@@ -342,9 +358,8 @@ static int NAME(attend)(NAME(Tile) tile, int dtype, int held_as, int64_t kv_head
             memmove(own + n, own + first - tile.first, more * sizeof(REAL));
             n += more;
         }
-        if (n)
-            totals[q] = NAME(soften)(own, n, scaling, softcap,
-                                     sinks ? sinks + kv_head * group + q % group : NULL);
+        const REAL *sink = sinks ? sinks + kv_head * group + q % group : NULL;
+        totals[q] = n ? NAME(soften)(own, n, scaling, softcap, sink) : 0;
     }
     walk = (NAME(Walk)){tile.pieces, 0, NULL};
     int64_t at[rows], run[rows]; /* how many slots a row had so far, and the run that is next */
@@ -361,9 +376,14 @@ static int NAME(attend)(NAME(Tile) tile, int dtype, int held_as, int64_t kv_head
             for (; run[r] < firsts[tile.begin + r + 1]; run[r]++) {
                 int64_t first = runs[2 * run[r]], last = runs[2 * run[r] + 1];
                 int64_t from = first > block ? first : block, to = last < end ? last : end;
-                for (int64_t q = r * group; from < to && q < (r + 1) * group; q++)
-                    NAME(weigh)(scores + q * width + at[r], values + (from - block) * head_dim,
-                                to - from, head_dim, sums + q * head_dim, &ahead);
+                const REAL *seen = values + (from - block) * head_dim;
+                int64_t q = r * group, all = from < to ? q + group : q;
+                for (; q + TOGETHER <= all; q += TOGETHER)
+                    NAME(weigh)(TOGETHER, scores + q * width + at[r], width, seen, to - from,
+                                head_dim, sums + q * head_dim, &ahead);
+                for (; q < all; q++)
+                    NAME(weigh)(1, scores + q * width + at[r], width, seen, to - from, head_dim,
+                                sums + q * head_dim, &ahead);
                 at[r] += from < to ? to - from : 0;
                 if (last > end)
                     break; /* the rest of it lies in the next block */
@@ -422,3 +442,4 @@ static int NAME(attention)(int dtype, int held_as, int64_t parts, const int64_t 
 
 #undef LANES
 #undef BLOCK
+#undef WIDEST

@@ -62,6 +62,7 @@ FAMILIES: dict[str, Family] = {
     "cohere2": Family(windows="by type", scaled_logits=True),
     "olmoe": Family(),
     "mixtral": Family(windows="all"),
+    "hunyuan_v1_dense": Family(),
 }
 """Every value of `model_type` that is accepted."""
 
@@ -202,7 +203,9 @@ def _check_angles(folder: Path, family: Family, config: ModelConfig) -> None:
                     f"the model in {folder} has no {turned // 2} numbers above 0 as short_factor "
                     "in its config.json; download the model again"
                 )
-        elif rope not in _FIXED_ROPE:
+        elif rope not in _FIXED_ROPE and not (
+            config.model_type == "hunyuan_v1_dense" and one.get("alpha")  # by which it is fixed
+        ):
             # A cached key would not be what one machine computes.
             raise ModelError(
                 f"the model in {folder} uses rotary embeddings of type {rope!r}, which edgespec "

@@ -225,6 +225,8 @@ _MIXTRAL = {
     r"(\.experts\.\d+\.)w3\.": r"\1up_proj.",
 }
 """Parts of names in Mixtral's folders, and what they are in others."""
+_WITH_FUSED = ("gpt_oss", "qwen3_moe")
+"""Families of which some folders have one tensor for all experts of a layer."""
 _FUSED = re.compile(r"(.*\.experts)\.(gate_up_proj|down_proj)(?:_(bias|blocks|scales))?")
 
 
@@ -233,16 +235,15 @@ class TensorPlace:
     """One tensor: the file that has it, and its name there.
 
     Where a tensor there holds `experts` of them, [experts, in, out] or, of biases, [experts, out],
-    this is number `expert`, and of its columns from `first` on one in `every`. Packed ones are
-    `turned`: [experts, out, ...].
+    this is number `expert`, and of its outputs those of `part`. Packed ones are `turned`: [experts,
+    out, ...].
     """
 
     file: str
     name: str
     experts: int = 0
     expert: int = 0
-    first: int = 0
-    every: int = 1
+    part: slice | None = None
     turned: bool = False
 
     def read(self, tensors: Any) -> torch.Tensor:
@@ -257,10 +258,11 @@ class TensorPlace:
         held = fused.get_shape()[0]
         if held != self.experts:
             raise ValueError(f"it holds {held} experts, config.json says {self.experts}")
+        part = self.part or slice(None)
         if self.turned:
-            rows: torch.Tensor = fused[self.expert][self.first :: self.every]
+            rows: torch.Tensor = fused[self.expert][part]
             return rows.contiguous()
-        one: torch.Tensor = fused[self.expert][..., self.first :: self.every]
+        one: torch.Tensor = fused[self.expert][..., part]
         return (one.mT if one.dim() > 1 else one).contiguous()
 
 
@@ -274,23 +276,28 @@ def places(files: Mapping[str, str], config: ModelConfig) -> dict[str, TensorPla
         name = stored
         for inside, plain in (TEXT_PART | _MIXTRAL).items():
             name = re.sub(inside, plain, name)
-        fused = _FUSED.fullmatch(name) if config.model_type == "gpt_oss" else None
+        fused = _FUSED.fullmatch(name) if config.model_type in _WITH_FUSED else None
         if fused is None:
             found[name] = TensorPlace(file, stored)
         else:
-            experts = int(config.num_local_experts)
-            found.update(_experts(fused, file, stored, experts))
+            found.update(_experts(fused, file, stored, config))
     return found
 
 
 def _experts(
-    fused: re.Match[str], file: str, stored: str, experts: int
+    fused: re.Match[str], file: str, stored: str, config: ModelConfig
 ) -> Iterator[tuple[str, TensorPlace]]:
-    """The places of single experts. Columns of gate and up take turns."""
+    """The places of single experts. Outputs of gate and up take turns in gpt-oss."""
     owner, matrix, leaf = fused.groups()
     turned = leaf in ("blocks", "scales")
-    parts = ["gate_proj", "up_proj"] if matrix == "gate_up_proj" else [matrix]
-    for first, part in enumerate(parts):
+    parts: dict[str, slice | None] = {matrix: None}
+    if matrix == "gate_up_proj" and config.model_type == "gpt_oss":
+        parts = {"gate_proj": slice(0, None, 2), "up_proj": slice(1, None, 2)}
+    elif matrix == "gate_up_proj":
+        half = int(config.moe_intermediate_size)
+        parts = {"gate_proj": slice(0, half), "up_proj": slice(half, None)}
+    experts = int(config.num_experts)
+    for name, part in parts.items():
         for expert in range(experts):
-            place = TensorPlace(file, stored, experts, expert, first, len(parts), turned)
-            yield f"{owner}.{expert}.{part}.{leaf or 'weight'}", place
+            place = TensorPlace(file, stored, experts, expert, part, turned)
+            yield f"{owner}.{expert}.{name}.{leaf or 'weight'}", place

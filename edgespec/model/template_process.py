@@ -14,7 +14,6 @@ import sys
 import weakref
 from collections.abc import Callable, Mapping
 from importlib import resources
-from importlib.metadata import version
 from importlib.util import find_spec
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -99,14 +98,15 @@ def _renderer(template: str, tokens: dict[str, str]) -> Callable[[Mapping[str, A
 
 
 def _of_transformers() -> Callable[..., Any]:
-    """Its function for templates, without torch and, if that goes, without what else its package
-    does as it is imported: it looks through the files of all its models."""
+    """Its function for templates, without torch and, if that goes, without what else its packages
+    do as they are imported: it looks through the files of all its models."""
     sys.modules["torch"] = None  # type: ignore[assignment]
     found = find_spec("transformers")
     assert found is not None, "edgespec needs it"
-    package = sys.modules["transformers"] = ModuleType("transformers")
-    package.__path__ = found.submodule_search_locations or []
-    package.__dict__["__version__"] = version("transformers")
+    folders = found.submodule_search_locations or []
+    for name, below in (("transformers", ""), ("transformers.utils", "/utils")):
+        package = sys.modules[name] = ModuleType(name)
+        package.__path__ = [folder + below for folder in folders]
     try:
         return _function()
     except Exception:  # of a version that wants more of its package

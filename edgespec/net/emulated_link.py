@@ -13,16 +13,19 @@ import struct
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import zmq
 
 from edgespec.net.keys import Identity
 from edgespec.net.sockets import Content
 from edgespec.net.zmq_transport import Incoming, ZmqTransport
-from edgespec.planning.costs import LinkCosts
 from edgespec.wire.codec import encode
 from edgespec.wire.messages import CloseRequest, Credit, Fault, Message, Retain
 from edgespec.wire.segment import Segment
+
+if TYPE_CHECKING:
+    from edgespec.planning.costs import LinkCosts
 
 OF_REQUESTS = (Retain, CloseRequest, Fault, Credit)
 """Control messages between coordinator and stages that cost time while a request runs. Messages

@@ -15,7 +15,7 @@ MOST_LAYERS, MOST_EXPERTS = 1024, 4096
 
 _DEFAULT_HEAD_DIM = (
     *("llama", "mistral", "qwen2", "phi3", "granite", "granitemoehybrid", "smollm3"),
-    *("olmo2", "olmo3", "exaone4", "cohere2", "olmoe", "mixtral"),
+    *("olmo2", "olmo3", "exaone4", "cohere2", "olmoe", "mixtral", "hunyuan_v1_dense"),
 )
 """Families whose config.json may leave head_dim out: hidden_size / num_attention_heads."""
 _DEFAULT_KV_HEADS = (

@@ -30,6 +30,7 @@ LIBRARY_OPERATIONS = {
     "olmo2": 60,
     "olmo3": 60,
     "gemma": 46,
+    "hunyuan_v1_dense": 58,
     "exaone4": 58,
     "seed_oss": 42,
     "ernie4_5": 50,

@@ -27,7 +27,7 @@ _FAMILIES = (
     ),
     ("gemma(4|3n)", "uneven", "gemma-3-4b"),
     ("deepseekv|deepseek2|glm4moelite|kimik|minicpm3", "latent", "qwen3-30b-a3b-2507"),
-    ("qwen3vlmoe|qwen2moe|ernie45moe", "other", "qwen3-30b-a3b-2507"),
+    ("qwen2moe|ernie45moe", "other", "qwen3-30b-a3b-2507"),
     ("llama4|minimaxm|glm4moe", "other", "gpt-oss-120b"),
     ("starcoder2", "other", "qwen2.5-coder-7b"),
     ("mistral4", "other", "mistral-small-3.2"),

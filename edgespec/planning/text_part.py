@@ -10,10 +10,15 @@ WRAPPERS = {
     "mistral3": "mistral",
     "qwen3_vl": "qwen3",
     "qwen2_5_vl": "qwen2",
+    "qwen3_vl_moe": "qwen3_moe",
 }
 """Model types around a text model, and of which type that is unless `text_config` names one."""
 
-_SAME = {"qwen3_vl_text": "qwen3", "qwen2_5_vl_text": "qwen2"}
+_SAME = {
+    "qwen3_vl_text": "qwen3",
+    "qwen2_5_vl_text": "qwen2",
+    "qwen3_vl_moe_text": "qwen3_moe",
+}
 """Types that `text_config` names, and which they are for text."""
 
 OUTER = frozenset(("tie_word_embeddings", "quantization_config"))
@@ -35,6 +40,8 @@ def text_settings(settings: Mapping[str, object]) -> dict[str, Any]:
     outer = {field: settings[field] for field in OUTER if field in settings}
     found: dict[str, Any] = {"model_type": WRAPPERS[kind], **outer, **inner}
     found["model_type"] = _SAME.get(str(found["model_type"]), found["model_type"])
+    if kind == "qwen3_vl_moe":
+        found["norm_topk_prob"] = True  # as it always is there
     for name in ("rope_scaling", "rope_parameters"):
         angles = found.get(name)
         if isinstance(angles, dict) and "mrope_section" in angles:

@@ -90,15 +90,17 @@ class RingEstimates:
             return most
         return min(sizes, key=lambda c: (stages - 1 - rows // -c) * self.step.seconds(c))
 
-    def chunk_beside(self, most: int, beside: int) -> int:
-        """The same of rows that travel with `beside` rows of answers: as many, up to `most`, that a
-        step takes no more than SLOWEST times as long; few as long as that is not known."""
+    def chunk_beside(self, rows: int, most: int, stages: int, beside: int) -> int:
+        """The same where other requests are live: `rows` are those of all prompts that wait, which
+        overlap each other's. With `beside` rows of answers a step takes no more than SLOWEST times
+        as long; the chunks are short as long as that is not known."""
         least = min(LEAST_CHUNK, most)
-        if not self.step.known:
-            return least
+        if not self.step.sloped:
+            return least if beside else most
         step, slowest = self.step.seconds, SLOWEST * self.step.seconds(max(beside, 1))
         sizes = range(most, least, -LEAST_CHUNK)
-        return next((size for size in sizes if step(beside + size) <= slowest), least)
+        fit = [size for size in sizes if not beside or step(beside + size) <= slowest]
+        return min([*fit, least], key=lambda c: (stages - 1 - rows // -c) * step(beside + c))
 
     def pass_seconds(self, answers: int) -> float:
         """Of the slowest stage, for a segment of so many answers. Raises ValueError while nothing

@@ -19,10 +19,10 @@ from edgespec.types.shown import BIDI
 from edgespec.wire.client_messages import NodeStatus
 from edgespec.wire.messages import Health, Heartbeat
 
-HEALTH_S = 2.0
-"""Seconds between two Health messages of a stage."""
+HEALTH_S, RESTING_HEALTH_S = 2.0, 8.0
+"""Seconds between two Health messages of a stage, and in a ring that rests."""
 
-STALE_S = 3 * HEALTH_S
+STALE_S = 6 * HEALTH_S
 """The age at which figures of a device are no longer shown or compared."""
 
 TEXT_CHARS = 120

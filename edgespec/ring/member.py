@@ -163,16 +163,21 @@ class MemberMachine:
         return []
 
     @property
+    def rests(self) -> bool:
+        """Whether nothing runs in the ring, and its nodes are seldom heard."""
+        return self._silence > self._timing.silence
+
+    @property
     def _beat(self) -> float:
         """Seconds between its heartbeats: more in a ring that rests, where silences are longer."""
         slower = min(self._silence / self._timing.silence, RESTS)
-        return (LATER * slower if slower > 1.0 else 1.0) * self._timing.beat
+        return (LATER * slower if self.rests else 1.0) * self._timing.beat
 
     def _follow(self, silence: float, now: float) -> None:
         """The coordinator may be silent for so many seconds, and is as patient itself: say at once
         that this node lives if that are less than before, or its beat is due soon."""
         is_less, self._silence = silence < self._silence, silence
-        is_soon = self._beat > self._timing.beat and self._next - now < self._beat / 2
+        is_soon = self.rests and self._next - now < self._beat / 2
         if self.asking_since is None and (is_less or is_soon):
             self._next = now
 

@@ -25,7 +25,7 @@ from edgespec.ring.effects import (
     ResetStage,
 )
 from edgespec.ring.events import BlockFetched, BlockLoaded, BlockLoading, LoadFailed
-from edgespec.ring.health import HEALTH_S
+from edgespec.ring.health import HEALTH_S, RESTING_HEALTH_S
 from edgespec.ring.member import MemberMachine
 from edgespec.runtime.client import check_refusal
 from edgespec.runtime.instrumentation import Instrumentation
@@ -94,7 +94,7 @@ class StageNode(RingNode):
         self.heard_at = time.monotonic()
         """When the coordinator last said anything, or this node was made."""
         self._stage_load = StageLoad()
-        self._next_health = 0.0
+        self._health_at = float("-inf")
 
     def admit(self, incoming: Incoming) -> bool:
         """Raises AccessRefused if the coordinator has removed this device."""
@@ -122,11 +122,12 @@ class StageNode(RingNode):
     def _on_tick(self, now: float) -> list[Effect]:
         effects = self.member.handle(Tick(), now)
         beat, machine = SendCoordinator(Heartbeat()), self.machine
-        # Send Health with the heartbeat, at most every HEALTH_S.
-        if beat in effects and now >= self._next_health:
+        # Send Health with a heartbeat, but not with each.
+        pause = RESTING_HEALTH_S if self.member.rests else HEALTH_S
+        if beat in effects and now >= self._health_at + pause:
             device = self.device()
             if device is not None:
-                self._next_health = now + HEALTH_S
+                self._health_at = now
                 effects.append(SendCoordinator(self._stage_load.health(device, now)))
         if beat in effects and machine is not None:
             told = Heartbeat(holds=machine.holds, passed=machine.passed)

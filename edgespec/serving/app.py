@@ -110,12 +110,13 @@ class Service:
     async def count(self, request: Request) -> Response:
         """Count the tokens of a conversation as the model reads it."""
         asked = await self.asked(request, MessagesRequest)
-        chat = checked(ChatRequest, asked.as_chat())
-        (submit,) = await self._submits(request, chat, await self.status())
+        chat, status = checked(ChatRequest, asked.as_chat()), await self.status()
+        if asked.model:
+            self.check_model(asked.model, status)
+        (submit,) = await self._submits(request, chat, status)
+        told = self.client.ask(replace(submit, max_new_tokens=0, grammar=""))
         try:
-            async with contextlib.aclosing(
-                self.client.ask(replace(submit, max_new_tokens=0, grammar=""))
-            ) as told:
+            async with contextlib.aclosing(told):
                 async for message in told:
                     if isinstance(message, Finished):
                         return _json(CountReply(message.prompt_tokens))

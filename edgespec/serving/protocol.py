@@ -27,7 +27,7 @@ from edgespec.serving.problems import ApiProblem
 GRACE_S = 2
 """Seconds for open answers to send their error when the process ends."""
 
-TICK_S = 1.0
+TICK_S = 5.0
 """Seconds for which the date of answers is kept."""
 
 ENDING = (signal.SIGINT, signal.SIGTERM)

@@ -108,14 +108,11 @@ _POLICY = Meta(
 )
 
 
-class ContentPart(RequestPart, tag_field="type"): ...
-
-
-class TextPart(ContentPart, tag="text"):
+class TextPart(RequestPart, tag_field="type", tag="text"):
     text: str
 
 
-class RefusalPart(ContentPart, tag="refusal"):
+class RefusalPart(RequestPart, tag_field="type", tag="refusal"):
     refusal: str
 
     @property
@@ -358,13 +355,10 @@ def text_of(parts: Any) -> str:
     return "".join(text for text in texts if isinstance(text, str))
 
 
-class AnswerFormat(RequestPart, tag_field="type"): ...
+class TextFormat(RequestPart, tag_field="type", tag="text"): ...
 
 
-class TextFormat(AnswerFormat, tag="text"): ...
-
-
-class JsonFormat(AnswerFormat, tag="json_object"): ...
+class JsonFormat(RequestPart, tag_field="type", tag="json_object"): ...
 
 
 class Function(RequestPart):
@@ -392,12 +386,8 @@ class FunctionTool(RequestPart):
     type: Annotated[Literal["function"], Meta(description="Others are left out.")] = "function"
 
 
-class ToolByName(RequestPart):
-    name: ToolName
-
-
 class NamedTool(RequestPart):
-    function: ToolByName
+    function: CalledFunction
     type: Literal["function"] = "function"
 
 
@@ -408,7 +398,7 @@ class NamedSchema(RequestPart):
     strict: Annotated[bool | None, Meta(description="The answer is valid by it either way.")] = None
 
 
-class SchemaFormat(AnswerFormat, tag="json_schema"):
+class SchemaFormat(RequestPart, tag_field="type", tag="json_schema"):
     json_schema: NamedSchema
 
 

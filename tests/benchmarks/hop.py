@@ -350,7 +350,7 @@ def other_stage(port: int) -> None:
     heads = {"num_hidden_layers": 3, "num_attention_heads": 16, "num_key_value_heads": 4}
     config = ModelConfig({"model_type": "llama", **sizes, **heads})
     block = Block(RandomLayers(config, Quantisation()), 1, 2, "bfloat16")
-    block._layers = [lambda hidden, turn, cache, seen: hidden]
+    block._layers, block._plan = [lambda hidden, turn, cache, seen: hidden], None
     compute = StageCompute(TorchBlock(block))
     sockets = ZmqTransport.stage(Address(HOST, port), DEVICE, HOST)
     member = MemberMachine(_join(sockets), "the benchmark", 60.0, CALM)

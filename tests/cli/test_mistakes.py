@@ -16,11 +16,13 @@ from edgespec.net.keys import Identity, KeyPair, Token
 from edgespec.runtime.access_policy import STAGE
 
 COMMANDS = """
-import json, logging, sys
+import json, logging, sys, threading
 
 class Absent:
     def find_spec(self, name, path=None, target=None):
         if name.partition(".")[0] in ("torch", "transformers"):
+            if threading.current_thread() is not threading.main_thread():
+                raise SystemExit  # begun while an answer is awaited: nobody waits for it
             raise AssertionError(f"{name} was imported before the mistake was told")
 
 sys.meta_path.insert(0, Absent())
@@ -34,7 +36,7 @@ for words in json.load(sys.stdin):
     except SystemExit as end:
         print("\\0", end.code, file=sys.stderr)
 """
-"""Runs commands one after the other; nothing of torch can be imported."""
+"""Runs commands one after the other; nothing of torch can be imported, and nobody waits for it."""
 
 
 def free_port() -> int:

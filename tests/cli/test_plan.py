@@ -139,8 +139,8 @@ def test_a_board_that_is_faster_alone_is_the_plan(
 
 
 def test_drafts_that_are_known_are_named(here: Here) -> None:
-    text = here("--model", "qwen3-14b", "--devices", "jetson-agx-orin-64gb").out
-    assert "there is no draft; known for this model: --draft dspark (deepseek-ai/" in text
+    text = here("--model", "gpt-oss-20b", "--devices", "jetson-agx-orin-64gb").out
+    assert "there is no draft; known for this model: --draft dspark (z-lab/" in text
     assert "--draft eagle3 (" in text
 
 

@@ -214,7 +214,7 @@ def test_an_output_that_lacks_characters_is_no_traceback(ring: NodeRing) -> None
         "from edgespec.cli import main; from edgespec.cli.notes import Notes;"
         "f = Finished(1, 'né', (1,), 'stop', 'p', 'd', 1, 1, 1, 1.0, 1.0, 1.0, (), 0, 0, 0, 0.0);"
         "show = lambda: answering.show([Tokens(1, (1,), 'né'), f], sys.argv[1] == 'json', Notes());"
-        "main.application = lambda word: show; main.main()"
+        "main.application = lambda word, **_: show; main.main()"
     )
     for kind, expected in (("text", "n?\n"), ("json", '{"text": "n\\u00e9"')):
         command = [sys.executable, "-c", code, kind]

@@ -70,7 +70,8 @@ def turns(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
             return []
 
         monkeypatch.setattr(search, "find_coordinators", find)
-        monkeypatch.setattr(search, "PAUSE_S", 0.0)
+        for name in ("PAUSE_S", "SOON_S"):
+            monkeypatch.setattr(search, name, 0.0)
 
     return hear
 
@@ -183,12 +184,28 @@ def test_what_may_take_long_begins_once_mistakes_have_been_told(
 ) -> None:
     home, begun = Address("127.0.0.2", free_port()), []
     turns(list, list, lambda: listening(opened, home))
-    Search(DEVICE, home).run(LONG_S, Silent(), lambda: begun.append("at once"))
+    stranger = Search(DEVICE, home, is_member=False)
+    stranger.run(LONG_S, Silent(), lambda: begun.append("at once"))
     monkeypatch.setattr(search, "PATIENT_S", 0.0)
     late = Address("127.0.0.3", free_port())
     turns(list, list, lambda: listening(opened, late))
-    Search(DEVICE, late).run(LONG_S, Silent(), lambda: begun.append("later"))
+    stranger = Search(DEVICE, late, is_member=False)
+    stranger.run(LONG_S, Silent(), lambda: begun.append("later"))
     assert begun == ["later"]
+
+
+def test_a_member_uses_the_time_and_looks_again_soon(
+    opened: ExitStack, turns: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its coordinator may have been started together with it."""
+    home = Address("127.0.0.2", free_port())
+    turns()
+    monkeypatch.setattr(search, "SOON_S", LONG_S)
+    monkeypatch.setattr(search.time, "sleep", lambda seconds: None)
+    begun = []
+    search_of_member = Search(DEVICE, home)
+    search_of_member.run(LONG_S, Silent(), lambda: begun.append(listening(opened, home)))
+    assert begun == [home]
 
 
 # --- mistakes -------------------------------------------------------------------------------------

@@ -335,7 +335,7 @@ def test_a_packed_model_is_timed_in_the_forms_of_its_matrices(tmp_path: Path) ->
         source = RandomLayers(shape.config, FILE, mixed)
         with case(name):
             count, stored = source.size
-            assert (4 if form.kind == "int4" else 8) < 8 * stored / count < 12
+            assert (4 if form.kind in ("int4", "iq4", "fp4") else 8) < 8 * stored / count < 12
             packed, plain = Mock(wraps=source.packed), Mock(wraps=source.tensor)
             source.packed, source.tensor = packed, plain  # type: ignore[method-assign]
             Block(source, 1, 2, "bfloat16")  # every matrix comes in its form

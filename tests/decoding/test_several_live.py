@@ -225,7 +225,7 @@ def test_requests_of_one_share_leave_in_turn() -> None:
 # --- prompts among answers ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("price", "rows"), [(0.0, 64), (0.1, 32), (0.05, 56), (10.0, 8)])
+@pytest.mark.parametrize(("price", "rows"), [(0.0, 64), (0.1, 32), (0.05, 40), (10.0, 8)])
 def test_beside_answers_so_much_of_a_prompt_leaves_that_they_keep_a_quarter_of_their_pace(
     price: float, rows: int
 ) -> None:

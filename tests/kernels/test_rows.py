@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
+import platform
+import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from support.cases import case
 
+from edgespec.kernels import compiled
 from edgespec.kernels.rows import RowKernels, Runs, compiled_rows, joined
 from edgespec.model.tree_attention import tree_mask
 
@@ -174,7 +179,7 @@ def test_a_row_sees_its_slots_in_their_order_and_nothing_else(
 ) -> None:
     """Rows among others, in a cache with more slots in other places and in pieces, and alone."""
     random = np.random.default_rng(1)
-    for head_dim in (8, 20, 64):
+    for head_dim in (8, 20, 68):
         attended = Attended(kernels, dtype, head_dim)
         for rows, slots in ((2, 3), (5, 70), (40, 300)):
             query = attended.some(rows, 6, seed=1)
@@ -241,6 +246,36 @@ def test_requests_and_threads_change_nothing(kernels: RowKernels) -> None:
             assert torch.equal(found, alone)
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("less", ["-mno-avx512f", "-mno-avx2"])
+def test_narrower_vectors_change_no_bit(
+    kernels: RowKernels, less: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if platform.machine() != "x86_64" or " avx2 " not in compiled.cpu():
+        pytest.skip("no wider vectors here")
+    compiler = next(filter(None, map(shutil.which, compiled.COMPILERS)))
+    monkeypatch.setattr(compiled, "OPTIONS", (*compiled.OPTIONS, less))
+    made = tmp_path / "rows.so"
+    source = Path(compiled.__file__).with_name("rows.c")
+    made.write_bytes(compiled.compile_source(compiler, source))
+    narrow = RowKernels(ctypes.CDLL(str(made)))
+    mask = tree_mask(130, np.tri(30, 60, 30, dtype=np.bool_))[0, 0]
+    for dtype in DTYPES:
+        for head_dim in (6, 64, 100):
+            wide, other = (Attended(k, dtype, head_dim) for k in (kernels, narrow))
+            query = wide.some(30, 6, seed=1)
+            held = wide.some(2, 2, 190, seed=2).split(1)
+            gate_up, gain = some(30, 2 * head_dim, seed=3, dtype=dtype), some(2 * head_dim, seed=4)
+            gain = gain.double() if dtype == torch.float64 else gain
+            for form in FORMS:
+                with case(dtype, head_dim, form):
+                    found = other(query, *held, mask, **form)
+                    assert torch.equal(wide(query, *held, mask, **form), found)
+            normed, gated = narrow.norm(gate_up, gain, 1e-6), narrow.gated(gate_up, "silu")
+            assert torch.equal(kernels.norm(gate_up, gain, 1e-6), normed)
+            assert torch.equal(kernels.gated(gate_up, "silu"), gated)
 
 
 def test_what_is_damaged_stays_visible(kernels: RowKernels) -> None:

@@ -140,7 +140,7 @@ def test_pickled_weights_alone_are_refused(whole: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"model_type": "gpt_neox"}, r"'gpt_neox'.*llama"),
+        ({"model_type": "gpt_neox"}, r"'gpt_neox'.*use qwen3-8b"),
         ({"model_type": None}, "type None"),
         ({"model_type": "gemma4", "auto_map": {"AutoConfig": "evil.Config"}}, "gemma4"),
         ({"num_hidden_layers": "many"}, r"cannot read .*config.json"),

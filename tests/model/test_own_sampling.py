@@ -62,7 +62,7 @@ def test_what_cannot_be_used_is_left_out_with_a_warning(
 
 def test_without_a_file_the_catalogue_counts(tmp_path: Path) -> None:
     smollm2 = published_sampling("/somewhere/SmolLM2-135M-Instruct.Q4_1.gguf")
-    assert own_sampling(tmp_path, smollm2) == UsualSampling(0.2, 0, 0.9)
+    assert own_sampling(tmp_path, smollm2) == UsualSampling(0.2, 0, 0.9, 0.0, 1.1)
     assert own_sampling(tmp_path, published_sampling("/somewhere/mine.gguf")) == NOTHING_SAID
 
 

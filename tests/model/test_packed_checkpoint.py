@@ -16,6 +16,7 @@ from support.packed_folders import (
     Method,
     awq,
     compressed,
+    compressed_fp8,
     fp8,
     gptq,
     nf4,
@@ -55,6 +56,7 @@ METHODS = [
     fp8(128),
     fp8(64, dtype=torch.bfloat16),
     fp8(None, dtype=torch.bfloat16),
+    *map(compressed_fp8, ("tensor", "channel", "block")),
 ]
 E4M3 = torch.float8_e4m3fn
 QUERY = "model.layers.0.self_attn.q_proj."
@@ -224,6 +226,7 @@ def test_damaged_files_are_named(plain: Path, tmp_path: Path) -> None:
         source.packed("model.layers.0.self_attn.o_proj.weight", torch.Size((128, 64)))
 
 
+FLOAT_TOKENS = {"num_bits": 8, "type": "float", "strategy": "token"}
 GROUP = compressed(32).packing["config_groups"]["group_0"]
 
 
@@ -256,7 +259,11 @@ REFUSED: list[tuple[Any, str]] = [
     ({"sparsity_config": {"format": "sparse-24-bitmask"}}, "of sparse matrices"),
     ({"quantization_status": "frozen"}, "that are frozen"),
     ({"format": "nvfp4-pack-quantized"}, "in the layout 'nvfp4-pack-quantized'"),
-    ({"format": "float-quantized"}, "in the layout 'float-quantized', .*int8"),
+    ({"format": "float-quantized"}, "of type int of 4 bits, .*int8"),
+    (
+        {"format": "float-quantized", "config_groups": {"g": {"weights": FLOAT_TOKENS}}},
+        "one scale a token",
+    ),
     ({"config_groups": {"g": GROUP | {"input_activations": {"num_bits": 8}}}}, "activations"),
     ({"config_groups": {"g": {"weights": {"num_bits": 4, "type": "float"}}}}, "type float"),
     (

@@ -90,6 +90,12 @@ def test_the_memory_of_a_layer_is_known_before() -> None:
                 assert held <= held_bytes(one.form, one.shape, dtype) < 1.25 * held
 
 
+def test_a_gpu_is_told_that_it_has_no_kernel_for_fp8(caplog: pytest.LogCaptureFixture) -> None:
+    one = sample(FORMS["FP8"], 64, 256)
+    linear_from(one.packed, None, one.shape, one.form, torch.bfloat16, "meta")
+    assert "no kernel for FP8 on a GPU" in caplog.text
+
+
 def test_parts_that_do_not_fit_are_refused() -> None:
     one = sample(FORMS["Q4_1"], 64, 256)
     codes = torch.zeros(64, 256, dtype=torch.uint8)

@@ -465,6 +465,6 @@ def test_what_was_said_long_ago_is_not_shown() -> None:
     devices.go_on(60.0, temperature=91.0)
     assert devices.watch.of(b"2", devices.now) is not None
     assert devices.watch.warning(b"2", devices.now)
-    later = devices.now + 4 * HEALTH_S
+    later = devices.now + STALE_S + HEALTH_S
     assert devices.watch.of(b"2", later) is None
     assert devices.watch.warning(b"2", later) == ""

@@ -316,9 +316,13 @@ def test_tokens_are_counted_without_an_answer(http: httpx.Client, toy_ring: Node
     told = http.post("/v1/messages/count_tokens", json={"messages": ASKED})
     assert told.json() == {"input_tokens": 5}
     toy_ring.assert_free()
-    refused = http.post("/v1/messages/count_tokens", json={"messages": [{"role": "user"}]})
-    assert refused.status_code == 400
-    assert refused.json()["type"] == "error"
+    for body, status in (
+        ({"messages": [{"role": "user"}]}, 400),
+        ({"messages": ASKED, "model": "x"}, 404),
+        ({"messages": [{"role": "user", "content": " "}]}, 400),
+    ):
+        refused = http.post("/v1/messages/count_tokens", json=body)
+        assert (refused.status_code, refused.json()["type"]) == (status, "error")
 
 
 def test_a_limit_beyond_the_context_is_cut_and_told(http: httpx.Client) -> None:

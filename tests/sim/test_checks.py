@@ -280,7 +280,7 @@ ROUNDS = structs.replace(
     accuracy=0.0,
     asks=(structs.replace(CALM_ASK, policy="naive_tree", settings=CALM_ASK.settings[:3]),),
 )
-SHARING = structs.replace(draw(6), faults=())
+SHARING = structs.replace(draw(4), faults=())
 SCENARIOS = {
     "a live row is dropped": PLAIN,
     "a dead row is kept": ROUNDS,

@@ -100,7 +100,7 @@ class _Sockets:
 
     ring_key = ring_fault = ""
     ring_broke = ring_awaited = None
-    ring_reached = False
+    ring_reached = control_ended = False
 
     def __init__(self, due: list[Stamped]) -> None:
         self.due = due

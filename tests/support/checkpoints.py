@@ -173,6 +173,15 @@ FAMILY_SETTINGS: dict[str, dict[str, Any]] = {
     },
     "seed_oss": {"head_dim": 16, "attention_bias": True, "attention_out_bias": True},
     "ernie4_5": {"head_dim": 16, "use_bias": True},
+    "hunyuan_v1_dense": {
+        "head_dim": 16,
+        "rope_parameters": {
+            "rope_type": "dynamic",
+            "rope_theta": 1e2,
+            "alpha": 50.0,
+            "factor": 1.0,
+        },
+    },
     "glm4": {"head_dim": 16, "attention_bias": True, "rms_norm_eps": 1e-5},
     "cohere2": {
         "head_dim": 16,
@@ -194,7 +203,7 @@ FAMILY_SETTINGS: dict[str, dict[str, Any]] = {
 LATER_TYPES = (
     *("gpt_oss", "ministral", "ministral3", "granite", "granitemoehybrid", "smollm3"),
     *("olmo2", "olmo3", "gemma", "exaone4", "seed_oss", "ernie4_5", "glm4", "cohere2", "olmoe"),
-    "mixtral",
+    *("mixtral", "hunyuan_v1_dense"),
 )
 """Families whose parts are those of earlier ones in new numbers: most of their cases are thorough,
 but for the parts that are their own."""

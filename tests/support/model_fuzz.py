@@ -19,10 +19,10 @@ from pathlib import Path
 
 import torch
 from support import dspark_heads, eagle_heads
-from support.checkpoints import write_checkpoint, write_family, write_tokenizer
+from support.checkpoints import FAMILY_SETTINGS, write_checkpoint, write_family, write_tokenizer
 from support.draft_sources import Fed
 from support.ggufs import all_as, tokenizer_values, write_gguf
-from support.packed_folders import awq, compressed, gptq, nf4, write_packed
+from support.packed_folders import awq, compressed, fp8, gptq, nf4, write_mxfp4, write_packed
 
 from edgespec.config import FILE
 from edgespec.drafting.base import Guesser
@@ -58,10 +58,15 @@ _GGUFS = {
     "smollm3": ("Q4_K", "bytes"),
     "qwen2": ("Q6_K", "fallback"),
     "mistral": ("Q5_K", "bytes"),
+    "gpt_oss": ("MXFP4", "bytes"),
+    "olmo2": ("IQ4_NL", "bytes"),
+    "ministral3": ("IQ4_XS", "bytes"),
+    "mixtral": ("Q3_K", "fallback"),
+    "phi3-long": ("Q2_K", "bytes"),
 }
 _LIBRARY = ("gpt_oss", "granitemoehybrid", "olmo3")
 _HEADS = {
-    "dspark": ("deepspec", "speculators-window", "specforge-vocabulary", "own"),
+    "dspark": ("deepspec", "z-lab-window", "specforge-vocabulary", "own"),
     "eagle": ("eagle-llama3", "eagle-vicuna"),
     "eagle3": ("eagle3-official", "eagle3-speculators", "eagle3-pickled", "eagle3-narrow"),
 }
@@ -105,6 +110,7 @@ class Models:
             ("gptq", gptq(16, act_order=True)),
             ("awq", awq(16)),
             ("compressed", compressed(16, symmetric=False)),
+            ("fp8", fp8(16)),
         ):
             write_packed(plain, self.root / name, method)
             yield Seed(name, "model", self.root / name)
@@ -118,8 +124,12 @@ class Models:
                     more["layer_types"] = ["sliding_attention", "full_attention"]
                 if family == "granitemoehybrid":
                     more["layer_types"] = ["full_attention"] * 2
+                if family == "gpt_oss":
+                    more["intermediate_size"] = 32
                 folder = write_family(self.root / family, family, **more)
                 yield Seed(family, "model", self._folder(folder))
+            write_mxfp4(self.root / "gpt_oss", self.root / "mxfp4")
+            yield Seed("mxfp4", "model", self._folder(self.root / "mxfp4"))
         yield from self._heads()
 
     def _folder(self, folder: Path) -> Path:
@@ -128,7 +138,7 @@ class Models:
         return folder
 
     def _gguf(self, family: str, kind: str, style: str) -> Path:
-        columns = 256 if kind.endswith("_K") else 64
+        columns = 256 if kind.endswith(("_K", "_XS")) else 64
         more: dict[str, object] = {"intermediate_size": columns, "num_hidden_layers": 2}
         if family == "phi3":
             more |= {"partial_rotary_factor": 1.0}
@@ -136,7 +146,13 @@ class Models:
             more |= {"hidden_size": 256, "head_dim": 64}
         if family == "qwen3_moe":
             more |= {"mlp_only_layers": [], "moe_intermediate_size": 32}
-        if family in ("mistral", "qwen3_moe"):
+        if family == "phi3-long":
+            # As the angles of a head of 64 numbers need.
+            more |= {"partial_rotary_factor": 1.0, "head_dim": 64}
+            rope = FAMILY_SETTINGS[family]["rope_parameters"]
+            factors = {one: rope[one] * 16 for one in ("short_factor", "long_factor")}
+            more |= {"rope_parameters": rope | factors}
+        if family in ("mistral", "mixtral", "qwen3_moe"):
             more |= {"sliding_window": None, "use_sliding_window": False}
         if family == "smollm3":
             more |= {"no_rope_layers": None, "layer_types": None, "sliding_window": None}

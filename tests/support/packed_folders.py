@@ -211,6 +211,31 @@ def fp8(block: int | None, dtype: torch.dtype = torch.float32) -> Method:
     return Method(f"fp8-{block}-{dtype}", packing, write)
 
 
+def compressed_fp8(strategy: str) -> Method:
+    """llm-compressor's FP8, whose activations are rounded too where it is served so."""
+    block = {"block": 64, "tensor": None, "channel": None}[strategy]
+    plain = fp8(block, torch.bfloat16)
+
+    def write(weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
+        tensors, values = plain.write(weight)
+        scales = tensors.pop("weight_scale_inv")
+        if strategy == "channel":
+            scales = ((0.5 + torch.rand(weight.shape[0], 1)) / 2000).to(torch.bfloat16)
+            values = tensors["weight"].double() * scales.double()
+        tensors.pop("activation_scale", None)
+        return tensors | {
+            "weight_scale": scales.view(1) if strategy == "tensor" else scales
+        }, values
+
+    weights = {"num_bits": 8, "type": "float", "strategy": strategy, "symmetric": True}
+    weights |= {"block_structure": [64, 64]} if block else {}
+    activations = {"num_bits": 8, "type": "float", "dynamic": True, "strategy": "token"}
+    group = {"targets": ["Linear"], "weights": weights, "input_activations": activations}
+    packing = {"quant_method": "compressed-tensors", "format": "float-quantized"}
+    packing |= {"quantization_status": "compressed", "config_groups": {"group_0": group}}
+    return Method(f"compressed-fp8-{strategy}", packing, write)
+
+
 def write_mxfp4(plain: Path, folder: Path) -> Path:
     """As `write_packed` for gpt-oss: its experts in random codes, unpacked by transformers."""
     from transformers.integrations.mxfp4 import convert_moe_packed_tensors

@@ -16,20 +16,22 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
 CAPABILITY = 87
-"""That of an Orin. What a kernel is compiled to differs in the number alone from 80 to 90, as none
-of them asks for more than tensor cores of the first of these."""
+"""That of an Orin."""
 
 
 class Device:
     """A driver that knows what to compile for, and no more."""
 
+    def __init__(self, capability: int = CAPABILITY) -> None:
+        self._capability = capability
+
     def get_current_target(self) -> GPUTarget:
         """What to compile for."""
-        return GPUTarget("cuda", CAPABILITY, 32)
+        return GPUTarget("cuda", self._capability, 32)
 
     def get_current_device(self) -> int:
-        """The number of the only device."""
-        return 0
+        """A number for each kind of device, by which Triton keeps what it compiled."""
+        return self._capability
 
     def get_current_stream(self, device: int) -> int:
         """Of no launch."""
@@ -47,6 +49,7 @@ class RecordingDevice(Device):
     """Keeps what it is told to launch, in order."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.launched: list[Launched] = []
         self.utils = self
 

@@ -1,15 +1,22 @@
 """Products of rows by a matrix: codes of 4 or 8 bits in groups, or numbers as they are.
 
-A row's bits depend on the row and the matrix alone. Every program multiplies a block of BLOCK rows,
-whether so many are there or not, by TILE rows of the matrix, and adds up the columns in one order;
-no program shares its columns with another. All shapes follow from the matrix, none from the rows,
-and what is compiled is not made for a number of rows (`do_not_specialize`).
+A row's bits depend on the row and the matrix alone. Every program multiplies a tile of the
+matrix by a block of rows. Tensor cores do eight rows in one instruction, whether so many are there
+or not: a larger block is more of the same, so it says nothing about a row's sums. The columns are
+cut into sections by the matrix alone; each is summed up from left to right, and the sections' sums
+are added in their order, by whichever program comes last or by one that has all. What is compiled
+is not made for a number of rows (`do_not_specialize`).
 
-Codes lie in words of 16 bits: of a step of 4 chunks of columns, word (k, n) has the codes of row n
-at column k of each chunk, the first chunk's in the low bits. So a program reads a step of its tile
-as one run of memory, and takes it apart with masks and shifts. Codes are multiplied as whole
-numbers, which 16 bits hold exactly, and summed up in float32; scales and zeros come in behind each
-group, also in float32, so that nothing is rounded but the result.
+Codes lie in words of 16 bits: of a step of 4 chunks of columns, a word has the codes of one row of
+the matrix at the same column of each chunk, the first chunk's in the low bits. Words lie as the
+threads of a warp want them: what a thread reads at once, 16 bytes, is all that it gives to a tensor
+core's instruction for each of four chunks. Nothing is exchanged between threads. Two words side by
+side are taken apart by one logic operation for each two codes, behind a shift: the codes become the
+last bits of two numbers of 16 bits.
+
+Codes are multiplied as whole numbers, which 16 bits hold exactly, and summed up in float32; what
+they are too large by, scales and zeros come in behind each group, also in float32, by way of the
+rows' own sums, so that only the result is rounded.
 """
 
 from __future__ import annotations
@@ -23,11 +30,19 @@ import triton.language as tl
 
 from edgespec.kernels.gpu.launch import Launcher, cdiv
 
-TILE = 64
-"""Rows of a matrix that a program multiplies by."""
+STRIP, _STRIPS = 32, 4
+"""Rows of a matrix whose words lie together, and such strips of which a program has a tile."""
 
-_BLOCK = 16
-"""Rows that are multiplied at once, which is the least that tensor cores take."""
+_TILE = STRIP * _STRIPS
+PADDED = 64
+"""Rows of a matrix are filled up to a multiple of this."""
+
+_BLOCKS = (8, 16, 32)
+"""Rows that are multiplied at once: the least of these that holds all, or the last; by codes of 8
+bits not the last of these, as its sums do not fit into registers."""
+
+_APART_BLOCK = 16
+"""The most where sections are shared out: there are few programs then, and registers."""
 
 _PARTS = 4
 """Chunks of a step: codes of a word."""
@@ -36,19 +51,47 @@ _CHUNKS = (32, 16)
 _SPREAD = 256
 """Columns that share a number of `blocks`."""
 
-_PLAIN_TILE, _PLAIN_DEPTH = 32, 128
-_WARPS, _STAGES = 4, 4
-"""Threads / 32 of a program, and steps that it reads ahead. Not measured."""
+_SCALE_BYTES = 8
+"""What a row's scales of one step may take: they are read as one number."""
+
+_WARPS, _STAGES = 2, 4
+"""Threads / 32 of a program by codes, and steps that it reads ahead. Not measured. More threads
+would have other instructions of tensor cores on devices of 9.0 and later."""
+
+_PROGRAMS, _SECTIONS, _LEAST_STEPS = 512, 16, 4
+"""Programs into which a matrix is cut, by so many sections at most, of at least so many steps."""
+
+_PROGRAMS_EACH = 4
+"""Programs of a multiprocessor from which on sections are not shared out."""
+
+_PLAIN_TILE, _PLAIN_DEPTH, _PLAIN_BLOCK, _PLAIN_WARPS = 32, 128, 16, 4
+
+
+def _parts(shifts: tuple[str, str, str, str], mask: int, bits: int) -> tl.constexpr:
+    """PTX that takes two words of 16 bits apart: of each the four codes, behind `shifts`, with
+    `bits` above them."""
+    moved = [f"{shift} part, $4, {by};" for shift, by in (one.split() for one in shifts)]
+    taken = f"lop3.b32 ${{}}, part, {mask:#010x}, {bits:#010x}, 0xea;"  # (a & b) | c
+    lines = [f"{moved[one]} {taken.format(one)}" for one in range(_PARTS)]
+    return tl.constexpr("{ .reg .b32 part; " + " ".join(lines) + " }")
+
+
+_BRAIN_PARTS = _parts(("shr.u32 0", "shr.u32 4", "shr.u32 8", "shr.u32 12"), 0x000F000F, 0x43004300)
+"""bfloat16: 128 + code."""
+
+_HALF_PARTS = _parts(("shl.b32 4", "shl.b32 0", "shr.u32 4", "shr.u32 8"), 0x00F000F0, 0)
+"""float16: code times 2 ** -20, which is subnormal, and exact in tensor cores."""
 
 
 class Codes(NamedTuple):
     """A matrix [out, in] of codes, as the kernel takes it.
 
-    `words` int16 [planes, tiles, steps, chunk, TILE] (see `words_of`); of 8 bits the high halves
-    are the first plane. `scales`, `zeros` [groups, tiles * TILE]: as they are stored; with `blocks`
-    both are whole numbers, and `blocks`, `zero_blocks` [in / 256, tiles * TILE] their factors.
-    `zero`: what zeros are, "middle", "low" or "points" (see Quantisation), or "". `levels` [16]:
-    the numbers that codes of 4 bits stand for, in the rows' dtype; without them code - 8.
+    `words` int16 [planes, strips, steps, chunk * 32] (see `words_of`); of 8 bits the high halves
+    are the first plane. `scales`, `zeros` [units, rows]: see `numbers_of`; `scale_type` and
+    `zero_type` are their dtypes. With `blocks` both are whole numbers, and `blocks`, `zero_blocks`
+    [in / 256, rows] their factors. `zero`: what zeros are, "middle", "low" or "points" (see
+    Quantisation), or "". `levels` [16]: the numbers that codes of 4 bits stand for, in the rows'
+    dtype; without them code - 8. Rows are filled up to a multiple of PADDED.
     """
 
     words: torch.Tensor
@@ -56,15 +99,18 @@ class Codes(NamedTuple):
     columns: int
     group: int
     scales: torch.Tensor
+    scale_type: torch.dtype
     zeros: torch.Tensor | None = None
+    zero_type: torch.dtype | None = None
     zero: str = ""
     blocks: torch.Tensor | None = None
     zero_blocks: torch.Tensor | None = None
     levels: torch.Tensor | None = None
 
 
-def chunk_of(group: int, columns: int) -> int | None:
-    """Columns of a chunk for groups that divide `columns`; None where the kernel cannot take them.
+def chunk_of(group: int, columns: int, scale_bytes: int) -> int | None:
+    """Columns of a chunk for groups that divide `columns`, with scales of so many bytes; None where
+    the kernel cannot take them.
 
     Groups and steps have to end together, unless all columns are one group. Steps that end with
     the columns need not be filled up.
@@ -73,54 +119,92 @@ def chunk_of(group: int, columns: int) -> int | None:
         chunk
         for chunk in _CHUNKS
         if group == columns
-        or (group % chunk == 0 and 0 in (group % (_PARTS * chunk), _PARTS * chunk % group))
+        or (
+            group % chunk == 0
+            and 0 in (group % (_PARTS * chunk), _PARTS * chunk % group)
+            and _groups_of_step(group, chunk) * scale_bytes <= _SCALE_BYTES
+        )
     ]
     whole = (chunk for chunk in fits if columns % (_PARTS * chunk) == 0)
     return next(whole, fits[0] if fits else None)
 
 
-def words_of(codes: torch.Tensor, chunk: int) -> torch.Tensor:
-    """Words int16 [tiles, steps, chunk, TILE] of codes, uint8 [rows, columns] of 0 to 15.
+def _groups_of_step(group: int, chunk: int) -> int:
+    return max(1, _PARTS * chunk // group)
 
-    Rows and columns are filled up to whole tiles and steps.
+
+def words_of(codes: torch.Tensor, chunk: int) -> torch.Tensor:
+    """Words int16 [strips, steps, chunk * 32] of codes, uint8 [rows, columns] of 0 to 15.
+
+    Rows and columns are filled up. In a step of a strip the order is that of `_fragment`.
     """
     rows, columns = codes.shape
-    tiles, steps = -(-rows // TILE), -(-columns // (_PARTS * chunk))
-    whole = codes.new_zeros(tiles * TILE, steps * _PARTS * chunk)
+    strips, steps = cdiv(rows, PADDED) * PADDED // STRIP, cdiv(columns, _PARTS * chunk)
+    whole = codes.new_zeros(strips * STRIP, steps * _PARTS * chunk)
     whole[:rows, :columns] = codes
-    parts = whole.view(tiles, TILE, steps, _PARTS, chunk).permute(3, 0, 2, 4, 1).to(torch.int32)
+    # Of a row: strip, warp, 8 rows of an instruction's 16, row. Of a column: step, part, 16 of the
+    # chunk, 8 of these, pair, number.
+    parts = whole.view(strips, _WARPS, 2, 8, steps, _PARTS, chunk // 16, 2, 4, 2)
+    parts = parts.permute(5, 0, 4, 6, 1, 3, 8, 7, 2, 9).to(torch.int32)
     words = parts[0] | parts[1] << 4 | parts[2] << 8 | parts[3] << 12
-    return words.to(torch.int16).contiguous()
+    return words.to(torch.int16).reshape(strips, steps, chunk * STRIP)
+
+
+def numbers_of(numbers: torch.Tensor, group: int, chunk: int) -> torch.Tensor:
+    """Scales or zeros [out, groups] of any dtype: whole numbers [units, rows, filled up], each with
+    the bits of a row's groups of one step, the first ones the lowest, or of a longer group."""
+    out, count = numbers.shape
+    each = _groups_of_step(group, chunk)
+    units = cdiv(count, each)
+    turned = numbers.new_zeros(cdiv(out, PADDED) * PADDED, units * each)
+    turned[:out, :count] = numbers
+    kind = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    whole = turned.view(-1, units, each).view(kind[each * numbers.itemsize])
+    return whole[:, :, 0].T.contiguous()
 
 
 class CodesProduct:
     """x Wᵀ + bias of rows in the dtype of the bias [out]: float16, bfloat16 or float32."""
 
     def __init__(self, matrix: Codes, bias: torch.Tensor | None = None) -> None:
-        planes, self._tiles, steps, chunk, _ = matrix.words.shape
-        self._out = matrix.out
+        planes, strips, steps, words = matrix.words.shape
+        self._tiles, self._blocks = cdiv(strips, _STRIPS), _BLOCKS[: 4 - planes]
+        self._out, self._padded = matrix.out, strips * STRIP
         self._held = (
             *(matrix.words, matrix.scales, matrix.zeros, matrix.blocks),
             *(matrix.zero_blocks, matrix.levels, bias),
         )
-        self._launcher = Launcher(
-            _codes_product,
-            COLUMNS=matrix.columns,
-            STEPS=steps,
-            GROUP=matrix.group,
-            CHUNK=chunk,
-            PLANES=planes,
-            ZERO=matrix.zero,
-            DOUBLE=matrix.blocks is not None,
-            LEVELS=matrix.levels is not None,
-            BIASED=bias is not None,
-            SPREAD=_SPREAD,
-            TILE=TILE,
-            BLOCK=_BLOCK,
-            num_warps=_WARPS,
-            num_stages=_STAGES,
-            enable_fp_fusion=False,
-        )
+        parts = min(_SECTIONS, cdiv(_PROGRAMS, self._tiles))
+        section = max(_LEAST_STEPS, cdiv(steps, parts))
+        self._sections = cdiv(steps, section)
+        # How many programs of each tile and block of rows are done, 0 again behind the last one.
+        device = matrix.words.device
+        self._done = torch.zeros(_PROGRAMS, dtype=torch.int32, device=device)
+        self._enough = min(_PROGRAMS, _PROGRAMS_EACH * _processors(device))
+        self._constants: dict[str, object] = {
+            "COLUMNS": matrix.columns,
+            "STEPS": steps,
+            "SECTION": section,
+            "SECTIONS": self._sections,
+            "GROUP": matrix.group,
+            "CHUNK": words // STRIP,
+            "PLANES": planes,
+            "ZERO": matrix.zero,
+            "SCALE": _kind(matrix.scale_type),
+            "ZERO_KIND": _kind(matrix.zero_type or matrix.scale_type),
+            "DOUBLE": matrix.blocks is not None,
+            "LEVELS": matrix.levels is not None,
+            "BIASED": bias is not None,
+            "SPREAD": _SPREAD,
+            "STRIP": STRIP,
+            "STRIPS": _STRIPS,
+            "FULL": strips % _STRIPS == 0,
+            "STAGES": _STAGES,
+            "num_warps": _WARPS,
+            "num_stages": _STAGES,
+            "enable_fp_fusion": False,
+        }
+        self._launchers: dict[tuple[int, bool], Launcher] = {}
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
         """Rows [R, in] to [R, out]."""
@@ -128,13 +212,42 @@ class CodesProduct:
         count = rows.shape[0]
         out = rows.new_empty(count, self._out)
         if count:
-            self._launcher.launch(
-                (cdiv(count, _BLOCK), self._tiles, 1),
+            block = next((block for block in self._blocks if count <= block), self._blocks[-1])
+            least = min(block, _APART_BLOCK)
+            apart = self._sections > 1 and cdiv(count, least) * self._tiles < self._enough
+            block = least if apart else block
+            blocks = cdiv(count, block)
+            sums = None
+            if apart:
+                size = self._sections, count, self._tiles * _TILE
+                sums = rows.new_empty(size, dtype=torch.float32)
+            self._launcher(block, apart).launch(
+                (blocks, self._tiles, self._sections if apart else 1),
                 rows.get_device(),
-                (rows, *self._held, out),
-                (count, self._out),
+                (rows, *self._held, sums, self._done if apart else None, out),
+                (count, self._out, self._padded),
             )
         return out
+
+    def _launcher(self, block: int, apart: bool) -> Launcher:
+        if (block, apart) not in self._launchers:
+            self._launchers[block, apart] = Launcher(
+                _codes_product, **self._constants, BLOCK=block, APART=apart
+            )
+        return self._launchers[block, apart]
+
+
+def _kind(dtype: torch.dtype) -> object:
+    """Triton's name of it."""
+    return getattr(tl, str(dtype).removeprefix("torch."))
+
+
+@cache
+def _processors(device: torch.device) -> int:
+    """Multiprocessors of a GPU; without one, as many as ask for sections by themselves."""
+    if device.type != "cuda":
+        return _PROGRAMS
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
 def plain_product(
@@ -147,7 +260,7 @@ def plain_product(
     out = rows.new_empty(count, out_features)
     if count:
         _plain_launcher(columns, rows.element_size(), bias is not None).launch(
-            (cdiv(count, _BLOCK), cdiv(out_features, _PLAIN_TILE), 1),
+            (cdiv(count, _PLAIN_BLOCK), cdiv(out_features, _PLAIN_TILE), 1),
             rows.get_device(),
             (rows, weight, bias, out),
             (count, out_features, weight.stride(0)),
@@ -163,27 +276,134 @@ def _plain_launcher(columns: int, element_bytes: int, biased: bool) -> Launcher:
         DEPTH=_PLAIN_DEPTH * 2 // element_bytes,
         BIASED=biased,
         TILE=_PLAIN_TILE,
-        BLOCK=_BLOCK,
-        num_warps=_WARPS,
+        BLOCK=_PLAIN_BLOCK,
+        num_warps=_PLAIN_WARPS,
         num_stages=_STAGES,
         enable_fp_fusion=False,
     )
 
 
 @triton.jit
-def _numbers(codes, levels, MIDDLE: tl.constexpr, LEVELS: tl.constexpr, DTYPE: tl.constexpr):
-    """Codes of 0 to 15, int16, less `MIDDLE`, or the levels that they stand for.
+def _fragment(words, CHUNK: tl.constexpr, STRIP: tl.constexpr):
+    """A strip's numbers of one part [STRIP, CHUNK], in the order of `words_of`: as threads read
+    them, tensor cores take them."""
+    apart = words.reshape(CHUNK // 16, STRIP // 16, 8, 4, 2, 2, 2)
+    return tl.permute(apart, (1, 5, 2, 0, 4, 3, 6)).reshape(STRIP, CHUNK)
 
-    A code is put into the last bits of a power of two, from which it is subtracted again: integers
-    become floats only a quarter as fast as that.
-    """
+
+@triton.jit
+def _share(
+    parts,
+    x,
+    share,
+    FIRST: tl.constexpr,
+    COUNT: tl.constexpr,
+    CHUNK: tl.constexpr,
+    STRIP: tl.constexpr,
+):
+    """`share` [STRIP, BLOCK] and the products of so many parts of a step, one after the other."""
+    for part in tl.static_range(FIRST, FIRST + COUNT):
+        weight = _fragment(parts[part], CHUNK, STRIP)
+        share = tl.dot(weight, x[part], share, input_precision="ieee")
+    return share
+
+
+@triton.jit
+def _taken_apart(at, levels, LEVELS: tl.constexpr, MIDDLE: tl.constexpr, DTYPE: tl.constexpr):
+    """The four numbers of each word there: levels, codes less MIDDLE in float32, else as 16 bits
+    have them."""
+    words = tl.load(at)
     if LEVELS:
-        return tl.load(levels + codes)
-    if tl.bfloat16 == DTYPE:
-        return (codes | 0x4300).to(tl.bfloat16, bitcast=True) - (128.0 + MIDDLE)
-    if tl.float16 == DTYPE:
-        return (codes | 0x6400).to(tl.float16, bitcast=True) - (1024.0 + MIDDLE)
-    return codes.to(DTYPE) - MIDDLE
+        return (
+            tl.load(levels + (words & 15)),
+            tl.load(levels + ((words >> 4) & 15)),
+            tl.load(levels + ((words >> 8) & 15)),
+            tl.load(levels + ((words >> 12) & 15)),
+        )
+    elif tl.float32 == DTYPE:
+        return (
+            (words & 15).to(DTYPE) - MIDDLE,
+            ((words >> 4) & 15).to(DTYPE) - MIDDLE,
+            ((words >> 8) & 15).to(DTYPE) - MIDDLE,
+            ((words >> 12) & 15).to(DTYPE) - MIDDLE,
+        )
+    else:
+        PARTS: tl.constexpr = _BRAIN_PARTS if tl.bfloat16 == DTYPE else _HALF_PARTS
+        a, b, c, d = tl.inline_asm_elementwise(
+            PARTS,
+            "=&r,=&r,=&r,=&r,r",
+            [words],
+            dtype=(tl.int16, tl.int16, tl.int16, tl.int16),
+            is_pure=True,
+            pack=2,
+        )
+        return (
+            a.to(DTYPE, bitcast=True),
+            b.to(DTYPE, bitcast=True),
+            c.to(DTYPE, bitcast=True),
+            d.to(DTYPE, bitcast=True),
+        )
+
+
+@triton.jit
+def _number(bits, index: tl.constexpr, KIND: tl.constexpr):
+    """One of the numbers of `numbers_of`, in float32."""
+    WIDTH: tl.constexpr = KIND.primitive_bitwidth
+    if bits.dtype.primitive_bitwidth == 64:  # registers have 32
+        bits = (bits >> (WIDTH * index // 32 * 32)).to(tl.int32)
+    AT: tl.constexpr = WIDTH * index % 32
+    if WIDTH == 32:
+        return bits.to(KIND, bitcast=True)
+    elif WIDTH == 8:
+        return (bits >> AT).to(tl.int8).to(tl.float32)
+    elif tl.bfloat16 == KIND and bits.dtype.primitive_bitwidth == 32:
+        return (bits << 16 if AT == 0 else bits & -65536).to(tl.float32, bitcast=True)
+    else:
+        return (bits >> AT).to(tl.int16).to(KIND, bitcast=True).to(tl.float32)
+
+
+@triton.jit
+def _zeros(STRIP: tl.constexpr, BLOCK: tl.constexpr):
+    """Sums of a block of rows by each of a tile's four strips."""
+    zeros = tl.zeros([STRIP, BLOCK], tl.float32)
+    return zeros, zeros, zeros, zeros
+
+
+@triton.jit
+def _sum(some, more):
+    """Of both, strip by strip."""
+    return some[0] + more[0], some[1] + more[1], some[2] + more[2], some[3] + more[3]
+
+
+@triton.jit
+def _sums_at(sums, section, count, row, wide, column, there, STRIP: tl.constexpr):
+    """Sums of a section, as a program has written them."""
+    at = sums + (section * count + row).to(tl.int64)[None, :] * wide + column[:, None]
+    return (
+        tl.load(at, mask=there, other=0.0, cache_modifier=".cg"),
+        tl.load(at + STRIP, mask=there, other=0.0, cache_modifier=".cg"),
+        tl.load(at + 2 * STRIP, mask=there, other=0.0, cache_modifier=".cg"),
+        tl.load(at + 3 * STRIP, mask=there, other=0.0, cache_modifier=".cg"),
+    )
+
+
+@triton.jit
+def _by_strip(at, held, STRIP: tl.constexpr):
+    """What is read there for the rows of a tile, in four tensors."""
+    whole = tl.permute(tl.load(at, mask=held).reshape(2, 2, STRIP), (2, 0, 1))
+    even, odd = tl.split(whole)
+    first, third = tl.split(even)
+    second, fourth = tl.split(odd)
+    return first, second, third, fourth
+
+
+@triton.jit
+def _rows_part(at, there, depth, column, COLUMNS: tl.constexpr, STEP: tl.constexpr):
+    """Numbers of the rows from a column on, [CHUNK, BLOCK]."""
+    if COLUMNS % STEP == 0:
+        return tl.load(at + column, mask=there, other=0.0)
+    else:
+        return tl.load(at + column, mask=there & (column + depth < COLUMNS), other=0.0)
 
 
 @triton.jit(do_not_specialize=["count"])
@@ -196,92 +416,180 @@ def _codes_product(
     zero_blocks,
     levels,
     bias,
+    sums,
+    done,
     out,
     count,
     out_features,
+    padded,
     COLUMNS: tl.constexpr,
     STEPS: tl.constexpr,
+    SECTION: tl.constexpr,
+    SECTIONS: tl.constexpr,
     GROUP: tl.constexpr,
     CHUNK: tl.constexpr,
     PLANES: tl.constexpr,
     ZERO: tl.constexpr,
+    SCALE: tl.constexpr,
+    ZERO_KIND: tl.constexpr,
     DOUBLE: tl.constexpr,
     LEVELS: tl.constexpr,
     BIASED: tl.constexpr,
     SPREAD: tl.constexpr,
-    TILE: tl.constexpr,
+    STRIP: tl.constexpr,
+    STRIPS: tl.constexpr,
     BLOCK: tl.constexpr,
+    APART: tl.constexpr,
+    FULL: tl.constexpr,
+    STAGES: tl.constexpr,
 ):
-    """A block of rows by a tile of the matrix."""
+    """A block of rows by a tile of the matrix: all its sections, or (`APART`) one of them."""
     DTYPE: tl.constexpr = rows.dtype.element_ty
     STEP: tl.constexpr = 4 * CHUNK
-    MIDDLE: tl.constexpr = 8 if PLANES == 1 else 0
+    WORDS: tl.constexpr = CHUNK * STRIP  # of a strip in one step
+    GROUPS: tl.constexpr = STEP // GROUP if STEP > GROUP else 1
+    EACH: tl.constexpr = 4 // GROUPS  # parts of a group, or of what a step has of it
+    # What is multiplied exceeds what scales belong to, the code less MIDDLE (of 8 bits the high
+    # half less that), by OFF: in 16 bits there are the middle itself and the BIAS of each number,
+    # all in UNITs (see `_BRAIN_PARTS` and `_HALF_PARTS`). The rows' own sums take it off again.
+    MIDDLE: tl.constexpr = 0.0 if PLANES == 1 and ZERO == "low" else 8.0
+    UNIT: tl.constexpr = 2.0**-20 if tl.float16 == DTYPE and not LEVELS else 1.0
+    BIAS: tl.constexpr = 128.0 if tl.bfloat16 == DTYPE else 0.0
+    HALVES: tl.constexpr = 16.0 * (MIDDLE + BIAS) + BIAS if PLANES == 2 else MIDDLE + BIAS
+    OFF: tl.constexpr = 0.0 if LEVELS or tl.float32 == DTYPE else HALVES
     tile = tl.program_id(1)
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    there = (row < count)[:, None]
-    depth = tl.arange(0, CHUNK)
-    lane = tl.arange(0, TILE)
-    column = tile * TILE + lane
-    padded = tl.num_programs(1) * TILE
-    row_at = rows + row.to(tl.int64)[:, None] * COLUMNS + depth[None, :]
-    size = STEPS * CHUNK * TILE  # words of a tile
-    word_at = words + tile.to(tl.int64) * size + depth[:, None] * TILE + lane[None, :]
-    plane = tl.num_programs(1).to(tl.int64) * size
-    ones = tl.full([CHUNK, TILE], 1.0, DTYPE)
-    total = tl.zeros([BLOCK, TILE], tl.float32)
-    for step in range(STEPS):
-        first = tl.load(word_at + step * (CHUNK * TILE))
-        second = first
-        if PLANES == 2:
-            second = tl.load(word_at + plane + step * (CHUNK * TILE))
-        for part in tl.static_range(4):
-            at = step * STEP + part * CHUNK
-            if COLUMNS % STEP == 0:
-                x = tl.load(row_at + at, mask=there, other=0.0)
+    there = (row < count)[None, :]
+    depth = tl.arange(0, CHUNK)[:, None]
+    row_at = rows + row.to(tl.int64)[None, :] * COLUMNS + depth
+    # Strips that the last tile does not have are read as the matrix's last one, and not stored.
+    word_at = words + tl.arange(0, WORDS)
+    plane = padded.to(tl.int64) * (STEPS * CHUNK)
+    first_strip, last_strip = tile * STRIPS, padded // STRIP - 1
+    column = tile * (STRIPS * STRIP) + tl.arange(0, STRIP)  # row of the matrix
+    tile_row = tile * (STRIPS * STRIP) + tl.arange(0, STRIPS * STRIP)
+    held = None if FULL else tile_row < padded
+    ones = tl.full([STRIP, CHUNK], UNIT, DTYPE)
+    wholes = _zeros(STRIP, BLOCK)
+    totals = _zeros(STRIP, BLOCK)
+    first, last = 0, STEPS
+    if APART:
+        first = tl.program_id(2) * SECTION
+        last = tl.minimum(first + SECTION, STEPS)
+    # A number of stages of its own has Triton read ahead what is not for tensor cores, too.
+    for step in tl.range(first, last, num_stages=STAGES):
+        at = step * STEP
+        group_at = (step if GROUP <= STEP else at // GROUP) * padded + tile_row
+        scale_bits = _by_strip(scales + group_at, held, STRIP)
+        if ZERO != "":
+            zero_bits = _by_strip(zeros + group_at, held, STRIP)
+        if DOUBLE:
+            block_at = at // SPREAD * padded + tile_row
+            block = _by_strip(blocks + block_at, held, STRIP)
+            if ZERO == "low":
+                zero_block = _by_strip(zero_blocks + block_at, held, STRIP)
+        x = (
+            _rows_part(row_at, there, depth, at, COLUMNS, STEP),
+            _rows_part(row_at, there, depth, at + CHUNK, COLUMNS, STEP),
+            _rows_part(row_at, there, depth, at + 2 * CHUNK, COLUMNS, STEP),
+            _rows_part(row_at, there, depth, at + 3 * CHUNK, COLUMNS, STEP),
+        )
+        owns = totals[:0]  # the rows' own sums, of each group
+        for group in tl.static_range(GROUPS):
+            own = tl.zeros([STRIP, BLOCK], tl.float32)
+            if OFF != 0.0 or ZERO != "":
+                for part in tl.static_range(group * EACH, (group + 1) * EACH):
+                    own = tl.dot(ones, x[part], own, input_precision="ieee")
+            owns += (own,)
+        added = totals[:0]
+        for strip in tl.static_range(STRIPS):
+            this = first_strip + strip
+            if not FULL:
+                this = tl.minimum(this, last_strip)
+            strip_at = word_at + (this.to(tl.int64) * STEPS + step) * WORDS
+            if PLANES == 1:
+                low = _taken_apart(strip_at, levels, LEVELS, MIDDLE, DTYPE)
             else:
-                x = tl.load(row_at + at, mask=there & (at + depth < COLUMNS)[None, :], other=0.0)
-            weight = _numbers((first >> (4 * part)) & 15, levels, 8, LEVELS, DTYPE)
-            if part * CHUNK % GROUP == 0:
-                share = tl.dot(x, weight, input_precision="ieee")
-            else:
-                share = tl.dot(x, weight, share, input_precision="ieee")
-            if PLANES == 2:
-                # Of high halves and of low ones there are sums apart, joined behind the group.
-                low = _numbers((second >> (4 * part)) & 15, levels, 0, LEVELS, DTYPE)
-                if part * CHUNK % GROUP == 0:
-                    fine = tl.dot(x, low, input_precision="ieee")
-                else:
-                    fine = tl.dot(x, low, fine, input_precision="ieee")
-            if ZERO != "":
-                # Sums of the rows' columns, by tensor cores too: so they lie as the result does.
-                if part * CHUNK % GROUP == 0:
-                    sums = tl.dot(x, ones, input_precision="ieee")
-                else:
-                    sums = tl.dot(x, ones, sums, input_precision="ieee")
-            if (part + 1) * CHUNK % GROUP == 0 or part == 3:
-                group = tl.minimum(at // GROUP, COLUMNS // GROUP - 1)
-                scale = tl.load(scales + group * padded + column).to(tl.float32)
-                if DOUBLE:
-                    block = at // SPREAD * padded + column
-                    scale *= tl.load(blocks + block).to(tl.float32)
+                low = _taken_apart(strip_at + plane, levels, LEVELS, 0.0, DTYPE)
+                high = _taken_apart(strip_at, levels, LEVELS, MIDDLE, DTYPE)
+            total = totals[strip]
+            for group in tl.static_range(GROUPS):
+                nothing = tl.zeros([STRIP, BLOCK], tl.float32)
+                share = owns[group] * -OFF if OFF != 0.0 else nothing
+                share = _share(low, x, share, group * EACH, EACH, CHUNK, STRIP)
                 if PLANES == 2:
-                    share = tl.fma(share, tl.full([BLOCK, TILE], 16.0, tl.float32), fine)
-                wide = tl.broadcast_to(scale[None, :], [BLOCK, TILE])
-                total = tl.fma(share, wide, total)
+                    upper = _share(high, x, nothing, group * EACH, EACH, CHUNK, STRIP)
+                    share = tl.fma(upper, tl.full([STRIP, BLOCK], 16.0, tl.float32), share)
+                scale = _number(scale_bits[strip], group, SCALE)
+                if DOUBLE:
+                    scale *= block[strip].to(tl.float32)
+                total = tl.fma(share, tl.broadcast_to(scale[:, None], [STRIP, BLOCK]), total)
                 if ZERO != "":
-                    zero = tl.load(zeros + group * padded + column).to(tl.float32)
+                    zero = _number(zero_bits[strip], group, ZERO_KIND)
                     if ZERO == "points":
-                        zero = (MIDDLE - zero) * scale
-                    if ZERO == "low":
-                        if DOUBLE:
-                            zero = -zero * tl.load(zero_blocks + block).to(tl.float32)
-                        zero = tl.fma(tl.full([TILE], MIDDLE, tl.float32), scale, zero)
-                    total = tl.fma(sums, tl.broadcast_to(zero[None, :], [BLOCK, TILE]), total)
+                        zero = (8.0 - zero if PLANES == 1 else -zero) * scale
+                    if DOUBLE and ZERO == "low":
+                        zero *= zero_block[strip].to(tl.float32) * -1.0
+                    wide_zero = tl.broadcast_to(zero[:, None], [STRIP, BLOCK])
+                    total = tl.fma(owns[group], wide_zero, total)
+            added += (total,)
+        totals = added
+        if not APART and SECTIONS > 1:  # noqa: SIM102 (one is known to the compiler)
+            if step % SECTION == SECTION - 1:
+                wholes = _sum(wholes, totals)
+                totals = _zeros(STRIP, BLOCK)
+    wholes = _sum(wholes, totals)
+    if APART:
+        wide = tl.num_programs(1) * (STRIPS * STRIP)
+        for strip in tl.static_range(STRIPS):
+            at = sums + (tl.program_id(2) * count + row).to(tl.int64)[None, :] * wide
+            tl.store(at + (column + strip * STRIP)[:, None], wholes[strip], mask=there)
+        # Whoever comes last adds up what all have written, in the order of sections.
+        tl.debug_barrier()
+        ticket = done + tl.program_id(0) * tl.num_programs(1) + tile
+        if tl.atomic_add(ticket, 1, sem="acq_rel") == SECTIONS - 1:
+            tl.store(ticket, 0)
+            wholes = _zeros(STRIP, BLOCK)
+            # Some at a time, so that more is on its way, as many as registers hold.
+            for some in range(0, SECTIONS, 32 // BLOCK):
+                for more in tl.static_range(32 // BLOCK):
+                    section = some + more
+                    known = there & (section < SECTIONS)
+                    found = _sums_at(sums, section, count, row, wide, column, known, STRIP)
+                    wholes = _sum(wholes, found)
+            for strip in tl.static_range(STRIPS):
+                _finish(
+                    *(wholes[strip], out, bias, row, there, column + strip * STRIP, out_features),
+                    *(UNIT, BIASED),
+                )
+    else:
+        for strip in tl.static_range(STRIPS):
+            _finish(
+                *(wholes[strip], out, bias, row, there, column + strip * STRIP, out_features),
+                *(UNIT, BIASED),
+            )
+
+
+@triton.jit
+def _finish(
+    whole,
+    out,
+    bias,
+    row,
+    there,
+    column,
+    out_features,
+    UNIT: tl.constexpr,
+    BIASED: tl.constexpr,
+):
+    """Write a strip's sums [STRIP, BLOCK], with the bias."""
     inside = column < out_features
+    if UNIT != 1.0:
+        whole *= 1.0 / UNIT
     if BIASED:
-        total += tl.load(bias + column, mask=inside, other=0.0).to(tl.float32)[None, :]
-    out_at = out + row.to(tl.int64)[:, None] * out_features + column[None, :]
-    tl.store(out_at, total.to(DTYPE), mask=there & inside[None, :])
+        whole += tl.load(bias + column, mask=inside, other=0.0).to(tl.float32)[:, None]
+    at = out + row.to(tl.int64)[None, :] * out_features + column[:, None]
+    tl.store(at, whole.to(out.dtype.element_ty), mask=there & inside[:, None])
 
 
 @triton.jit(do_not_specialize=["count"])

@@ -56,7 +56,13 @@ def trial(device: torch.device) -> str:
     """
     from edgespec.kernels.gpu.attention import attention
     from edgespec.kernels.gpu.places import places_of
-    from edgespec.kernels.gpu.products import Codes, CodesProduct, plain_product, words_of
+    from edgespec.kernels.gpu.products import (
+        Codes,
+        CodesProduct,
+        numbers_of,
+        plain_product,
+        words_of,
+    )
     from edgespec.kernels.gpu.rows import norm
 
     generator = torch.Generator().manual_seed(0)
@@ -64,13 +70,15 @@ def trial(device: torch.device) -> str:
     def by_chance(*size: int) -> torch.Tensor:
         return torch.randn(size, generator=generator)
 
-    codes = torch.randint(16, (70, 256), generator=generator).to(torch.uint8)
-    scales, zeros = by_chance(4, 128).half(), by_chance(4, 128).half()
-    wide = [one.double()[:, :70].T.repeat_interleave(64, 1) for one in (scales, zeros)]
+    codes = torch.randint(16, (70, 1024), generator=generator).to(torch.uint8)
+    scales, zeros = by_chance(2, 70, 16).half()
+    wide = [one.double().repeat_interleave(64, 1) for one in (scales, zeros)]
     weight = (codes.double() - 8) * wide[0] + wide[1]
     words = words_of(codes.to(device), 32)[None]
-    matrix = Codes(words, 70, 256, 64, scales.to(device), zeros.to(device), "middle")
-    gain = by_chance(256)
+    numbers = [numbers_of(one.to(device), 64, 32) for one in (scales, zeros)]
+    half = torch.float16
+    matrix = Codes(words, 70, 1024, 64, numbers[0], half, numbers[1], half, "middle")
+    gain = by_chance(1024)
     held = by_chance(2, 2, 70, 32)
     for dtype, limit in _TOLERANCE.items():
         near = held.to(dtype).to(device)
@@ -82,12 +90,13 @@ def trial(device: torch.device) -> str:
             mask = torch.ones(count, 70, dtype=torch.bool, device=device)
             last = torch.full((count,), 69, device=device)
             places = places_of(mask, last, torch.arange(70, device=device))
-            return attention(rows.view(count, 8, 32), [near[0]], [near[1]], places, 0.2)
+            query = rows[:, :256].reshape(count, 8, 32)
+            return attention(query, [near[0]], [near[1]], places, 0.2)
 
-        rows = by_chance(19, 256).to(dtype)
+        rows = by_chance(19, 1024).to(dtype)
         exact = rows.double()
         keys, values = near.cpu().double().repeat_interleave(4, 1)
-        scores = exact.view(19, 8, 32).transpose(0, 1) @ keys.transpose(1, 2) * 0.2
+        scores = exact[:, :256].reshape(19, 8, 32).transpose(0, 1) @ keys.transpose(1, 2) * 0.2
         attended = (scores.softmax(-1) @ values).transpose(0, 1).reshape(19, 256)
         normed = exact / (exact.square().mean(1, keepdim=True) + 1e-5).sqrt() * gain.double()
         for name, work, expected in (

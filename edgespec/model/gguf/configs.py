@@ -68,6 +68,21 @@ class _Keys:
             raise self.refusal(f"says that {self.architecture}.{name} is {value!r}")
         return shortest(float(value))
 
+    def maybe(self, name: str) -> float | None:
+        """The number, if there is one that is not 0."""
+        return self.real(name) if self.get(name) else None
+
+    @property
+    def head(self) -> int:
+        """Numbers of one head."""
+        usual = self.whole("embedding_length") // self.whole("attention.head_count")
+        return self.whole("attention.key_length", max(1, usual), most=_MOST_HEAD)
+
+    @property
+    def window(self) -> int | None:
+        name = "attention.sliding_window"
+        return self.whole(name) if self.get(name) else None
+
     def text(self, name: str) -> str:
         return str(self.get(name) or "")
 
@@ -118,8 +133,11 @@ def _common(keys: _Keys) -> Settings:
         "intermediate_size": keys.whole("feed_forward_length"),
         "num_attention_heads": heads,
         "num_key_value_heads": keys.whole("attention.head_count_kv", heads),
-        "head_dim": keys.whole("attention.key_length", max(1, hidden // heads), most=_MOST_HEAD),
-        "rms_norm_eps": keys.real("attention.layer_norm_rms_epsilon", _eps(keys)),
+        "head_dim": keys.head,
+        # A model with layer norms has no other.
+        "rms_norm_eps": keys.real(
+            "attention.layer_norm_rms_epsilon", keys.maybe("attention.layer_norm_epsilon")
+        ),
         "max_position_embeddings": keys.whole("context_length", most=_MOST_CONTEXT),
         "rope_theta": keys.real("rope.freq_base", 10000.0),
         "vocab_size": embedding[0],
@@ -127,12 +145,6 @@ def _common(keys: _Keys) -> Settings:
         **{name: keys.token(name) for name in ("bos_token_id", "eos_token_id")},
         "pad_token_id": None,
     }
-
-
-def _eps(keys: _Keys) -> float | None:
-    """Of a model with layer norms, which has no other."""
-    stated = keys.get("attention.layer_norm_epsilon")
-    return keys.real("attention.layer_norm_epsilon") if stated else None
 
 
 def _llama(keys: _Keys) -> Settings:
@@ -161,11 +173,8 @@ def _mixture(keys: _Keys) -> Settings:
 
 
 def _olmoe(keys: _Keys) -> Settings:
-    clip = keys.get("attention.clamp_kqv")
-    return _mixture(keys) | {
-        "norm_topk_prob": False,
-        "clip_qkv": keys.real("attention.clamp_kqv") if clip else None,
-    }
+    clip = keys.maybe("attention.clamp_kqv")
+    return _mixture(keys) | {"norm_topk_prob": False, "clip_qkv": clip}
 
 
 def _ernie(keys: _Keys) -> Settings:
@@ -173,19 +182,17 @@ def _ernie(keys: _Keys) -> Settings:
 
 
 def _exaone4(keys: _Keys) -> Settings:
-    if keys.get("attention.sliding_window") is None:
-        layers = keys.whole("block_count", most=MOST_LAYERS)
-        return {"sliding_window": None, "layer_types": ["full_attention"] * layers}
-    window = keys.whole("attention.sliding_window")
-    return {"sliding_window": window, "layer_types": _layer_types(keys, 4)}
+    # Without windows all layers are full, each first of one.
+    return {
+        "sliding_window": keys.window,
+        "layer_types": _layer_types(keys, 4 if keys.window else 1),
+    }
 
 
 def _glm4(keys: _Keys) -> Settings:
-    hidden, heads = keys.whole("embedding_length"), keys.whole("attention.head_count")
-    head = keys.whole("attention.key_length", max(1, hidden // heads), most=_MOST_HEAD)
     return {
         "attention_bias": "blk.0.attn_q.bias" in keys.file.tensors,
-        "partial_rotary_factor": keys.whole("rope.dimension_count", head) / head,
+        "partial_rotary_factor": keys.whole("rope.dimension_count", keys.head) / keys.head,
     }
 
 
@@ -251,18 +258,17 @@ def _gpt_oss(keys: _Keys) -> Settings:
 
 def _olmo2(keys: _Keys) -> Settings:
     biases = {"attention_bias": "blk.0.attn_q.bias" in keys.file.tensors}
-    if keys.get("attention.sliding_window") is None:
+    if keys.window is None:
         return biases
-    windows = {"sliding_window": keys.whole("attention.sliding_window")}
-    return biases | windows | {"model_type": "olmo3", "layer_types": _layer_types(keys, 4)}
+    windows = {"sliding_window": keys.window, "layer_types": _layer_types(keys, 4)}
+    return biases | windows | {"model_type": "olmo3"}
 
 
 def _phi3(keys: _Keys) -> Settings:
     hidden, heads = keys.whole("embedding_length"), keys.whole("attention.head_count")
     turned = keys.whole("rope.dimension_count", max(1, hidden // heads))
-    window = keys.get("attention.sliding_window")
     return {
-        "sliding_window": keys.whole("attention.sliding_window") if window else None,
+        "sliding_window": keys.window,
         "partial_rotary_factor": turned * heads / hidden,
         "original_max_position_embeddings": keys.whole(
             "rope.scaling.original_context_length", keys.whole("context_length", most=_MOST_CONTEXT)
@@ -271,15 +277,13 @@ def _phi3(keys: _Keys) -> Settings:
 
 
 def _gemma(keys: _Keys) -> Settings:
-    hidden, heads = keys.whole("embedding_length"), keys.whole("attention.head_count")
+    usual = keys.whole("embedding_length") // keys.whole("attention.head_count")
     largest = keys.whole("block_count") == _GEMMA_27B[keys.architecture]
-    head = keys.whole("attention.key_length", max(1, hidden // heads))
-    settings: Settings = {
-        "query_pre_attn_scalar": hidden // heads if largest else head,
+    return {
+        "query_pre_attn_scalar": usual if largest else keys.head,
         "sliding_window": keys.whole("attention.sliding_window", 4096),
         "hidden_activation": "gelu_pytorch_tanh",
     }
-    return settings
 
 
 def _gemma2(keys: _Keys) -> Settings:
@@ -304,11 +308,10 @@ def _layer_types(keys: _Keys, every: int) -> list[str]:
 
 
 def _gemma3(keys: _Keys) -> Settings:
-    cap = keys.get("final_logit_softcapping")
     return _gemma(keys) | {
         "layer_types": _layer_types(keys, 6),
         "rope_local_base_freq": keys.real("rope.freq_base_swa", 10000.0),
-        "final_logit_softcapping": keys.real("final_logit_softcapping") if cap else None,
+        "final_logit_softcapping": keys.maybe("final_logit_softcapping"),
     }
 
 

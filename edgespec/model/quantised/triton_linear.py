@@ -6,16 +6,32 @@ import torch
 from torch import nn
 
 from edgespec.config import Quantisation
-from edgespec.kernels.gpu.products import TILE, Codes, CodesProduct, chunk_of, words_of
+from edgespec.kernels.gpu.products import (
+    PADDED,
+    STRIP,
+    Codes,
+    CodesProduct,
+    chunk_of,
+    numbers_of,
+    words_of,
+)
+from edgespec.kernels.products import TILE
 from edgespec.model.quantised import int4_kernels, levels, nf4
 from edgespec.model.quantised.rounding import Packed
+from edgespec.model.tensors import TORCH_DTYPES
 
 _CHUNK = 1 << 20  # codes that are repacked at a time
+_BY_GROUP, _BY_BLOCK = {"scales", "zeros"}, {"blocks", "zero_blocks"}
 
 
 def fits(form: Quantisation, shape: torch.Size) -> bool:
     """Whether the kernel takes a matrix [out, in] of this form; it has no codes of "fp8"."""
-    return form.kind != "fp8" and chunk_of(form.group or shape[1], shape[1]) is not None
+    return form.kind != "fp8" and _chunk(form, shape) is not None
+
+
+def _chunk(form: Quantisation, shape: torch.Size) -> int | None:
+    size = 4 if form.kind == "nf4" else 1 if form.double else TORCH_DTYPES[form.scales].itemsize
+    return chunk_of(form.group or shape[1], shape[1], size)
 
 
 class TritonLinear(nn.Module):
@@ -41,19 +57,26 @@ class TritonLinear(nn.Module):
         self.register_buffer("bias", None if bias is None else bias.detach(), persistent=False)
         order = packed.get("order")
         self.register_buffer("order", None if order is None else order.to(device), persistent=False)
-        parts = _scales(packed, form, shape, dtype)
-        chunk = chunk_of(form.group or shape[1], shape[1])
+        group, chunk = form.group or shape[1], _chunk(form, shape)
         assert chunk is not None
+        numbers = _numbers(packed, form, shape)
+        parts = {
+            name: numbers_of(numbers[name], group, chunk) for name in _BY_GROUP & numbers.keys()
+        }
+        parts |= {name: _turned(numbers[name]) for name in _BY_BLOCK & numbers.keys()}
+        if "levels" in numbers:
+            parts["levels"] = numbers["levels"].to(dtype)
         parts["words"] = _words(packed, form, shape, chunk, torch.device(device))
         for name, part in parts.items():
             self.register_buffer(name, part.to(device), persistent=False)
-        zero = form.zeros if "zeros" in parts else ""
         held = dict(self.named_buffers(recurse=False))
         matrix = Codes(
             out=shape[0],
             columns=shape[1],
-            group=form.group or shape[1],
-            zero=zero,
+            group=group,
+            scale_type=numbers["scales"].dtype,
+            zero_type=numbers["zeros"].dtype if "zeros" in numbers else None,
+            zero=form.zeros if "zeros" in numbers else "",
             **{name: held[name] for name in parts},
         )
         # Held by names of its own: a module takes about as long to find a buffer as a launch takes.
@@ -68,25 +91,25 @@ class TritonLinear(nn.Module):
         return result if x.dim() == 2 else result.reshape(*x.shape[:-1], self.out_features)
 
 
-def _scales(packed: Packed, form: Quantisation, shape: torch.Size, dtype: torch.dtype) -> Packed:
-    """Scales and what goes with them, by their names in Codes: [groups, rows of whole tiles]."""
+def _numbers(packed: Packed, form: Quantisation, shape: torch.Size) -> Packed:
+    """Scales and what goes with them, by their names in Codes: [out, groups] or [out, blocks]."""
     if form.kind == "int4" and form.zeros == "middle":
-        scales, zeros = packed["scales"].unbind(2)
-        return {"scales": scales.contiguous(), "zeros": zeros.contiguous()}
+        pairs = packed["scales"][:, : shape[0]]
+        return {"scales": pairs[..., 0].T, "zeros": pairs[..., 1].T}
     if form.kind == "nf4":
         parts = nf4.product_parts(packed, form, torch.float32)
-        return {"scales": _turned(parts["scales"]), "levels": parts["levels"].to(dtype)}
-    names = ("scales", "zeros", "blocks", "zero_blocks")
-    parts = {name: _turned(packed[name].view(shape[0], -1)) for name in names if name in packed}
+        return {"scales": parts["scales"], "levels": parts["levels"]}
+    names = _BY_GROUP | _BY_BLOCK
+    numbers = {name: packed[name].view(shape[0], -1) for name in names & packed.keys()}
     if form.kind in levels.LEVELS:
-        parts["levels"] = levels.table(form.kind).to(dtype)
-    return parts
+        numbers["levels"] = levels.table(form.kind)
+    return numbers
 
 
 def _turned(numbers: torch.Tensor) -> torch.Tensor:
-    """Numbers [out, n] as [n, rows of whole tiles]."""
+    """Numbers [out, n] as [n, rows, filled up]."""
     out, count = numbers.shape
-    turned = numbers.new_zeros(count, -(-out // TILE) * TILE)
+    turned = numbers.new_zeros(count, -(-out // PADDED) * PADDED)
     turned[:, :out] = numbers.T
     return turned
 
@@ -103,9 +126,9 @@ def _words(
             [words_of(one, chunk) for one in _planes(packed, form, first, end, device)]
         )
         if words is None:
-            tiles = -(-shape[0] // TILE)
-            words = made.new_zeros(made.shape[0], tiles, *made.shape[2:])
-        words[:, first // TILE : first // TILE + made.shape[1]] = made
+            strips = -(-shape[0] // PADDED) * (PADDED // STRIP)
+            words = made.new_zeros(made.shape[0], strips, *made.shape[2:])
+        words[:, first // STRIP : first // STRIP + made.shape[1]] = made
     assert words is not None
     return words
 

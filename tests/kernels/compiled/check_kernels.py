@@ -1,27 +1,26 @@
-"""Every kernel compiles for an Orin, and 16-bit rows are multiplied by its tensor cores."""
+"""Every kernel compiles for an Orin, 16-bit rows are multiplied by its tensor cores, and a product
+by codes takes few instructions a weight."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
+import triton
+from support.gpu_code import FORMS, TOOL, Code, Form, code_of, empty, weights_of_turn
+from support.triton_device import Device
 
 from edgespec.kernels.gpu import rows as rows_kernels
 from edgespec.kernels.gpu.attention import attention
 from edgespec.kernels.gpu.places import Places
-from edgespec.kernels.gpu.products import Codes, CodesProduct, chunk_of, plain_product
+from edgespec.kernels.gpu.products import plain_product
 
 HALF, BRAIN, FLOAT = torch.float16, torch.bfloat16, torch.float32
-PRODUCTS = (
-    # rows, group, zero, planes, two levels of scales, levels
-    (BRAIN, 64, "middle", 1, False, False),
-    (HALF, 32, "low", 1, True, False),
-    (BRAIN, 128, "points", 1, False, False),
-    (BRAIN, 64, "", 1, False, True),
-    (BRAIN, 512, "", 2, False, False),
-    (HALF, 16, "low", 2, True, False),
-    (FLOAT, 32, "", 1, False, False),
-)
+MOST = {"int4-g128": 1.8, "int4": 2.0, "int4-g32": 2.4, "GPTQ, AWQ": 2.0, "Q4_0": 2.0}
+"""Instructions a weight and thread, with up to 8 rows: what reading leaves time for, and little
+more than there are."""
+
 HEADS = (
     # query, heads, of keys, their width, pieces, softcap, window
     (BRAIN, 32, 8, 128, 1, None, None),
@@ -32,21 +31,32 @@ HEADS = (
 
 
 def check_products(compiled: list[Any]) -> None:
-    for dtype, group, zero, planes, double, levels in PRODUCTS:
-        chunk = chunk_of(group, 512)
-        assert chunk is not None
-        words = torch.zeros(planes, 3, 512 // (4 * chunk), chunk, 64, dtype=torch.int16)
-        fine = torch.int8 if double else HALF
-        whole = torch.int8 if zero == "points" else fine
-        numbers = [torch.zeros(512 // group, 192, dtype=one) for one in (fine, whole)]
-        blocks = torch.zeros(2, 192, dtype=HALF) if double else None
-        table = torch.zeros(16, dtype=dtype) if levels else None
-        codes = Codes(words, 190, 512, group, *numbers, zero, blocks, blocks, table)
-        CodesProduct(codes, torch.zeros(190, dtype=dtype))(torch.zeros(5, 512, dtype=dtype))
+    for form in (*FORMS.values(), Form(FLOAT, 32)):
+        columns = max(1024, form.group)
+        empty(form, 190, columns)(torch.zeros(5, columns, dtype=form.rows))
     plain_product(torch.zeros(5, 512, dtype=BRAIN), torch.zeros(190, 512, dtype=BRAIN))
-    assert len(compiled) == len(PRODUCTS) + 1
+    assert len(compiled) == len(FORMS) + 2
     for one in compiled:
         assert ("mma.sync" in one.asm["ptx"]) == (one is not compiled[-2])
+
+
+@pytest.mark.skipif(not TOOL.exists(), reason=f"{TOOL.name} is not beside Triton here")
+@pytest.mark.parametrize("capability", [87, 90, 110])
+def check_instructions_of_products(compiled: list[Any], capability: int) -> None:
+    def code(name: str, rows: int) -> tuple[Code, float]:
+        product = empty(FORMS[name])
+        product(torch.zeros(rows, 4096, dtype=FORMS[name].rows))
+        found = code_of(compiled[-1], capability)
+        return found, len(found.loop) / weights_of_turn(product)
+
+    triton.runtime.driver.set_active(Device(capability))
+    for name, most in MOST.items() if capability == 87 else [("int4", MOST["int4"])]:
+        found, each = code(name, 1)
+        assert each <= most, (name, each)
+        assert found.programs >= 4, (name, found)
+        # All that is read in the loop was asked for some turns before.
+        assert not any(one.startswith("LDG.") for one in found.loop) or name == "GPTQ, AWQ"
+    assert code("int4-g128", 16)[1] <= 2.2 or capability != 87
 
 
 def check_attention(compiled: list[Any]) -> None:

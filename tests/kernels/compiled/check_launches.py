@@ -74,8 +74,9 @@ def layer_parts(count: int, dtype: torch.dtype) -> list[Callable[[], object]]:
     """One of everything that a layer launches, with `count` rows."""
     x, gain = torch.zeros(count, 128, dtype=dtype), torch.zeros(128)
     angles = (torch.zeros(count, 1, 16, dtype=dtype),) * 2
-    words = torch.zeros(1, 2, 1, 32, 64, dtype=torch.int16)
-    codes = products.Codes(words, 96, 128, 64, *torch.zeros(2, 2, 128, dtype=HALF), "middle")
+    words = torch.zeros(1, 4, 1, 1024, dtype=torch.int16)
+    numbers = torch.zeros(1, 128, dtype=torch.int32)
+    codes = products.Codes(words, 96, 128, 64, numbers, HALF, numbers, HALF, "middle")
     heads = x.view(count, 8, 16)
     return [
         partial(products.CodesProduct(codes), x),

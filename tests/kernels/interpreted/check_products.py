@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import pytest
 import torch
 from support.tiers import tiered
 
-from edgespec.kernels.gpu.products import Codes, CodesProduct, chunk_of, plain_product, words_of
+from edgespec.kernels.gpu.products import (
+    Codes,
+    CodesProduct,
+    chunk_of,
+    numbers_of,
+    plain_product,
+    words_of,
+)
 from edgespec.model.quantised.kernels import relative_error
 
 ROUNDING = {torch.float32: 3e-7, torch.float16: 4e-4, torch.bfloat16: 3e-3}
@@ -28,29 +36,42 @@ FORMS = [
 ]
 
 
-def made(out: int, columns: int, group: int, zero: str, bits: int) -> tuple[Codes, torch.Tensor]:
-    """A matrix by chance, and the weight that it stands for, float64 [out, columns]."""
+class Made(NamedTuple):
+    """A matrix by chance, its codes, uint8 [out, columns], its scales [out, groups], and the weight
+    that it stands for, float64 [out, columns]."""
+
+    matrix: Codes
+    codes: torch.Tensor
+    scales: torch.Tensor
+    weight: torch.Tensor
+
+
+def made(out: int, columns: int, group: int, zero: str, bits: int) -> Made:
+    """Of one of FORMS."""
     generator = torch.Generator().manual_seed(out + columns)
-    groups, padded = columns // group, -(-out // 64) * 64
+    groups = columns // group
     codes = torch.randint(1 << bits, (out, columns), generator=generator).to(torch.uint8)
-    scales = (torch.rand(groups, padded, generator=generator) + 0.1).to(torch.float16)
+    scales = (torch.rand(out, groups, generator=generator) + 0.1).to(torch.float16)
     numbers = codes.double() - (8 if bits == 4 else 128)
-    wide = scales[:, :out].double().T.repeat_interleave(group, 1)
+    wide = scales.double().repeat_interleave(group, 1)
     weight = numbers * wide
     zeros = None
     if zero == "points":
-        zeros = torch.randint(16, (groups, padded), generator=generator).to(torch.int8)
-        added = zeros.double()[:, :out].T.repeat_interleave(group, 1)
+        zeros = torch.randint(16, (out, groups), generator=generator).to(torch.int8)
+        added = zeros.double().repeat_interleave(group, 1)
         weight = (numbers + (8 if bits == 4 else 0) - added) * wide
     elif zero:
-        zeros = torch.randn(groups, padded, generator=generator).to(torch.float16)
-        added = zeros.double()[:, :out].T.repeat_interleave(group, 1)
+        zeros = torch.randn(out, groups, generator=generator).to(torch.float16)
+        added = zeros.double().repeat_interleave(group, 1)
         weight += added + (8 * wide if zero == "low" and bits == 4 else 0)
-    chunk = chunk_of(group, columns)
+    chunk = chunk_of(group, columns, 2)
     assert chunk is not None
     parts = [codes] if bits == 4 else [codes >> 4, codes & 15]
     words = torch.stack([words_of(part, chunk) for part in parts])
-    return Codes(words, out, columns, group, scales, zeros, zero), weight
+    held = [None if one is None else numbers_of(one, group, chunk) for one in (scales, zeros)]
+    kinds = scales.dtype, None if zeros is None else zeros.dtype
+    matrix = Codes(words, out, columns, group, held[0], kinds[0], held[1], kinds[1], zero)
+    return Made(matrix, codes, scales, weight)
 
 
 def invariant(multiply: Callable[[torch.Tensor], torch.Tensor], rows: torch.Tensor) -> torch.Tensor:
@@ -72,46 +93,56 @@ QUICK = [FORMS[0], FORMS[1], FORMS[3], FORMS[4], FORMS[6]]
 
 @pytest.mark.parametrize("form", tiered(FORMS, QUICK), ids=str)
 def check_codes(form: tuple[int, int, int, str, int]) -> None:
-    matrix, weight = made(*form)
+    matrix, _, _, weight = made(*form)
     for dtype, limit in ROUNDING.items():
         rows, bias = by_chance(19, form[1]).to(dtype), by_chance(form[0]).to(dtype)
         result = invariant(CodesProduct(matrix, bias), rows)
         assert relative_error(result, rows.double() @ weight.T + bias.double()) < limit, dtype
 
 
+def check_sections_are_added_in_order_by_whoever_has_them() -> None:
+    matrix, _, _, weight = made(40, 320, 16, "middle", 4)  # five steps, so two sections
+    rows = by_chance(9, 320).to(torch.bfloat16)
+    apart, together = CodesProduct(matrix), CodesProduct(matrix)
+    together._enough = 0
+    result = apart(rows)
+    assert relative_error(result, rows.double() @ weight.T) < ROUNDING[torch.bfloat16]
+    assert torch.equal(together(rows), result)
+    assert torch.equal(apart(rows[3:4]), result[3:4]), "the count of programs is as it was"
+
+
 def check_two_levels_of_scales() -> None:
     out, columns, group = 64, 512, 32
-    matrix, _ = made(out, columns, group, "low", 4)
+    matrix, codes, _, _ = made(out, columns, group, "low", 4)
     generator = torch.Generator().manual_seed(2)
-    fine = torch.randint(64, (2, columns // group, 64), generator=generator).to(torch.int8)
-    blocks = torch.rand(2, columns // 256, 64, generator=generator).to(torch.float16)
-    matrix = matrix._replace(scales=fine[0], zeros=fine[1], blocks=blocks[0], zero_blocks=blocks[1])
-    wide = fine.double() * blocks.double().repeat_interleave(256 // group, 1)
-    scale, zero = wide.repeat_interleave(group, 1).transpose(1, 2)
+    fine = torch.randint(64, (2, out, columns // group), generator=generator).to(torch.int8)
+    blocks = torch.rand(2, out, columns // 256, generator=generator).to(torch.float16)
+    chunk = chunk_of(group, columns, 1)
+    assert chunk is not None
+    scale_bits, zero_bits = (numbers_of(one, group, chunk) for one in fine)
+    matrix = matrix._replace(
+        scales=scale_bits,
+        scale_type=torch.int8,
+        zeros=zero_bits,
+        zero_type=torch.int8,
+        blocks=blocks[0].T.contiguous(),
+        zero_blocks=blocks[1].T.contiguous(),
+    )
+    wide = fine.double() * blocks.double().repeat_interleave(256 // group, 2)
+    scale, zero = wide.repeat_interleave(group, 2)
     rows = by_chance(19, columns).to(torch.float16)
     result = invariant(CodesProduct(matrix), rows)
-    weight = codes_of(matrix, group) * scale - zero
+    weight = codes.double() * scale - zero
     assert relative_error(result, rows.double() @ weight.T) < ROUNDING[torch.float16]
 
 
 def check_levels() -> None:
-    matrix, _ = made(64, 256, 64, "", 4)
+    matrix, codes, scales, _ = made(64, 256, 64, "", 4)
     levels = by_chance(16).to(torch.float16)
-    matrix = matrix._replace(levels=levels)
-    scale = matrix.scales.double().repeat_interleave(64, 0).T
-    weight = levels.double()[codes_of(matrix, 64).long()] * scale
+    weight = levels.double()[codes.long()] * scales.double().repeat_interleave(64, 1)
     rows = by_chance(19, 256).to(torch.float16)
-    result = invariant(CodesProduct(matrix), rows)
+    result = invariant(CodesProduct(matrix._replace(levels=levels)), rows)
     assert relative_error(result, rows.double() @ weight.T) < ROUNDING[torch.float16]
-
-
-def codes_of(matrix: Codes, group: int) -> torch.Tensor:
-    """What `words_of` put into the words of 4 bits, float64 [TILE, columns]."""
-    chunk = chunk_of(group, matrix.columns)
-    assert chunk is not None
-    words = matrix.words[0, 0]  # [steps, chunk, TILE]
-    parts = torch.stack([(words >> shift) & 15 for shift in (0, 4, 8, 12)], 1)
-    return parts.reshape(-1, words.shape[-1])[: matrix.columns].T.double()
 
 
 def check_plain() -> None:

@@ -1,67 +1,11 @@
-"""Triton's interpreter, with bfloat16 and with sums in one order, which it lacks.
-
-It keeps bfloat16 as bare bits and computes with these, and leaves dot products to a library that
-adds up in an order of its own, whereas a device does it in the same one for every row.
-"""
+"""Checks here run in Triton's interpreter, with what it lacks."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
-import numpy as np
 import pytest
-import triton.language as tl
-from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
-
-
-def _wide(handle: TensorHandle) -> TensorHandle:
-    """Numbers of 16 bits as float32."""
-    if handle.dtype.scalar == tl.bfloat16:
-        bits = handle.data.astype(np.uint32) << 16
-        return TensorHandle(bits.view(np.float32), tl.float32)
-    return handle
-
-
-def _rounded(data: np.ndarray) -> TensorHandle:
-    """float32 as bfloat16, to the nearest."""
-    bits = np.ascontiguousarray(data).view(np.uint32)
-    rounded = bits + 0x7FFF + (bits >> 16 & 1)
-    return TensorHandle((rounded >> 16).astype(np.uint16), tl.bfloat16)
-
-
-def _dot(self: InterpreterBuilder, a: Any, b: Any, d: Any, *_: object) -> TensorHandle:
-    left, right = (_wide(one).data.astype(d.data.dtype) for one in (a, b))
-    total = d.data.copy()
-    for column in range(left.shape[1]):
-        total += left[:, column, None] * right[None, column]
-    return TensorHandle(total, d.dtype.scalar)
-
-
-def _in_float32(work: Callable[..., TensorHandle]) -> Callable[..., TensorHandle]:
-    def done(self: InterpreterBuilder, lhs: Any, rhs: Any) -> TensorHandle:
-        if lhs.dtype.scalar != tl.bfloat16:
-            return work(self, lhs, rhs)
-        return _rounded(work(self, _wide(lhs), _wide(rhs)).data)
-
-    return done
-
-
-def _cast(work: Callable[..., TensorHandle]) -> Callable[..., TensorHandle]:
-    def done(self: InterpreterBuilder, source: Any, to: Any, *rest: object) -> TensorHandle:
-        if to.scalar == tl.bfloat16 and source.dtype.scalar == tl.float32:
-            return _rounded(source.data)
-        return work(self, source, to, *rest)
-
-    return done
+from support.interpreted_gpu import complete
 
 
 @pytest.fixture(autouse=True, scope="session")
 def _complete_interpreter() -> None:
-    for name in ("fadd", "fsub", "fmul"):
-        whole = f"create_{name}"
-        setattr(InterpreterBuilder, whole, _in_float32(getattr(InterpreterBuilder, whole)))
-    InterpreterBuilder.create_dot = _dot
-    InterpreterBuilder.get_bf16 = lambda self, value: _rounded(np.array([value], np.float32))
-    for name in ("create_fp_trunc", "create_fp_to_fp"):
-        setattr(InterpreterBuilder, name, _cast(getattr(InterpreterBuilder, name)))
+    complete()

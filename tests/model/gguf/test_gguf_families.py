@@ -120,6 +120,12 @@ def test_a_newer_file_of_mistral_small_is_a_mistral(tmp_path: Path) -> None:
     assert_same(file, write_gguf(folder, file, all_as("F16"), architecture="mistral3"))
 
 
+@pytest.mark.thorough
+def test_an_exaone_without_windows(tmp_path: Path) -> None:
+    settings = {"sliding_window": None, "layer_types": ["full_attention"] * 4}
+    assert_same(*write_gguf_family(tmp_path, "exaone4", all_as("F32"), **settings))
+
+
 def test_angles_of_olmo_3_are_stretched_in_its_full_layers_alone(tmp_path: Path) -> None:
     yarn = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 16}
     more = {"attention_factor": 1.3, "beta_fast": 32.0, "beta_slow": 1.0}

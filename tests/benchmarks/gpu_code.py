@@ -1,0 +1,113 @@
+"""What products by codes are compiled to for GPUs that are not there, and what that predicts.
+
+    python tests/benchmarks/gpu_code.py [--capability 87]
+
+Instructions a weight and thread in the innermost loop, by rows of a block, registers, shared memory
+and programs that a multiprocessor holds, of every form; then what an H200 took for the kernels of
+before beside the model (support.gpu_model), and what the model says of these: on an H200, and on
+Orins. Markdown. Needs Triton; no GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+MATRICES = ((4096, 4096), (28672, 4096))
+
+
+def counted(compiled: list[Any], capability: int) -> Iterator[str]:
+    """A line for each form."""
+    from support.gpu_code import FORMS, code_of, empty, weights_of_turn
+
+    yield "| form | 1 to 8 rows | 9 to 16 | 17 on | registers | KiB shared | programs |"
+    yield "|" + " --- |" * 7
+    for name, form in FORMS.items():
+        product, found = empty(form, 256), []
+        for rows in (1, 16, 32):
+            product(torch.zeros(rows, 4096, dtype=form.rows))
+            found.append(code_of(compiled[-1], capability))
+        each = " | ".join(f"{len(code.loop) / weights_of_turn(product):.2f}" for code in found)
+        first = found[0]
+        yield (
+            f"| {name} | {each} | {first.registers} | {first.shared / 1024:.0f} | "
+            f"{first.programs} |"
+        )
+
+
+def predicted(compiled: list[Any], capability: int) -> Iterator[str]:
+    """The model beside what was measured, then of what is compiled now."""
+    from support.gpu_code import FORMS, code_of, empty
+    from support.gpu_model import (
+        BITS,
+        H200,
+        MEASURED,
+        ORINS,
+        Work,
+        before,
+        matrix_bytes,
+        seconds,
+    )
+
+    yield "| before, H200 | form | rows | µs | model |"
+    yield "|" + " --- |" * 5
+    for out, name, rows, took, *code in MEASURED:
+        model = before(out, name, *code) * 1e6
+        off = f"{model:.1f} ({model / took - 1:+.0%})"
+        yield f"| {out} x 4096 | {name} | {rows} | {took} | {off} |"
+    yield ""
+    yield "| int4, predicted | matrix | rows | µs | of memory |"
+    yield "|" + " --- |" * 5
+    form = FORMS["int4"]
+    for gpu in (H200, *ORINS):
+        for out, columns in MATRICES:
+            for rows in (1, 16):
+                product = empty(form, out, columns)
+                product._enough = min(512, 4 * gpu.processors)
+                product(torch.zeros(rows, columns, dtype=form.rows))
+                code = code_of(compiled[-1], capability)
+                apart = product._sections > 1 and product._tiles < product._enough
+                sections = product._sections if apart else 1
+                size = matrix_bytes(out, columns, BITS["int4"])
+                work = Work(
+                    *(product._tiles * sections, 2, math.ceil(columns / 128 / sections)),
+                    *(len(code.loop), 0, code.programs, size),
+                    # To begin with; of sections that are added up, 32 rows' at a time.
+                    1 + apart * (1 + math.ceil(sections * (8 if rows == 1 else 16) / 32)),
+                )
+                took = seconds(gpu, work)
+                shown = f"{took * 1e6:.0f} | {size / gpu.memory / took:.0%}"
+                yield f"| {gpu.name} | {out} x {columns} | {rows} | {shown} |"
+
+
+def main() -> int:
+    """Print the tables."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--capability", type=int, choices=(87, 90, 110), default=87)
+    options = parser.parse_args()
+    import triton
+    from support.triton_device import Device, launching_into
+    from triton.runtime.jit import JITFunction
+
+    compiled: list[Any] = []
+    JITFunction.__getitem__ = launching_into(compiled)
+    triton.runtime.driver.set_active(Device(options.capability))
+    with tempfile.TemporaryDirectory() as folder:
+        triton.knobs.cache.dir = folder
+        for part in (counted, predicted):
+            for line in (*part(compiled, options.capability), ""):
+                print(line, flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

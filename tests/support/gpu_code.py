@@ -1,0 +1,135 @@
+"""What Triton's compiler makes of a kernel for a GPU that is not there: counted in machine code."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import triton
+
+from edgespec.kernels.gpu.products import Codes, CodesProduct, chunk_of
+
+TOOL = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+"""Of NVIDIA, beside Triton's own."""
+
+_INSTRUCTION = re.compile(r"^\s+/\*([0-9a-f]{4,})\*/\s+(.*?)\s*;", re.MULTILINE)
+_BACK = re.compile(r"\bBRA\S*\s.*?0x([0-9a-f]+)")
+
+_REGISTERS, _UNIT = 65536, 256
+"""Registers of a multiprocessor, and those that a warp's are rounded up to."""
+
+_MOST = {87: (48, 16, 163), 90: (64, 32, 227), 110: (48, 24, 227)}
+"""By compute capability, of a multiprocessor: warps, programs and KiB of shared memory (NVIDIA's
+programming guide)."""
+
+
+class Code(NamedTuple):
+    """One compiled kernel: instructions of a thread in one turn of the innermost loop that has
+    tensor cores' ones, by name; registers of a thread, bytes of shared memory and programs that a
+    multiprocessor holds at once."""
+
+    loop: Sequence[str]
+    registers: int
+    shared: int
+    programs: int
+
+
+def code_of(compiled: Any, capability: int) -> Code:
+    """Of a kernel that Triton compiled. Raises FileNotFoundError without NVIDIA's tool."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(compiled.asm["cubin"])
+        file.flush()
+        listing, usage = (_dump(file.name, option) for option in ("-sass", "-res-usage"))
+    lines = [(int(at, 16), text) for at, text in _INSTRUCTION.findall(listing)]
+    loops = []
+    for end, text in lines:
+        back = _BACK.search(text)
+        if back and int(back[1], 16) < end:
+            body = [text for at, text in lines if int(back[1], 16) <= at <= end]
+            if any("MMA" in text for text in body):
+                loops.append(body)
+    found = re.search(r"REG:(\d+)", usage)
+    assert found is not None
+    registers, shared = int(found[1]), int(compiled.metadata.shared)
+    warps, programs, room = _MOST[capability]
+    each = -(-registers * 32 // _UNIT) * _UNIT * compiled.metadata.num_warps
+    fit = (
+        *(programs, warps // compiled.metadata.num_warps, _REGISTERS // each),
+        room * 1024 // (shared + 1024),
+    )
+    return Code(min(loops, key=len), registers, shared, min(fit))
+
+
+def _dump(path: str, option: str) -> str:
+    done = subprocess.run([TOOL, option, path], capture_output=True, text=True, check=True)
+    return done.stdout
+
+
+class Form(NamedTuple):
+    """A form of codes, and the dtype of the rows."""
+
+    rows: torch.dtype
+    group: int
+    zero: str = ""
+    planes: int = 1
+    double: bool = False
+    levels: bool = False
+    scales: torch.dtype = torch.float16
+
+
+FORMS = {
+    "int4-g128": Form(torch.bfloat16, 128, "middle", scales=torch.bfloat16),
+    "int4": Form(torch.bfloat16, 64, "middle", scales=torch.bfloat16),
+    "int4-g32": Form(torch.bfloat16, 32, "middle", scales=torch.bfloat16),
+    "GPTQ, AWQ": Form(torch.float16, 128, "points"),
+    "Q4_0": Form(torch.float16, 32),
+    "Q4_1": Form(torch.float16, 32, "low"),
+    "Q4_K": Form(torch.float16, 32, "low", double=True),
+    "nf4": Form(torch.bfloat16, 64, levels=True, scales=torch.float32),
+    "int8": Form(torch.bfloat16, 4096, planes=2, scales=torch.bfloat16),
+    "Q8_0": Form(torch.float16, 32, planes=2),
+    "Q6_K": Form(torch.float16, 16, planes=2, double=True),
+}
+"""By the names that models and files have for them."""
+
+
+@cache
+def empty(form: Form, out: int = 192, columns: int = 4096) -> CodesProduct:
+    """A product by a matrix of zeros."""
+    fine = torch.int8 if form.double else form.scales
+    zero = torch.int8 if form.zero == "points" else fine
+    chunk = chunk_of(form.group, columns, fine.itemsize)
+    assert chunk is not None
+    each = max(1, 4 * chunk // form.group)
+    rows = -(-out // 64) * 64
+
+    def numbers(kind: torch.dtype) -> torch.Tensor:
+        whole = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+        units = columns // max(form.group, 4 * chunk)
+        return torch.zeros(units, rows, dtype=whole[each * kind.itemsize])
+
+    words = torch.zeros(
+        form.planes, rows // 32, columns // (4 * chunk), chunk * 32, dtype=torch.int16
+    )
+    blocks = torch.zeros(columns // 256, rows, dtype=torch.float16) if form.double else None
+    return CodesProduct(
+        Codes(
+            *(words, out, columns, form.group, numbers(fine), fine),
+            *((numbers(zero), zero, form.zero) if form.zero else (None, None, "")),
+            *(blocks, blocks if form.zero else None),
+            torch.zeros(16, dtype=form.rows) if form.levels else None,
+        )
+    )
+
+
+def weights_of_turn(product: CodesProduct) -> float:
+    """Weights that a thread multiplies by in one turn of the loop."""
+    constants = product._constants
+    chunk, strip, strips = (int(str(constants[one])) for one in ("CHUNK", "STRIP", "STRIPS"))
+    return 4 * chunk * strip * strips / 64

@@ -1,0 +1,572 @@
+"""The parts of the run that is prepared for a GPU (tests/benchmarks/gpu.py), in order of worth.
+
+Each is a generator of lines of a table, a mapping by column: whoever asks stops when time is up. A
+line with "wrong" says that something is.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache, partial
+from pathlib import Path
+
+import torch
+from torch.nn.functional import linear
+
+from edgespec.config import QUANTISATIONS, Quantisation
+from edgespec.daemon.layer_times import Shape, deeper, llama, passes, settled
+from edgespec.daemon.random_layers import RandomLayers
+from edgespec.daemon.timing import timed
+from edgespec.errors import CapacityError, ModelError
+from edgespec.model import block as blocks
+from edgespec.model import matrices
+from edgespec.model.block import Block
+from edgespec.model.cuda_graphs import GraphMaker, graphs_on
+from edgespec.model.ends import OutputHead
+from edgespec.model.quantised.int4 import Int4Linear
+from edgespec.model.quantised.kernels import relative_error
+from edgespec.model.quantised.linear import dequantised, held_bytes
+from edgespec.model.quantised.nf4 import library
+from edgespec.model.quantised.rounding import Packed
+from edgespec.model.quantised.selftest import made_up
+from edgespec.model.row_math import BATCHED, Norm, RowMath
+from edgespec.model.sources import open_source
+from edgespec.model.tree_attention import AttentionForm, Visibility
+from edgespec.planning.profile import ROWS
+
+from .block_texts import PROMPT, Text, jointly
+from .checkpoints import write_family
+from .packed_forms import FORMS
+
+Line = Mapping[str, object]
+Product = Callable[[torch.Tensor], torch.Tensor]
+
+_COPIES = 1 << 28
+"""Bytes of all copies of a matrix together: more than a GPU's cache."""
+
+_EXACT = {torch.float16: 6e-4, torch.bfloat16: 4e-3, torch.float32: 1e-6}
+"""How far a product may be off: a rounding of the result."""
+
+_LAYERS_OFF = 0.05
+"""How far a block in 16 bit may be off float64."""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What is measured. `matrices` [out, in]; `checked`: that of whose products every bit is
+    compared, of `rows`; `heads`, those of keys, and their width; `texts`: cached rows before those
+    that attend; `draft_rows`: of a draft's pass; `rings`: stages, draft and temperature; `model`:
+    whose answers these are; `profile_seconds`: what `edgespec profile` is given."""
+
+    matrices: Sequence[tuple[int, int]] = ((28672, 4096), (4096, 4096), (4096, 14336), (6144, 4096))
+    checked: tuple[int, int] = (1088, 4096)
+    rows: int = 64
+    counts: Sequence[int] = ROWS
+    batches: Sequence[int] = (1, 2, 5, 8, 9, 16, 33)
+    dtypes: Sequence[torch.dtype] = (torch.bfloat16, torch.float16)
+    forms: Sequence[str] = ("int4", "int4-g128", "int4-g32", "int8", "nf4")
+    families: Sequence[str] = ("llama", "qwen3", "gemma2", "phi3", "mistral")
+    family_layers: int = 4
+    texts: Sequence[int] = (256, 1024, 4096, 16384)
+    trees: Sequence[int] = (1, 16, 64)
+    heads: tuple[int, int, int] = (32, 8, 128)
+    shape: Shape = field(default_factory=lambda: Shape("llama-2-7b", llama("llama-2-7b")))
+    layers: int = 4
+    vocabulary: int = 128256
+    draft_rows: Sequence[int] = (1, 8)
+    profile_seconds: int = 20
+    model: str = "smollm2-135m"
+    rings: Sequence[tuple[int, str, float]] = (
+        *((1, "ngram", 0.0), (3, "dspark", 0.8), (3, "hybrid:ngram+dspark", 0.0)),
+        *((1, "dspark", 0.8), (1, "hybrid:ngram+dspark", 0.0), (3, "ngram", 0.8)),
+    )
+    policies: str = "all"
+    limit: int = 2
+    new_tokens: int = 48
+    seconds: float = 1.0  # for each line that is timed
+
+
+TINY = Sizes(
+    matrices=((128, 128),),
+    checked=(40, 128),
+    rows=9,
+    counts=(1, 2),
+    batches=(1, 8),
+    dtypes=(torch.bfloat16,),
+    forms=("int4",),
+    families=("llama",),
+    family_layers=1,
+    texts=(5,),
+    trees=(2,),
+    heads=(2, 1, 16),
+    shape=Shape(
+        "tiny",
+        llama("qwen2.5-0.5b").changed(
+            hidden_size=128,
+            intermediate_size=128,
+            head_dim=64,
+            num_attention_heads=2,
+            num_key_value_heads=1,
+        ),
+    ),
+    layers=1,
+    vocabulary=96,
+    draft_rows=(1,),
+    profile_seconds=1,
+    rings=((1, "ngram", 0.0),),
+    policies="autoregressive,adaptive",
+    limit=1,
+    new_tokens=4,
+    seconds=0.0,
+)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where it is measured: `memory` bytes a second are read there, `graphs` captures; `until` then
+    by time.monotonic() other processes have to be done."""
+
+    device: torch.device
+    sizes: Sizes
+    memory: float
+    graphs: Callable[[torch.device], GraphMaker | None] = graphs_on
+    until: float = math.inf
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """That in which speeds are measured."""
+        return self.sizes.dtypes[0]
+
+    def timed(self, works: Mapping[int, Callable[[], object]]) -> dict[int, float]:
+        """Median seconds by rows."""
+        found = timed(works, self.sizes.seconds)
+        return {key: one.median for key, one in found.items()}
+
+
+def right(place: Place) -> Iterator[Line]:
+    """Every form and kernel against float64, and each row alone, beside some, and beside all."""
+    from edgespec.model.quantised.triton_linear import fits  # needs triton
+
+    out, columns = place.sizes.checked
+    shape, most = torch.Size((out, columns)), place.sizes.rows
+    named = {name: QUANTISATIONS[name] for name in place.sizes.forms} | FORMS
+    if place.device.type == "cpu":
+        named = {name: named[name] for name in (*place.sizes.forms, "Q4_0")}
+    for dtype in place.sizes.dtypes:
+        rows = _by_chance(most, columns).to(place.device, dtype)
+        for name, form in named.items():
+            if not fits(form, shape):
+                yield {"what": f"product, {name}", "skipped": "by torch's slices"}
+                continue
+            try:
+                packed = made_up(form, shape)
+                weight = dequantised(packed, shape, form, torch.float64).to(place.device)
+                multiply = matrices.linear_from(packed, None, shape, form, dtype, place.device)
+            except ModelError as problem:  # without bitsandbytes
+                yield {"what": name, "dtype": _name(dtype), "skipped": str(problem)}
+                continue
+            yield _compared(place, f"product, {name}", multiply, rows, rows.double() @ weight.T)
+        weight = _by_chance(out, columns).to(place.device, dtype)
+        wide = rows.double() @ weight.double().T
+        yield _compared(place, "product, plain", matrices.plain_product(weight), rows, wide)
+        row_math = blocks.row_math(place.device, dtype, False)
+        gain = _by_chance(columns).to(place.device, dtype)
+        norm = Norm(gain, 1e-5, False)
+        normed = rows.double() / (rows.double().square().mean(1, keepdim=True) + 1e-5).sqrt()
+        normed *= gain.double()
+        yield _compared(
+            place, "norm", lambda some, m=row_math, n=norm: m.norm(some, n), rows, normed
+        )
+        gate, up = rows.double().chunk(2, 1)
+        gated = torch.nn.functional.silu(gate) * up
+        yield _compared(place, "gate", lambda some, m=row_math: m.gated(some, "silu"), rows, gated)
+        for text in place.sizes.texts[:3]:
+            attend = _attention(place, dtype, most, text, row_math)
+            exact = _attention(place, torch.float64, most, text, BATCHED, dtype)
+            numbers = torch.arange(most)
+            yield _compared(place, f"attention, {text}", attend, numbers, exact(numbers))
+
+
+def layers(place: Place) -> Iterator[Line]:
+    """Blocks of several families against float64: a tree, its paths alone, two requests in one
+    pass, and by graphs."""
+    for family in place.sizes.families:
+        with tempfile.TemporaryDirectory() as folder:
+            source = open_source(write_family(Path(folder), family))
+            end = place.sizes.family_layers
+            expected = Text(Block(source, 0, end, "float64"), (PROMPT,)).tree()
+            for dtype in map(_name, place.sizes.dtypes):
+                block = Block(source, 0, end, dtype, place.device)
+                whole = Text(block, (PROMPT,)).tree()
+                wrong = []
+                off = relative_error(whole.cpu(), expected)
+                if not off < _LAYERS_OFF:
+                    wrong.append("float64")
+                alone = Text(block, (3, PROMPT - 4, 1)).path([0, 1, 3])
+                if not torch.equal(alone, whole[3]):
+                    wrong.append("alone")
+                joint = jointly([Text(block, (PROMPT,)), Text(block, (PROMPT - 1, 1))])
+                if not all(torch.equal(one, whole) for one in joint):
+                    wrong.append("jointly")
+                if place.graphs(place.device) is not None:
+                    captured = Block(source, 0, end, dtype, place.device, graphs=place.graphs)
+                    static = Text(captured, (PROMPT - 6, 3, 3))  # that shape is captured then
+                    trees = torch.equal(static.tree(), whole)
+                    if captured.static is None or not captured.static.works or not trees:
+                        wrong.append("graphs")
+                line = {"what": f"layers of {family}", "dtype": dtype, "off": f"{off:.1e}"}
+                yield line | ({"wrong": ", ".join(wrong)} if wrong else {})
+
+
+def products(place: Place) -> Iterator[Line]:
+    """Microseconds by rows, by each way that this device has: edgespec's kernels, torch's for 4
+    bits ("tinygemm"), bitsandbytes' and cuBLAS; "of memory": one row's reading, of its rate."""
+    ways: dict[str, tuple[str, Callable[..., Product]]]
+    ways = {name: (name, _product) for name in ("none", *place.sizes.forms)}
+    ways["none, cuBLAS"] = "none", _library_product
+    ways |= {f"{name}, tinygemm": (name, _library_product) for name in ("int4", "int4-g32")}
+    ways["nf4, bitsandbytes"] = "nf4", _bitsandbytes_product
+    for size in map(torch.Size, place.sizes.matrices):
+        for label, (name, make) in ways.items():
+            line = {"matrix": f"{size[0]} x {size[1]}", "way": label}
+            stored = held_bytes(Quantisation.parse(name), size, place.dtype)
+            copies = 1 if place.device.type == "cpu" else max(1, min(16, _COPIES // stored))
+            try:
+                made = [make(name, size, place.dtype, place.device) for _ in range(copies)]
+                took = place.timed(
+                    {
+                        count: _replayed(place, made, _by_chance(count, size[1]))
+                        for count in place.sizes.counts
+                    }
+                )
+            except (RuntimeError, ModelError) as problem:
+                yield line | {"skipped": str(problem).strip().splitlines()[0]}
+                continue
+            each = {count: seconds / copies for count, seconds in took.items()}
+            share = stored / each[place.sizes.counts[0]] / place.memory
+            yield line | _microseconds(each) | {"of memory": f"{share:.0%}"}
+
+
+def attention(place: Place) -> Iterator[Line]:
+    """Microseconds by cached rows and rows of a tree."""
+    _, kv_heads, dim = place.sizes.heads
+    maths = {"edgespec": blocks.row_math(place.device, place.dtype, False), "torch": BATCHED}
+    for text in place.sizes.texts:
+        for name, kind in maths.items():
+            works = {}
+            for count in place.sizes.trees:
+                attend = _attention(place, place.dtype, count, text, kind)
+                every = torch.arange(count)
+                attend(every)  # makes the table of places, which a pass has once for all layers
+                run = [lambda _, a=attend, e=every: a(e)] * 8
+                works[count] = _replayed(place, run, torch.empty(0))
+            took = {count: seconds / 8 for count, seconds in place.timed(works).items()}
+            read = 2 * kv_heads * dim * text * place.dtype.itemsize
+            share = read / took[place.sizes.trees[0]] / place.memory
+            line = {"cached": text, "way": name}
+            yield line | _microseconds(took) | {"of memory": f"{share:.0%}"}
+
+
+def passes_by_graph(place: Place) -> Iterator[Line]:
+    """Layers of random weights after an empty cache: milliseconds a layer, without graphs and with;
+    microseconds until the host has launched one; how fast the packed bytes are read."""
+    count = place.sizes.layers
+    for name in ("none", *place.sizes.forms):
+        line = {"layers": f"{count} of {place.sizes.shape.name}", "form": name}
+        config = deeper(place.sizes.shape.config, count)
+        source = RandomLayers(config, Quantisation.parse(name), place.sizes.shape.forms)
+        _, stored = source.size
+        try:
+            block = Block(
+                source, 1, 1 + count, _name(place.dtype), place.device, graphs=place.graphs
+            )
+            for rows in place.sizes.counts:
+                yield line | {"rows": rows} | _either_way(place, block, rows, stored)
+        except (RuntimeError, CapacityError, ModelError) as problem:
+            yield line | {"skipped": str(problem).strip().splitlines()[0]}
+
+
+def d0(place: Place) -> Iterator[Line]:
+    """What the coordinator's device computes: an output head, and passes of the draft's layers."""
+    size = torch.Size((place.sizes.vocabulary, int(place.sizes.shape.config.hidden_size)))
+    for name in ("none", *place.sizes.forms[:1]):
+        product = _product(name, size, place.dtype, place.device)
+        works = {
+            count: _replayed(place, [product], _by_chance(count, size[1]))
+            for count in place.sizes.counts
+        }
+        yield {"what": f"head of {size[0]} x {size[1]}, {name}"} | _microseconds(place.timed(works))
+    with tempfile.TemporaryDirectory() as folder:
+        source = open_source(write_family(Path(folder), "llama"))
+        block = Block(source, 0, source.layers, _name(place.dtype), place.device)
+        head = OutputHead(source, _name(place.dtype), place.device, share=block)
+        works = {count: passes([block], count, 0, head) for count in place.sizes.draft_rows}
+        yield {"what": "pass of a tiny draft: its launches"} | _microseconds(place.timed(works))
+
+
+def profile(place: Place) -> Iterator[Line]:
+    """`edgespec profile`, as a user runs it."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "profile.json"
+        words = ("--out", str(path), "--seconds", str(place.sizes.profile_seconds))
+        try:
+            said = _edgespec(place, "profile", *words)
+        except TimeoutError:
+            yield {"what": "edgespec profile", "skipped": "its time was up"}
+            return
+        yield {"what": "edgespec profile", "says": said.strip()[-2000:]}
+        if path.exists():
+            yield {"what": "its file", "says": path.read_text(encoding="utf-8")}
+
+
+def answers(place: Place) -> Iterator[Line]:
+    """Whole answers by rings of processes: tokens a second of each policy, and whether each text is
+    plain decoding's."""
+    sizes = place.sizes
+    for dtype in map(_name, sizes.dtypes):
+        for stages, draft, temperature in sizes.rings:
+            line = {"dtype": dtype, "stages": stages, "draft": draft, "temperature": temperature}
+            words = [
+                *("--model", sizes.model, "--stages", str(stages), "--draft", draft),
+                *("--temperature", str(temperature), "--dtype", dtype),
+                *("--policy", sizes.policies, "--limit", str(sizes.limit)),
+                *("--max-new-tokens", str(sizes.new_tokens)),
+            ]
+            try:
+                with tempfile.TemporaryDirectory() as folder:
+                    said = _edgespec(place, "bench", *words, "--out", folder, "--json")
+                runs = json.loads(said)["runs"]
+            except TimeoutError:
+                yield line | {"skipped": "its time was up"}
+                return
+            except (ValueError, KeyError):
+                yield line | {"wrong": said.strip()[-500:]}
+                continue
+            for run in runs:
+                speed = f"{run['tokens_per_second']:.1f}"
+                found = line | {"policy": run["policy"], "tokens/s": speed}
+                yield found | ({} if run["exact"] else {"wrong": "text differs"})
+
+
+PARTS: dict[str, tuple[Callable[[Place], Iterator[Line]], float]] = {
+    "right": (right, 130.0),  # most of it is compiling, about a second for each kind
+    "layers": (layers, 45.0),
+    "products": (products, 60.0),
+    "attention": (attention, 25.0),
+    "passes": (passes_by_graph, 50.0),
+    "d0": (d0, 15.0),
+    "profile": (profile, 45.0),
+    "answers": (answers, 110.0),
+}
+"""In order of worth, each with its share of eight minutes, in seconds."""
+
+
+def _edgespec(place: Place, *words: str) -> str:
+    """What the command says: its output, or its error. Raises TimeoutError when its part's time is
+    up; then its processes are ended."""
+    command = [sys.executable, "-m", "edgespec.cli.main", *words]
+    pipe = subprocess.PIPE
+    child = subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, start_new_session=True)
+    try:
+        out, error = child.communicate(timeout=max(1.0, place.until - time.monotonic()))
+    except subprocess.TimeoutExpired as late:
+        raise TimeoutError from late
+    finally:
+        if child.poll() is None:
+            os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
+    return out if child.returncode == 0 or out else error
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _by_chance(*size: int) -> torch.Tensor:
+    return torch.randn(size, generator=torch.Generator().manual_seed(sum(size)))
+
+
+def _microseconds(took: Mapping[int, float]) -> dict[str, object]:
+    """By rows; and what 16 of them take in the time of one."""
+    line: dict[str, object] = {str(count): f"{took[count] * 1e6:.1f}" for count in took}
+    if {1, 16} <= took.keys():
+        line["16 : 1"] = f"{took[16] / took[1]:.2f}"
+    return line
+
+
+def _compared(
+    place: Place,
+    what: str,
+    work: Callable[[torch.Tensor], torch.Tensor],
+    rows: torch.Tensor,
+    expected: torch.Tensor,
+) -> Line:
+    """`work` of rows against what it should give, and of some of them alone."""
+    whole = work(rows)
+    off, wrong = relative_error(whole.cpu(), expected.cpu()), []
+    if not off < 4 * _EXACT[whole.dtype]:
+        wrong.append("float64")
+    for count in (one for one in place.sizes.batches if one < len(rows)):
+        for first in sorted({0, 1, len(rows) // 2, len(rows) - count}):
+            if not torch.equal(work(rows[first : first + count]), whole[first : first + count]):
+                wrong.append(f"{count} of {len(rows)} rows")
+                break
+    line: dict[str, object] = {"what": what, "dtype": _name(whole.dtype), "off": f"{off:.1e}"}
+    return line | ({"wrong": ", ".join(wrong)} if wrong else {})
+
+
+def _replayed(place: Place, products: Sequence[Product], rows: torch.Tensor) -> Callable[[], None]:
+    """All products of these rows, one after the other, from a graph if there is a maker."""
+    rows = rows.to(place.device, place.dtype)
+
+    @torch.inference_mode()
+    def work() -> None:
+        for product in products:
+            product(rows)
+
+    replay, maker = work, place.graphs(place.device)
+    if maker is not None:
+        maker.warm(work)
+        replay = maker.capture(work).replay
+
+    # A graph does not hold what it reads: it would go on in memory that something else has by then.
+    def run(_held: object = work) -> None:
+        replay()
+        settled(place.device)
+
+    return run
+
+
+@lru_cache(maxsize=1)
+def _packed(form: Quantisation, size: torch.Size) -> Packed:
+    """A large matrix takes a processor seconds, and its copies are alike."""
+    return made_up(form, size)
+
+
+def _product(name: str, size: torch.Size, dtype: torch.dtype, device: torch.device) -> Product:
+    """As blocks multiply by a matrix."""
+    form = Quantisation.parse(name)
+    if form.kind == "none":
+        return matrices.plain_product(torch.randn(size, dtype=dtype, device=device) / 64)
+    return matrices.linear_from(_packed(form, size), None, size, form, dtype, device)
+
+
+def _library_product(
+    name: str, size: torch.Size, dtype: torch.dtype, device: torch.device
+) -> Product:
+    """As torch does it, without edgespec's kernels."""
+    form = Quantisation.parse(name)
+    if form.kind == "none":
+        return partial(linear, weight=torch.randn(size, dtype=dtype, device=device))
+    return Int4Linear(_packed(form, size), None, size, form, dtype, device)
+
+
+def _bitsandbytes_product(
+    name: str, size: torch.Size, dtype: torch.dtype, device: torch.device
+) -> Product:
+    """bitsandbytes' own. Raises ModelError where it cannot be imported."""
+    functional = library()
+    weight = torch.randn(size, dtype=dtype, device=device)
+    codes, state = functional.functional.quantize_4bit(weight, quant_type="nf4", blocksize=64)
+    return lambda rows: functional.matmul_4bit(rows, codes.t(), state)
+
+
+def _attention(
+    place: Place,
+    dtype: torch.dtype,
+    count: int,
+    text: int,
+    row_math: RowMath,
+    rounded: torch.dtype | None = None,
+) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Attention of some of `count` rows, by number, each of which follows that before it, or the
+    one before that: after `text` cached ones. `rounded`: the dtype of the numbers, if another."""
+    device, (heads, kv_heads, dim) = place.device, place.sizes.heads
+    generator = torch.Generator().manual_seed(count)
+    length = text + count
+    sees = torch.zeros(count, count, dtype=torch.bool)
+    for row in range(count):
+        if row > 1:
+            sees[row] = sees[row - 1 - row % 2]
+        sees[row, row] = True
+    mask = torch.cat((torch.ones(count, text, dtype=torch.bool), sees), 1).to(device)
+    depth = text + sees.sum(1) - 1
+    slots = torch.cat((torch.arange(text), depth)).to(device)
+    query, held = (
+        torch.randn(size, generator=generator).to(rounded or dtype).to(device, dtype)
+        for size in ((count, heads, dim), (2, 1, kv_heads, length, dim))
+    )
+    form = AttentionForm(dim**-0.5)
+    known: dict[tuple[int, ...], Visibility] = {}
+
+    def attend(rows: torch.Tensor) -> torch.Tensor:
+        key = tuple(rows.tolist())
+        if key not in known:
+            index = rows.to(device)
+            known[key] = Visibility(mask[index][None, None], depth.to(device)[index], slots)
+        some = query if len(key) == count else query[list(key)]
+        return row_math.attention(some, held[0], held[1], known[key], form)
+
+    return attend
+
+
+def _either_way(place: Place, block: Block, rows: int, stored: int) -> dict[str, object]:
+    """A pass through a block, without graphs and with."""
+    static, works = block.static, {}
+    difference = None if static is None else _difference(block, rows)
+    for captured in (False, True) if static is not None else (False,):
+        for settle in (False, True):
+            run = passes([block], rows, 0, settle=settle)
+
+            def work(captured: bool = captured, run: Callable[[], object] = run) -> None:
+                block.static = static if captured else None
+                run()
+
+            works[2 * captured + settle] = work
+    found = timed(works, place.sizes.seconds)
+    settled(place.device)
+    block.static = static
+    count = place.sizes.layers
+    line: dict[str, object] = {
+        "ms": f"{found[1].median / count * 1e3:.3f}",
+        "host µs": f"{found[0].least / count * 1e6:.0f}",
+    }
+    best = found[1].median
+    if static is not None:
+        if not static.works:
+            raise RuntimeError("its passes cannot be captured; the log says why")
+        best = found[3].median
+        line["graph ms"] = f"{best / count * 1e3:.3f}"
+        line["graph host µs"] = f"{found[2].least / count * 1e6:.0f}"
+        line["difference"] = f"{difference:.1e}"
+    return line | {"of memory": f"{stored / best / place.memory:.0%}"}
+
+
+def _difference(block: Block, rows: int) -> float:
+    """Between rows computed without graphs and the same, replayed."""
+    static, out = block.static, list[torch.Tensor]()
+    for captured in (False, True):
+        torch.manual_seed(rows)
+        block.static = static if captured else None
+        run = passes([block], rows, 0)
+        out.append([run() for _ in range(3)][-1].double())
+    block.static = static
+    return float((out[0] - out[1]).abs().max() / out[0].abs().max())
+
+
+def table(lines: Sequence[Line]) -> Iterator[str]:
+    """Markdown: a column for each key that any line has."""
+    columns = list(dict.fromkeys(key for line in lines for key in line))
+    yield f"| {' | '.join(columns)} |"
+    yield "|" + " --- |" * len(columns)
+    for line in lines:
+        yield f"| {' | '.join(str(line.get(key, '')) for key in columns)} |".replace("\n", " ")
