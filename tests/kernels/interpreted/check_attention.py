@@ -95,7 +95,7 @@ class Tree:
 
 
 SHAPES = [
-    Shape(8, 2, 64),
+    Shape(4, 2, 64),
     Shape(9, 3, 16, softcap=5.0),
     Shape(2, 2, 80, window=70),
     Shape(4, 1, 16, sinks=True, window=20),
