@@ -28,16 +28,17 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 from support.commands import COMMAND
-from support.served import Served, choices, events, served
+from support.served import Body, choices, events, served
 from support.torch_rings import generated, tokenizer
 
 from edgespec.bench.load import Course, Load, load_figures, span
@@ -79,10 +80,11 @@ class Round:
 
 
 class Users:
-    """Clients that share the prompts."""
+    """So many clients of the API at `url`, which share the prompts; `body`: what all of them say
+    with each."""
 
-    def __init__(self, ring: Served, asked: argparse.Namespace, prompts: list[Prompt]) -> None:
-        self._ring, self._asked = ring, asked
+    def __init__(self, url: str, count: int, prompts: list[Prompt], body: Body) -> None:
+        self._url, self._count, self._body = url, count, body
         self._lock = threading.Lock()
         self._prompts: Iterator[Prompt] = iter(prompts)
         self.courses: list[Course] = []
@@ -91,14 +93,14 @@ class Users:
 
     def play(self) -> None:
         """Until the prompts are through."""
-        users = [threading.Thread(target=self._use) for _ in range(self._asked.users)]
+        users = [threading.Thread(target=self._use) for _ in range(self._count)]
         for user in users:
             user.start()
         for user in users:
             user.join()
 
     def _use(self) -> None:
-        with httpx.Client(base_url=self._ring.url, timeout=TIMEOUT_S) as client:
+        with httpx.Client(base_url=self._url, timeout=TIMEOUT_S) as client:
             client.get("/healthz")  # the connection is there before the clock starts
             while True:
                 with self._lock:
@@ -109,10 +111,9 @@ class Users:
 
     def _ask(self, client: httpx.Client, prompt: Prompt) -> None:
         body = {
+            **self._body,
             "prompt": prompt.text,
-            "max_tokens": self._asked.max_new_tokens,
             "temperature": 0,
-            "policy": self._asked.policy,
             "stream": True,
             "stream_options": {"include_usage": True},
         }
@@ -145,11 +146,12 @@ def round_of(asked: argparse.Namespace, prompts: list[Prompt], right: dict[str, 
             serve=(*traced("coordinator"), "--live", str(asked.users)),
             join=lambda number: traced(f"stage-{number}"),
         ) as ring:
-            users = Users(ring, asked, prompts)
-            began, before = cpu_seconds(ring), time.monotonic()
+            body = {"max_tokens": asked.max_new_tokens, "policy": asked.policy}
+            users = Users(ring.url, asked.users, prompts, body)
+            began, before = cpu_seconds(ring.processes().values()), time.monotonic()
             users.play()
             seconds = time.monotonic() - before
-            cores = (cpu_seconds(ring) - began) / seconds
+            cores = (cpu_seconds(ring.processes().values()) - began) / seconds
             lost = int(ring.figure("edgespec_ring_number")) - 1
             left = ring.end()
             assert not left, left
@@ -168,9 +170,9 @@ def round_of(asked: argparse.Namespace, prompts: list[Prompt], right: dict[str, 
     )
 
 
-def cpu_seconds(ring: Served) -> float:
-    """What all its processes have computed so far."""
-    times = [process.cpu_times() for process in ring.processes().values()]
+def cpu_seconds(processes: Iterable[psutil.Process]) -> float:
+    """What they have computed so far."""
+    times = [process.cpu_times() for process in processes]
     return sum(one.user + one.system for one in times)
 
 

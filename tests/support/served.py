@@ -85,10 +85,7 @@ class Served:
 
     def join(self, number: int) -> Command:
         """Start the daemon of a stage."""
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            metrics = f"127.0.0.1:{free.getsockname()[1]}"
-        known = ("--coordinator", self.address, "--metrics", metrics)
+        known = ("--coordinator", self.address, "--metrics", f"127.0.0.1:{free_port()}")
         joining = self._start("join", "--stage", str(number), *known, *self._join(number))
         self.stages[number] = joining
         return joining
@@ -174,6 +171,13 @@ def served(
     `join` for each stage. `users`: those that get an API key each; () if none is needed."""
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         yield Served(stack, Path(folder), stages, init, serve, join, users)
+
+
+def free_port() -> int:
+    """One of this machine's at which nobody listens."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
 
 
 def bearer(key: str) -> dict[str, str]:
