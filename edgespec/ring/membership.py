@@ -99,7 +99,7 @@ class MembershipMachine:
         self._next_beat: float | None = 0.0 if own_stage else None
 
     @property
-    def _timing(self) -> Timing:
+    def timing(self) -> Timing:
         return self._ring.timing
 
     @property
@@ -154,7 +154,7 @@ class MembershipMachine:
 
     def _heard(self, peer: bytes, now: float) -> Member | None:
         if self._next_beat is None:
-            self._next_beat = now + self._timing.beat
+            self._next_beat = now + self.timing.beat
         member = self._ring.member_at(peer)
         if member is not None:
             # Over an emulated link, what was due earlier may come after a heartbeat.
@@ -228,7 +228,7 @@ class MembershipMachine:
         old = next((m for m in self._ring.members if m.is_process_of(join)), None)
         if old is None:
             return self._admit(peer, join, now)
-        if old.is_alive(now, self._timing):
+        if old.is_alive(now, self.timing):
             return []  # not before its old connection is silent: this may be an impostor
         return self._replace(old, "lost its connection", peer, join, now)
 
@@ -262,13 +262,13 @@ class MembershipMachine:
     def _on_rival(self, peer: bytes, join: Join, holder: Member, now: float) -> list[Effect]:
         """Another process asks for the same stage by its number: the old one is dead, or both
         are alive."""
-        if not holder.is_alive(now, self._timing):
+        if not holder.is_alive(now, self.timing):
             cause = f"was replaced by process {join.pid} on {join.name}"
             return self._replace(holder, cause, peer, join, now)
         if holder.rival is None or holder.rival[0] != peer:
             holder.rival = peer, now
             return []  # the holder may be dead, which a beat will tell; the newcomer asks again
-        if holder.heard <= holder.rival[1] + self._timing.beat:
+        if holder.heard <= holder.rival[1] + self.timing.beat:
             return []
         return _refuse(
             peer,
@@ -303,7 +303,7 @@ class MembershipMachine:
             return effects
         if ring.spares:
             stage = lost.stage if lost.stage in free else free[0]
-            spare = ring.take_spare(stage, lambda one: one.is_alive(now, self._timing))
+            spare = ring.take_spare(stage, lambda one: one.is_alive(now, self.timing))
             effects += ring.enter(spare.peer, spare.join, stage, spare.heard)
         elif ring.was_up and ring.missing_since is None:
             ring.missing_since = now
@@ -323,28 +323,28 @@ class MembershipMachine:
             return []
         ring = self._ring
         ring.rest(now, is_idle=not any(self._requests()))
-        self._next_beat = now + self._timing.beat
+        self._next_beat = now + self.timing.beat
         effects: list[Effect] = []
         for member in ring.members:
             if ring.member_at(member.peer) is not member:
                 continue  # it was given another stage just now, as one before it was lost
             silent = now - member.heard
-            limit = self._timing.silence if member.loaded else self._timing.loading_silence
+            limit = self.timing.silence if member.loaded else self.timing.loading_silence
             if silent > limit:
                 cause = f"has been silent for {silent:.1f} s"
                 # If it is alive, it reads this first and comes back at once.
                 effects.append(SendPeer(member.peer, Goodbye(f"{member} {cause}")))
                 effects += self._lose(member, cause, now)
         effects += self._repartition.on_tick(now)
-        effects += ring.repeat(now, self._timing.retry)
+        effects += ring.repeat(now, self.timing.retry)
         effects += ring.still_loading(now)
-        beat, limit = ring.devices.trips.beat, self._timing.silence
+        beat, limit = ring.devices.trips.beat, self.timing.silence
         effects += [SendPeer(m.peer, beat(m.peer, now, limit)) for m in ring.members]
         for peer, heard in list(self._clients.items()):
-            if now - heard > self._timing.client_silence:
+            if now - heard > self.timing.client_silence:
                 del self._clients[peer]
                 effects.append(Forward(PeerGone(peer)))
-            elif now - heard > 2 * self._timing.beat:
+            elif now - heard > 2 * self.timing.beat:
                 # If the client is no longer connected, sending this fails, and the node learns it.
                 effects.append(SendPeer(peer, self._to_client))
         return effects

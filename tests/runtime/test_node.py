@@ -86,9 +86,9 @@ def test_a_connection_that_ends_wakes_a_ring_that_rests(
         assert isinstance(stage, StageNode)
         until(lambda: stage.member.rests)
         monkeypatch.setattr(assembly, "CALM_S", 600.0)
-        assert ring.membership._timing == QUICK.resting
+        assert ring.membership.timing == QUICK.resting
         ring.threads[lost].vanish()
-        until(lambda: ring.membership._timing == QUICK if lost else not stage.member.rests)
+        until(lambda: ring.membership.timing == QUICK if lost else not stage.member.rests)
 
 
 def test_an_answer_streams_and_its_pieces_are_the_whole() -> None:

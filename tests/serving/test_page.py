@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from threading import Semaphore
 from typing import Any
 
 import pytest
@@ -217,12 +218,16 @@ def test_an_answer_streams_and_the_tree_shows_what_happens(
     page = watched.open()
     is_up(page)
     page.evaluate(RECORD)
+    passes = ring.blocks[0].passes = Semaphore(4)
     ask(page)
-    lengths = []
-    for length in (5, 20, 40):
-        until_text(page, length)
+    lengths = [0]
+    for _ in range(2):
+        until_text(page, lengths[-1] + 1)
         lengths.append(len(text(page)))
-    assert lengths[0] < lengths[1] < TOKENS, "it did not stream"
+        passes.release(4)
+    assert lengths[1] < lengths[2] < TOKENS, "it did not stream"
+    ring.blocks[0].passes = None
+    passes.release(TOKENS)
     until_done(page)
     assert text(page) == right(ring)
     states = set(map(tuple, page.evaluate("Object.values(window.states)")))
@@ -294,6 +299,8 @@ def test_chats_are_kept_and_each_has_its_own_answers(watched: Watched, ring: Nod
     is_up(page)
     assert text(page) == right(ring, tokens=10)
     assert page.locator(".turn.user .text").inner_text() == QUESTION
+    for block in ring.blocks:
+        block.delay = 10 * DELAY_S  # it is to last while others are looked at
     ask(page, "and now", tokens=MANY)
     until_text(page, 10)
     page.click("#clear")
@@ -311,6 +318,8 @@ def test_chats_are_kept_and_each_has_its_own_answers(watched: Watched, ring: Nod
     longer = len(text(page)) + 10
     until_text(page, longer)
     page.keyboard.press("Escape")
+    for block in ring.blocks:
+        block.delay = DELAY_S
     until_done(page)
     whole = right(ring, QUESTION + right(ring, tokens=10) + "and now", MANY)
     assert whole.startswith(text(page))

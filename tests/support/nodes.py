@@ -56,12 +56,16 @@ class SlowBlock(FakeBlock):
     def __init__(self, stage: int) -> None:
         super().__init__(stage)
         self.delay = 0.0
+        self.passes: threading.Semaphore | None = None
+        """So many passes it may run, if set."""
         self.failure: Exception | None = None
         self.runs = 0
 
     def run(self, job: RunBlock, stop: Callable[[], bool]) -> Tensor | None:
         """One layer, later."""
         self.runs += 1
+        if self.passes is not None:
+            self.passes.acquire()
         time.sleep(self.delay)
         if self.failure is not None:
             failure, self.failure = self.failure, None
