@@ -87,7 +87,7 @@ def test_a_peer_that_is_started_is_asked_as_a_ring_is(script: ModuleType, tmp_pa
         runs = [process.cmdline() for process in side.processes()]
         prompts = [Prompt(str(number), "", (f"{number}. Once",)) for number in range(2)]
         found = script.play(side, prompts, 5)
-        (known,) = [script.their_server("running", [side.url + "/"], asked)]
+        known = script.their_server("running", [side.url + "/"])
         assert script.play(known, prompts, 5)["cpu_ms_per_token"] is None
     assert side.name == "no AMX + 2 RPC"
     ports = [run[run.index("-p") + 1] for run in runs[:2]]
@@ -166,7 +166,7 @@ def test_a_peer_that_is_not_there_is_told(script: ModuleType, tmp_path: Path) ->
     with ExitStack() as stack, pytest.raises(SystemExit, match=r"(?s)AMX did .*file: m\.gguf"):
         script.their_process(stack, "AMX", ends, 0, asked)
     with pytest.raises(SystemExit, match=r"no llama-server .* at http://127.0.0.1:1"):
-        script.their_server("A", ["http://127.0.0.1:1"], asked)
+        script.their_server("A", ["http://127.0.0.1:1"])
 
 
 @pytest.mark.thorough

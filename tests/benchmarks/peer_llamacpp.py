@@ -42,6 +42,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -189,7 +190,7 @@ def compare_served(asked: argparse.Namespace) -> dict[str, list[dict[str, Any]]]
     taken: dict[tuple[int, int, str], list[Figures]] = {}
     with ExitStack() as stack:
         rings = [our_ring(stack, asked, stages) for stages in asked.stages]
-        peers = [their_server(*one, asked) for one in asked.server]
+        peers = [their_server(*one) for one in asked.server]
         for name, command in asked.peer:
             peers += [
                 their_process(stack, name, command, workers, asked)
@@ -216,7 +217,7 @@ def our_ring(stack: ExitStack, asked: argparse.Namespace, stages: int) -> Side:
     return Side(f"edgespec, {stages} stage(s)", ring.url, lambda: ring.processes().values())
 
 
-def their_server(name: str, words: list[str], asked: argparse.Namespace) -> Side:
+def their_server(name: str, words: list[str]) -> Side:
     """One that runs."""
     url = words[0].rstrip("/")
     if not is_healthy(url):
@@ -238,7 +239,7 @@ def their_process(
 
     for other in ports:
         worker = start(asked.rpc, "-H", "127.0.0.1", "-p", str(other), "-t", "1")
-        wait_for(lambda other=other: listens(other), worker, f"{name}, rpc-server")
+        wait_for(partial(listens, other), worker, f"{name}, rpc-server")
     slots = max(asked.users)
     room = slots * (max(asked.prompts) + asked.tokens + 64)  # llama-server shares it out by slots
     options = ["-m", asked.model, "--host", "127.0.0.1", "--port", str(port), "-t", "1"]
@@ -278,7 +279,8 @@ def wait_for(condition: Callable[[], bool], command: Command, name: str) -> None
     limit = time.monotonic() + PATIENCE_S
     while not condition():
         if command.process.poll() is not None or time.monotonic() > limit:
-            sys.exit(f"{name} did not get ready: {shlex.join(command.arguments)}\n{command.err}")
+            words = shlex.join(map(str, command.arguments))
+            sys.exit(f"{name} did not get ready: {words}\n{command.err}")
         time.sleep(0.05)
 
 
@@ -380,7 +382,9 @@ def measure(asked: argparse.Namespace, folder: Path) -> dict[str, dict[str, floa
     prompt = np.random.default_rng(0).integers(0, source.config.vocab_size, PROMPT)
     best: dict[str, dict[str, float]] = {}
     with ExitStack() as stack:
-        peers = {name: stack.enter_context(peer(words, asked)) for name, words in asked.peer}
+        peers: dict[str, Binding | Bench] = {
+            name: stack.enter_context(peer(words, asked)) for name, words in asked.peer
+        }
         for _ in range(asked.rounds):
             round_ = {name: ours(blocks, head, prompt, asked) for name, blocks in runs.items()}
             round_ |= {name: theirs.round(prompt) for name, theirs in peers.items()}
