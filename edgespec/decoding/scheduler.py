@@ -327,8 +327,10 @@ class Scheduler:
         place of roots.
         """
         ready = sum(bool(r.outbox.waiting) or (r.root_waits and r.decodes) for r in going_on)
-        if not self._deciding or ready >= share or self._flights.queued:
-            return bool(self._deciding) and ready < share
+        if not self._deciding or ready >= share:
+            return False
+        if self._flights.queued:
+            return True
         if not ready:
             return len(self._flights) + 1 >= count < self._max_in_flight
         (since, answers, deciding), times = self._deciding[0], going_on[0].estimates
