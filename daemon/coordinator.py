@@ -219,6 +219,8 @@ class Loaded:
     head: OutputHead | None
     draft: TreeGrower | None
     codec: Tokenizer
+    usual: UsualSampling
+    """How it is sampled where a request does not say."""
 
     @staticmethod
     def load(home: Home) -> Loaded:
@@ -242,7 +244,8 @@ class Loaded:
             *(config.draft_quantisation, own_head),
         )
         draft = build_draft(choice, base)
-        return Loaded(config, model, device, head, draft, _codec(model, home.ends))
+        usual = own_sampling(model.tokenizer, published_sampling(config.model))
+        return Loaded(config, model, device, head, draft, _codec(model, home.ends), usual)
 
     @property
     def context_length(self) -> int:
@@ -273,11 +276,6 @@ class Loaded:
             own_stage=config.with_stage,
             usual=self.usual,
         )
-
-    @property
-    def usual(self) -> UsualSampling:
-        """How it is sampled where a request does not say."""
-        return own_sampling(self.model.tokenizer, published_sampling(self.config.model))
 
     def assign(self, blocks_port: int) -> Assign:
         """What the assignments of all stages share."""

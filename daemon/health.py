@@ -79,7 +79,8 @@ class SensorReader:
         """The last reading, from which on the next one is wanted; None before the first one.
         UNKNOWN if that one does not come."""
         now = time.monotonic()
-        asked_at = self._asked_at = now if self._asked_at is None else self._asked_at
+        if (asked_at := self._asked_at) is None:  # the other thread may set it at any time
+            asked_at = self._asked_at = now
         self._asked.set()
         is_late = self._latest is not None and now - asked_at > STALE_LOOKS * self._every
         return UNKNOWN if is_late else self._latest

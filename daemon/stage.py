@@ -167,8 +167,9 @@ class _Watch:
 
 @cache
 def import_meanwhile() -> None:
-    """Begin with the imports, once, in a thread: a board is often up before its coordinator."""
-    threading.Thread(target=_import, name="edgespec-import").start()
+    """Begin with the imports, once, in a thread: a board is often up before its coordinator. An end
+    does not wait for them."""
+    threading.Thread(target=_import, name="edgespec-import", daemon=True).start()
 
 
 def _import() -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
@@ -20,14 +21,17 @@ from typing import Any
 
 import tokenizers
 
-from edgespec.files import cache_folder, is_own, kept, sound
+from edgespec.files import cache_folder, file_hash, is_own, kept, sound
 from edgespec.model.text_bound import TextBound, bound_of
 
 log = logging.getLogger(__name__)
 
 _FORM = "1"
 """Of what is kept; a new number where it changes, so that old ones are left alone."""
-_WEIGHTS = {".safetensors", ".bin", ".gguf", ".pt", ".pth"}
+_FILES = {".json", ".txt", ".model", ".jinja", ".tiktoken", ".bpe", ".vocab"}
+"""Kinds of files that a tokenizer is made of; beside them may lie weights in any form."""
+MOST_KEPT = 8
+"""Of the newest tokenizers."""
 _SEAL, _BACKEND, _SETTINGS = "sha256.json", "tokenizer.json", "settings.json"
 _USED = (
     *("encode", "decode", "get_vocab", "convert_ids_to_tokens", "convert_tokens_to_ids"),
@@ -99,15 +103,17 @@ def tokenizer_of(folder: Path, make: Callable[[], Any], probe: str) -> Any:
     It is kept if a KeptTokenizer has the same vocabulary, and does the same with the text `probe`.
     Raises what `make` raises.
     """
-    store = cache_folder() / "tokenizers" / _mark(folder)
+    store: Path | None = None
     with suppress(Exception):  # whatever is wrong with it, it can be made again
-        if is_own(store) and sound(store, _SEAL):
+        store = cache_folder() / "tokenizers" / _mark(folder)
+        if store.is_dir() and is_own(store) and sound(store, _SEAL):
             return _read(store)
     made = make()
     try:
-        files = _files(made, probe)
-        if files and is_own(store):
+        files = _files(made, probe) if store is not None else {}
+        if files and store is not None and is_own(store):
             kept(store, _SEAL, lambda: files)
+            _forget_old(store.parent)
     except Exception:  # the disk, or a library, refuses: the next start takes as long again
         log.debug("the tokenizer in %s is not kept", folder, exc_info=True)
     return made
@@ -118,10 +124,16 @@ def _mark(folder: Path) -> str:
     libraries = [f"{name} {version(name)}" for name in ("transformers", "tokenizers")]
     digest = hashlib.sha256(" ".join([_FORM, *libraries]).encode())
     for file in sorted((*folder.iterdir(), *folder.glob("additional_chat_templates/*"))):
-        if file.is_file() and file.suffix not in _WEIGHTS:
-            content = hashlib.sha256(file.read_bytes()).hexdigest()
-            digest.update(f"{file.relative_to(folder)} {content}\n".encode())
+        if file.is_file() and file.suffix in _FILES:
+            digest.update(f"{file.relative_to(folder)} {file_hash(file)}\n".encode())
     return digest.hexdigest()[:32]
+
+
+def _forget_old(stores: Path) -> None:
+    """Each change of the files or of a library leaves one that is not asked for any more."""
+    by_age = sorted(stores.iterdir(), key=lambda one: one.stat().st_mtime, reverse=True)
+    for old in by_age[MOST_KEPT:]:
+        shutil.rmtree(old, ignore_errors=True)
 
 
 def _read(store: Path) -> KeptTokenizer:

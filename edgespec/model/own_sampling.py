@@ -27,9 +27,9 @@ def own_sampling(folder: Path, published: Mapping[str, float]) -> UsualSampling:
     What cannot be used is left out, with a warning: it is no reason not to answer.
     """
     file = folder / FILE
-    said = (_said(read_object(file)) if file.is_file() else {}) or published
-    values = [said.get(name, getattr(NOTHING_SAID, name)) for name in NAMES]
     try:
+        said = (_said(read_object(file)) if file.is_file() else {}) or published
+        values = [said.get(name, getattr(NOTHING_SAID, name)) for name in NAMES]
         usual = convert(values, UsualSampling)
         Sampling(usual.temperature, usual.top_k, usual.top_p, usual.min_p)
         if not 0 < usual.repetition_penalty <= MOST_REPETITION:

@@ -53,7 +53,8 @@ QUEUED = 2 * WINDOW
 """Pieces that may wait for one receiver to read them: twice what a normal one requests."""
 
 LOST_MS = 10_000
-"""A peer that answers no ping for so long is disconnected; long, as pings queue behind pieces."""
+"""A receiver that hears nothing for so long connects again, and is given up here 20 s later; long,
+as pings queue behind pieces."""
 
 BULK = 0x28
 """Type of service (AF11, "high-throughput data"): queues that look at it, such as Linux's

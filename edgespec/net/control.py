@@ -28,9 +28,12 @@ CONTROL_BYTES = 4 << 20
 """The longest message that a coordinator takes on the control channel."""
 
 LOST_MS = 3_000
-"""A half-open connection (a pulled cable) ends after so long, and ZeroMQ connects again. The
-system's own probes find it, once a second and without waking a program up. The machines' own
-Heartbeat decides whether a peer is alive, as it also shows that its loop runs."""
+"""A half-open connection (a pulled cable) ends after so long where it was made, and ZeroMQ connects
+again. The system's own probes find it, once a second and without waking a program up. The machines'
+own Heartbeat decides whether a peer is alive, as it also shows that its loop runs."""
+
+MOST_PROBES = 127
+"""More cannot be set: libzmq would close the socket for that, and connect again without end."""
 
 HEARTBEAT_MS = 10_000
 """ZMTP pings find the same where something between both ends answers probes for the other side.
@@ -63,7 +66,7 @@ def ping(opened: zmq.Socket[bytes], lost_ms: int = LOST_MS) -> None:
     opened.setsockopt(zmq.TCP_KEEPALIVE, 1)
     opened.setsockopt(zmq.TCP_KEEPALIVE_IDLE, 1)
     opened.setsockopt(zmq.TCP_KEEPALIVE_INTVL, 1)
-    opened.setsockopt(zmq.TCP_KEEPALIVE_CNT, max(1, lost_ms // 1000))
+    opened.setsockopt(zmq.TCP_KEEPALIVE_CNT, min(max(1, lost_ms // 1000), MOST_PROBES))
     opened.setsockopt(zmq.TCP_MAXRT, lost_ms)
     opened.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
     opened.setsockopt(zmq.HEARTBEAT_TIMEOUT, lost_ms + HEARTBEAT_MS)

@@ -87,11 +87,16 @@ class RingAssembly:
 
     # --- rest ---------------------------------------------------------------------------------
 
+    @property
+    def rests(self) -> bool:
+        """Whether nothing runs, and its nodes are seldom heard."""
+        return self.timing is not self._awake
+
     def stir(self, now: float) -> bool:
         """Something happens that may be work, or a loss; returns whether the ring rested. Silences
         count from now on then: who was asked for little has said little."""
         self._stirred = now
-        if self.timing is self._awake:
+        if not self.rests:
             return False
         self.timing = self._awake
         for member in self.members:
@@ -104,8 +109,8 @@ class RingAssembly:
         is_whole = len(self.assignment) == self.assignment.most or not self.spares
         is_settled = self.is_up and is_whole and all(m.fetching is None for m in self.members)
         if not (is_settled and is_idle):
-            self._stirred = now
-        elif self.timing is self._awake and now - self._stirred > CALM_S:
+            self.stir(now)
+        elif not self.rests and now - self._stirred > CALM_S:
             self.timing = self._awake.resting
 
     # --- members ------------------------------------------------------------------------------

@@ -281,13 +281,13 @@ class RoundTrips:
     def __init__(self) -> None:
         self._trips: dict[bytes, _Trips] = {}
 
-    def beat(self, peer: bytes, now: float, silence: float) -> Heartbeat:
+    def beat(self, peer: bytes, now: float, silence: float, rests: bool) -> Heartbeat:
         """The heartbeat to send now; with a number if it is time to measure again."""
         trips = self._trips.setdefault(peer, _Trips(now))
         if now - trips.sent < HEALTH_S:
-            return Heartbeat(0, silence)
+            return Heartbeat(0, silence, rests=rests)
         trips.number, trips.sent = trips.number + 1, now
-        return Heartbeat(trips.number, silence)
+        return Heartbeat(trips.number, silence, rests=rests)
 
     def back(self, peer: bytes, number: int, now: float) -> None:
         """A heartbeat came back; only the number sent last counts, and once."""

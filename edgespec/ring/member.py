@@ -67,6 +67,9 @@ class MemberMachine:
         self._wait = wait
         self._timing = timing
         self._silence = timing.silence
+        self.rests = False
+        """Whether nothing runs in the ring, as its coordinator says, and its nodes are seldom
+        heard."""
         self.asking_since: float | None = None  # None before the start and as a member
         self._heard: float | None = None  # the coordinator, ever
         self._next = 0.0
@@ -125,7 +128,8 @@ class MemberMachine:
                 self._is_up = True
                 return [connected, Log("the ring is up")]
             case ControlEnded():  # a new one is another node's to the coordinator
-                self._follow(self._timing.silence, now)
+                awake = self._silence / RESTS if self.rests else self._silence
+                self._follow(awake, False, now)
                 return []
             case RingBroke(why):
                 self._broke = why
@@ -144,8 +148,8 @@ class MemberMachine:
                 return []  # it comes late
             case Assign():
                 return self._on_assign(message, now)
-            case Heartbeat(silence=silence):
-                self._follow(silence or self._timing.silence, now)
+            case Heartbeat(silence=silence, rests=rests):
+                self._follow(silence or self._timing.silence, rests, now)
                 return []
             case StandBy(text):
                 self._take(None, now)
@@ -163,20 +167,14 @@ class MemberMachine:
         return []
 
     @property
-    def rests(self) -> bool:
-        """Whether nothing runs in the ring, and its nodes are seldom heard."""
-        return self._silence > self._timing.silence
-
-    @property
     def _beat(self) -> float:
         """Seconds between its heartbeats: more in a ring that rests, where silences are longer."""
-        slower = min(self._silence / self._timing.silence, RESTS)
-        return (LATER * slower if self.rests else 1.0) * self._timing.beat
+        return (LATER * RESTS if self.rests else 1.0) * self._timing.beat
 
-    def _follow(self, silence: float, now: float) -> None:
+    def _follow(self, silence: float, rests: bool, now: float) -> None:
         """The coordinator may be silent for so many seconds, and is as patient itself: say at once
         that this node lives if that are less than before, or its beat is due soon."""
-        is_less, self._silence = silence < self._silence, silence
+        is_less, self._silence, self.rests = silence < self._silence, silence, rests
         is_soon = self.rests and self._next - now < self._beat / 2
         if self.asking_since is None and (is_less or is_soon):
             self._next = now

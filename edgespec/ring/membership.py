@@ -335,11 +335,13 @@ class MembershipMachine:
                 # If it is alive, it reads this first and comes back at once.
                 effects.append(SendPeer(member.peer, Goodbye(f"{member} {cause}")))
                 effects += self._lose(member, cause, now)
+        if not ring.is_up and ring.stir(now):  # that loss may end the rest
+            self._next_beat = now + self.timing.beat
         effects += self._repartition.on_tick(now)
         effects += ring.repeat(now, self.timing.retry)
         effects += ring.still_loading(now)
         beat, limit = ring.devices.trips.beat, self.timing.silence
-        effects += [SendPeer(m.peer, beat(m.peer, now, limit)) for m in ring.members]
+        effects += [SendPeer(m.peer, beat(m.peer, now, limit, ring.rests)) for m in ring.members]
         for peer, heard in list(self._clients.items()):
             if now - heard > self.timing.client_silence:
                 del self._clients[peer]

@@ -162,6 +162,8 @@ class RingNode(ABC):
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, self._on_signal)
+            # One that comes just before the poll is heard by it, too, and not after a long one.
+            signal.set_wakeup_fd(self.worker.bell.fileno(), warn_on_full_buffer=False)
         for worker in self.workers:
             self.transport.wake_on(worker.waker)
             worker.start()
@@ -228,6 +230,8 @@ class RingNode(ABC):
 
     def _shutdown(self) -> None:
         reason = self.ended.reason if self.ended else "it failed"
+        if threading.current_thread() is threading.main_thread():
+            signal.set_wakeup_fd(-1)
         self.supervisor.stopping(reason)
         try:
             self.farewell(reason, self._time.now())

@@ -48,8 +48,9 @@ class Worker:
         """When the last effect ended; an emulated one ends as charged."""
         self.await_turn: Callable[[], None] = lambda: None
         """Returns when what waits may begin; emulated nodes may share a device."""
-        self._bell, self.waker = socket.socketpair()
-        self._bell.setblocking(False)
+        self.bell, self.waker = socket.socketpair()
+        """What is written to the bell wakes who polls the waker."""
+        self.bell.setblocking(False)
         # A daemon thread: a program that must end does not wait for a long forward pass.
         self.thread = threading.Thread(target=self._run, name=name, daemon=True)
 
@@ -98,7 +99,7 @@ class Worker:
         # A full socket means that the loop has plenty of wake-ups to read already, a closed one
         # that it has ended.
         with contextlib.suppress(OSError):
-            self._bell.send(b"!")
+            self.bell.send(b"!")
 
     def timed_events(self) -> list[tuple[float, Event]]:
         """What was posted since the last call, and when it happened."""
@@ -115,7 +116,7 @@ class Worker:
         if self.thread.is_alive():
             self.thread.join(timeout)
         elif self.thread.ident is None:  # it never ran
-            self._bell.close()
+            self.bell.close()
         self.waker.close()
 
     # --- for what runs in its thread -----------------------------------------------------------
@@ -153,7 +154,7 @@ class Worker:
         return self._waiting.head_at is not None and not self._gathering
 
     def _run(self) -> None:
-        with self._bell:
+        with self.bell:
             while self._await_work():
                 self.await_turn()
                 if not self._await_work():

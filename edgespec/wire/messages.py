@@ -228,12 +228,13 @@ class Heartbeat(Message, tag=24, frozen=True):
     coordinator learns how long a message takes to a stage and back. `silence`: seconds without a
     message for which its sender, a coordinator, is not to be given up; 0: as usual. A stage says
     how many segments it `holds`, and the number of the one that it `passed` on last in this ring;
-    -1: none."""
+    -1: none. `rests`: a coordinator's ring has nothing to do, and is seldom heard."""
 
     number: int = 0
     silence: Finite = 0.0
     holds: int = 0
     passed: int = -1
+    rests: bool = False
 
 
 # --- holders of a token, and devices that leave → coordinator -------------------------------------

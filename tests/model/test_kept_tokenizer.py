@@ -13,6 +13,7 @@ from support.own_cache import own_cache
 from support.smollm2 import smollm2_file
 
 from edgespec.daemon.bundled_models import bundled
+from edgespec.model import kept_tokenizer
 from edgespec.model.hub import local_folder
 from edgespec.model.kept_tokenizer import KeptTokenizer
 from edgespec.model.tokenizer import Tokenizer, require_same_tokenizer
@@ -73,6 +74,33 @@ def test_changed_files_are_read_anew(tmp_path: Path) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     first, again = twice(folder)
     assert first.chat_template == again.chat_template == settings["chat_template"]
+
+
+def test_weights_of_any_kind_are_not_read(tmp_path: Path) -> None:
+    folder = write_tokenizer(tmp_path)
+    twice(folder)
+    (folder / "tf_model.h5").write_bytes(b"weights")
+    assert isinstance(Tokenizer(folder, is_kept=True).inner, KeptTokenizer)
+
+
+def test_only_the_newest_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kept_tokenizer, "MOST_KEPT", 2)
+    for number in range(3):
+        folder = write_tokenizer(tmp_path / str(number))
+        (folder / "more.json").write_text(json.dumps(number))
+        twice(folder)
+    assert len([*(tmp_path / "cache").rglob("settings.json")]) == 2
+
+
+def test_a_cache_that_cannot_be_is_done_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def nowhere() -> Path:
+        raise RuntimeError("no home")
+
+    monkeypatch.setattr(kept_tokenizer, "cache_folder", nowhere)
+    tokenizer = Tokenizer(write_tokenizer(tmp_path), is_kept=True)
+    assert not isinstance(tokenizer.inner, KeptTokenizer)
 
 
 def test_what_was_torn_is_made_again(tmp_path: Path) -> None:

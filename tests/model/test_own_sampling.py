@@ -60,6 +60,14 @@ def test_what_cannot_be_used_is_left_out_with_a_warning(
     assert "generation_config.json is left out: " in caplog.text
 
 
+def test_a_torn_file_is_no_reason_not_to_answer(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "generation_config.json").write_text('{"temperature": 0.')
+    assert own_sampling(tmp_path, {}) == NOTHING_SAID
+    assert "generation_config.json is left out: " in caplog.text
+
+
 def test_without_a_file_the_catalogue_counts(tmp_path: Path) -> None:
     smollm2 = published_sampling("/somewhere/SmolLM2-135M-Instruct.Q4_1.gguf")
     assert own_sampling(tmp_path, smollm2) == UsualSampling(0.2, 0, 0.9, 0.0, 1.1)

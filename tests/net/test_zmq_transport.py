@@ -250,6 +250,13 @@ def test_a_client_may_come_before_the_coordinator() -> None:
             assert next_of(late).message == Heartbeat()
 
 
+def test_a_client_may_be_patient_for_minutes(coordinator: ZmqTransport) -> None:
+    at = Address(HOST, coordinator.control_port)
+    with closing(ZmqTransport.client(at, OWNER_IDENTITY, lost_s=240.0)) as client:
+        client.send_control(b"", Heartbeat())
+        assert next_of(coordinator).message == Heartbeat()
+
+
 def test_poll_returns_when_a_waker_rings(coordinator: ZmqTransport) -> None:
     bell, waker = socket.socketpair()
     with bell, waker:

@@ -259,7 +259,7 @@ def test_a_round_trip_is_the_shortest_of_the_last_ones() -> None:
     assert watch.seconds(b"a") == 0.0
     now, told = 0.0, []
     for wait in (0.9, 0.004, 0.02, 0.3, 0.01, 0.05, 0.02, 0.03):
-        while not (beat := watch.beat(b"a", now, 1.5)).number:
+        while not (beat := watch.beat(b"a", now, 1.5, False)).number:
             now += 0.25
         watch.back(b"a", beat.number, now + wait)
         told.append(watch.seconds(b"a"))
@@ -271,9 +271,9 @@ def test_a_round_trip_is_the_shortest_of_the_last_ones() -> None:
 
 def test_only_the_newest_heartbeat_counts_and_only_once() -> None:
     watch = RoundTrips()
-    assert watch.beat(b"a", 0.0, 1.5) == Heartbeat(0, 1.5)
-    first = watch.beat(b"a", HEALTH_S, 1.5).number
-    second = watch.beat(b"a", 2 * HEALTH_S, 1.5).number
+    assert watch.beat(b"a", 0.0, 1.5, True) == Heartbeat(0, 1.5, rests=True)
+    first = watch.beat(b"a", HEALTH_S, 1.5, False).number
+    second = watch.beat(b"a", 2 * HEALTH_S, 1.5, False).number
     assert 0 < first < second
     for number in (0, first, second + 1, -1):
         watch.back(b"a", number, 100.0)

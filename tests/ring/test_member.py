@@ -312,10 +312,28 @@ def test_a_coordinator_is_waited_for_as_long_as_it_says() -> None:
     assert member.now - begun > 3 * TIMING.silence
 
 
+def test_under_a_patient_coordinator_it_beats_as_ever() -> None:
+    """`serve --silence` is more than a stage's own: that is no rest."""
+    member = Member()
+    member.load()
+    patient = Heartbeat(silence=10 * TIMING.silence)
+    member.hear(patient)
+    heard = member.now
+    assert not member.machine.rests
+    member.tick()
+    before = member.now
+    assert sent(member.tick()) == [Heartbeat()]
+    assert member.now - before == TIMING.beat
+    member.machine.handle(ControlEnded(), member.now)
+    while not any("silent" in words for words in reports(member.tick())):
+        assert member.now - heard <= 10 * TIMING.silence
+    assert member.now - heard > 10 * TIMING.silence
+
+
 def test_in_a_ring_that_rests_it_beats_seldom_and_after_the_coordinator() -> None:
     member = Member()
     member.load()
-    resting = Heartbeat(silence=TIMING.resting.silence)
+    resting = Heartbeat(silence=TIMING.resting.silence, rests=True)
     member.hear(resting)
     member.tick()
     before = member.now
@@ -333,7 +351,7 @@ def test_in_a_ring_that_rests_it_beats_seldom_and_after_the_coordinator() -> Non
 def test_it_is_awake_again_when_the_coordinator_says_so_or_its_connection_ends(told: bool) -> None:
     member = Member()
     member.load()
-    member.hear(Heartbeat(silence=TIMING.resting.silence))
+    member.hear(Heartbeat(silence=TIMING.resting.silence, rests=True))
     member.tick()
     if told:
         member.hear(Heartbeat(silence=TIMING.silence))

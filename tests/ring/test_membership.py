@@ -373,6 +373,9 @@ def test_a_silent_stage_is_lost_in_a_ring_that_rests_too() -> None:
         ring.all_beat(2)
     assert reasons[0].startswith("stage 2 (board2, process 72) has been silent for")
     assert TIMING.silence < ring.now - begun <= TIMING.resting.silence + TIMING.resting.beat
+    before = ring.now
+    ring.tick()
+    assert ring.now - before == TIMING.beat, "what it leaves is not waited for at rest"
 
 
 @pytest.mark.parametrize("wakes", [MessageArrived(b"client", ASK), ControlEnded(), RingReached()])

@@ -526,7 +526,7 @@ def test_the_hostile_statuses_are_refused_for_what_is_wrong_with_them() -> None:
 
 def test_half_a_heartbeat_is_refused() -> None:
     """Though the field that is missing has a default."""
-    assert decode(header(24, 3, 1.5, 2, 7)) == Heartbeat(3, 1.5, 2, 7)
+    assert decode(header(24, 3, 1.5, 2, 7, True)) == Heartbeat(3, 1.5, 2, 7, True)
     assert "wrong number of fields" in refused(header(24, 3))
     assert "Fault: wrong number of fields" in refused(header(23, 1))
 
