@@ -13,6 +13,7 @@ from edgespec.daemon.cluster import ClusterFolder, folder_of
 from edgespec.daemon.coordinator import run_coordinator
 from edgespec.daemon.process import end_with_parent, leave, start_logging
 from edgespec.daemon.settings import RingOptions, served_config
+from edgespec.errors import ConfigError
 from edgespec.net.slowness import slowness
 
 
@@ -98,5 +99,7 @@ def serve(
         live=live,
     )
     with folder.served():
-        doors = options_of(ollama_address(ollama, folder), alias or ())
-        leave(run_coordinator(config, folder, served_http(http, folder), doors))
+        door, api = ollama_address(ollama, folder), served_http(http, folder)
+        if door is not None and api is None:
+            raise ConfigError("--ollama is a part of the HTTP API: leave out --http none")
+        leave(run_coordinator(config, folder, api, options_of(door, alias or ())))

@@ -31,7 +31,7 @@ from edgespec.serving.messages import CountReply, MessagesFormat, MessagesReques
 from edgespec.serving.metrics import Metrics
 from edgespec.serving.ollama import OllamaApi
 from edgespec.serving.openapi import openapi
-from edgespec.serving.problems import OLLAMA, ApiProblem, problem_of
+from edgespec.serving.problems import NO_EMBEDDINGS, OLLAMA, ApiProblem, problem_of
 from edgespec.serving.reply_bodies import HealthReply, Model, ModelList, ReadyReply
 from edgespec.serving.request_bodies import MOST_INT, ChatRequest, TextRequest
 from edgespec.serving.requests import Body, Kind, checked, submits_of
@@ -131,13 +131,7 @@ class Service:
 
     async def embeddings(self, request: Request) -> Response:
         """Say what to use."""
-        raise ApiProblem(
-            404,
-            "the model of a ring writes text and makes no embeddings; run a small embedding model "
-            "beside it (`llama-server --embedding`, or the package sentence-transformers), on any "
-            "one device",
-            code="unknown_url",
-        )
+        raise ApiProblem(404, NO_EMBEDDINGS, code="unknown_url")
 
     async def health(self, request: Request) -> Response:
         """Say whether this process works and reaches its coordinator."""

@@ -60,6 +60,8 @@ _SAME_NAMES = (
     ("thinking_budget", "thinking_token_budget", "thinking_budget_tokens"),
 )
 
+_MOST_KEYS = 256
+"""Of a body: each that is unknown is compared with all that are known."""
 _MOST_TOLD, _LONGEST = 20, 80
 _MOST_LOGGED = 1000
 
@@ -71,10 +73,16 @@ def sifted(body: Mapping[str, Any], fields: Collection[str]) -> tuple[dict[str, 
 
     Raises ApiProblem for a key that may not be ignored.
     """
+    if len(body) > _MOST_KEYS:
+        words = f"the body has {len(body)} parameters; it may have {_MOST_KEYS}"
+        raise refused(words, code="unknown_parameter")
     given: dict[str, Any] = {}
     ignored: list[str] = []
-    for told, value in body.items():
+    for told, value in sorted(body.items(), key=lambda one: one[0] not in fields):
         name = told if told in fields else _name_here(told, fields)
+        if told != name and name in given:  # said in two words: the one from here counts
+            ignored.append(told)
+            continue
         if name in fields:
             if isinstance(value, float) and value.is_integer():
                 value = int(value)  # to JSON, 5.0 is an integer

@@ -15,7 +15,7 @@ from starlette.routing import BaseRoute, Route
 
 from edgespec.serving.answering import AnswerResponse
 from edgespec.serving.formats import AnswerBlock, BlockFormat, Object, Reply, Served, encoded
-from edgespec.serving.problems import ApiProblem
+from edgespec.serving.problems import NO_EMBEDDINGS, ApiProblem
 from edgespec.serving.request_bodies import (
     AskedRequest,
     ChatRequest,
@@ -56,10 +56,11 @@ class OllamaRequest(AskedRequest, kw_only=True):
     def in_common(self) -> Object:
         """What the body of the chat, or of the text, has that asks for the same."""
         told = {**(self.options or {})}
-        limit = told.pop("num_predict", None)
-        if isinstance(limit, int) and limit < 0:  # -1: without end, -2: until the context is full
+        limit = told.pop("num_predict", told.pop("max_tokens", None))
+        if limit is None or (isinstance(limit, int) and limit < 0):  # until the context is full
             limit = -1
         own = {"stream": self.stream, "max_tokens": limit, "n": 1, "stream_options": None}
+        own |= {"logprobs": None, "top_logprobs": None}
         body = {**passed(self), **told, **own}
         if self.think is not None:
             body["enable_thinking"] = self.think is not False
@@ -284,13 +285,9 @@ class OllamaApi:
     async def refuse(self, request: Request) -> Response:
         """Say what to do instead."""
         embeds = request.scope["path"].startswith("/api/embed")
-        raise ApiProblem(501, _EMBED if embeds else _MANAGE, code="unknown_url")
+        raise ApiProblem(501, NO_EMBEDDINGS if embeds else _MANAGE, code="unknown_url")
 
 
-_EMBED = (
-    "the model of a ring writes text and makes no embeddings; run a small embedding model beside "
-    "it (`ollama pull nomic-embed-text`, or `llama-server --embedding`), on any one device"
-)
 _MANAGE = (
     "models of a ring are not changed over HTTP; on the coordinator's machine `edgespec pull NAME` "
     "fetches one, and `edgespec init --model NAME` makes a ring of it"

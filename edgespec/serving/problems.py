@@ -19,6 +19,12 @@ from edgespec.errors import (
 from edgespec.serving.limits import RETRY_S
 from edgespec.serving.reply_bodies import ErrorDetail
 
+NO_EMBEDDINGS = (
+    "the model of a ring writes text and makes no embeddings; run a small embedding model beside "
+    "it (`llama-server --embedding`, `ollama pull nomic-embed-text`, or the package "
+    "sentence-transformers), on any one device"
+)
+
 _OF_KIND = {
     "invalid": (400, "invalid_request"),
     "context": (400, "context_length_exceeded"),

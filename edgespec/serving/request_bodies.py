@@ -23,6 +23,7 @@ from edgespec.wire.client_messages import (
     MOST_SETTINGS,
     MOST_TOOLS,
     ChatMessage,
+    Setting,
     ToolCall,
 )
 
@@ -77,14 +78,19 @@ class RequestPart(Struct, kw_only=True):
                 # A regex in the type would do, but msgspec 0.22 corrupts memory when it frees a
                 # union of a text with a regex and a list.
                 texts = value if isinstance(value, list) else [value]
-                if any(isinstance(one, str) and _SURROGATE.search(one) for one in texts):
-                    raise FieldError(name, "is not valid Unicode text: it has half a character")
+                if any(map(_has_half, texts)):
+                    raise FieldError(name, HALF_A_CHARACTER)
             elif rule["values"] and not any(is_same(value, one) for one in rule["values"]):
                 message = f"is not supported here ({rule['reason']}); leave it out"
                 raise FieldError(name, message, "unsupported_parameter")
 
 
+HALF_A_CHARACTER = "is not valid Unicode text: it has half a character"
 _SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+def _has_half(value: object) -> bool:
+    return isinstance(value, str) and _SURROGATE.search(value) is not None
 
 
 @cache
@@ -179,6 +185,10 @@ class RequestMessage(RequestPart):
         super().__post_init__()
         if self.content is None and self.role not in ("assistant", "function"):
             raise FieldError("content", "is missing", "invalid_type")
+        told = self.record()  # of fields that take anything, too
+        called = (text for call in told.tool_calls for text in (call.arguments, call.id))
+        if any(map(_has_half, (told.reasoning, told.tool_call_id, *called))):
+            raise FieldError("tool_calls", HALF_A_CHARACTER)
 
     def record(self) -> ChatMessage:
         """As the ring has it: a content in parts is one text, and none an empty one, which
@@ -290,6 +300,8 @@ class AnswerRequest(AskedRequest, kw_only=True):
                 raise FieldError("logit_bias", f"names {token!a:.40}; the names are token ids")
         if self.grammar is not None and self.regex is not None:
             raise FieldError("regex", "cannot be given beside grammar")
+        if self.ignore_eos and (self.has_format or self._tool_grammar):
+            raise FieldError("ignore_eos", "cannot be given beside what the answer has to be")
 
     def spec(self, form: ToolForm) -> str:
         """What the answer may be (see types.grammar_spec), of a model that calls tools in that
@@ -302,9 +314,19 @@ class AnswerRequest(AskedRequest, kw_only=True):
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
     @property
+    def has_format(self) -> bool:
+        """Whether a format says what the answer may be."""
+        return self.regex is not None or self.grammar is not None
+
+    @property
     def is_held(self) -> bool:
-        """Whether that is a call or what its format says, from the first token on."""
-        return bool(self.spec_without_tools)
+        """Whether it is a call or what its format says, from the first token on."""
+        return self.has_format
+
+    @property
+    def _tool_grammar(self) -> bool:
+        """Whether calls are held to their schemas."""
+        return False
 
     @property
     def callable_tools(self) -> list[Tool]:
@@ -428,7 +450,7 @@ class ChatRequest(AnswerRequest, kw_only=True):
     ] = None
     parallel_tool_calls: Annotated[bool, Meta(description="It may call several at once.")] = True
     chat_template_kwargs: Annotated[
-        dict[str, str | int | float | bool | None],
+        dict[str, Setting],
         Meta(max_length=MOST_SETTINGS, description="Extension: for the model's chat template."),
     ] = {}
     enable_thinking: Annotated[
@@ -459,10 +481,10 @@ class ChatRequest(AnswerRequest, kw_only=True):
         super().__post_init__()
         if self.top_logprobs is not None and not self.logprobs:
             raise FieldError("top_logprobs", "needs logprobs to be true")
-        if super().spec_without_tools and isinstance(
-            self.response_format, JsonFormat | SchemaFormat
-        ):
+        if super().has_format and self._has_schema:
             raise FieldError("response_format", "cannot be given beside grammar or regex")
+        if any(map(_has_half, (*self.chat_template_kwargs, *self.chat_template_kwargs.values()))):
+            raise FieldError("chat_template_kwargs", HALF_A_CHARACTER)
         names = [tool.function.name for tool in self.tools]
         if len({*names}) < len(names):
             raise FieldError("tools", "has two of one name")
@@ -473,7 +495,7 @@ class ChatRequest(AnswerRequest, kw_only=True):
             )
         if choice == "required" and not names:
             raise FieldError("tool_choice", "is required, and there are no tools")
-        if self._tool_grammar and self.spec_without_tools:
+        if self._tool_grammar and self.has_format:
             words = "cannot be given beside response_format, grammar or regex"
             raise FieldError("tools", f"with a call that has to be valid {words}")
 
@@ -497,8 +519,15 @@ class ChatRequest(AnswerRequest, kw_only=True):
         return [one.record() for one in functions if named in ("", one.name)]
 
     @property
+    def has_format(self) -> bool:
+        return super().has_format or self._has_schema
+
+    @property
+    def _has_schema(self) -> bool:
+        return isinstance(self.response_format, JsonFormat | SchemaFormat)
+
+    @property
     def _tool_grammar(self) -> bool:
-        """Whether calls are held to their schemas."""
         must = self.tool_choice == "required" or isinstance(self.tool_choice, NamedTool)
         strict = any(tool.function.strict for tool in self.tools)
         return bool(self.callable_tools) and (must or strict)

@@ -1,10 +1,10 @@
-"""Requests: bodies of /v1/chat/completions and /v1/completions, read into what the ring takes."""
+"""Requests: bodies of the API, checked, and what the ring is asked for a chat or a completion."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from reprlib import Repr
 from typing import Any, TypeVar
 
@@ -49,6 +49,10 @@ _SHOWN.maxstring = _SHOWN.maxlong = 80
 _SHOWN.maxlevel = 2
 
 
+DEEPEST_BODY = 200
+"""Levels of a body: more than the deepest schema has, and less than Python can write again."""
+
+
 def parsed(raw: bytes) -> dict[str, Any]:
     """The JSON object of a body. Raises ApiProblem if there is none."""
     try:
@@ -60,7 +64,17 @@ def parsed(raw: bytes) -> dict[str, Any]:
         raise refused(f"the body is not valid JSON: {words}", code="invalid_json") from None
     if not isinstance(body, dict):
         raise refused("the body is no JSON object", code="invalid_json")
+    inner: list[Any] = [body]
+    for _ in range(DEEPEST_BODY):
+        inner = [part for one in inner for part in _parts(one)]
+    if inner:
+        raise refused("the body is nested too deep", code="invalid_json")
     return body
+
+
+def _parts(value: Any) -> Collection[Any]:
+    """What stands in a part of a body that has parts."""
+    return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
 
 
 def _refuse_constant(name: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
@@ -9,6 +10,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct
 
 from edgespec.serving.formats import AnswerBlock, BlockFormat, Object, Reply, Served
+from edgespec.serving.problems import refused
 from edgespec.serving.reply_bodies import Count
 from edgespec.serving.request_bodies import (
     AskedRequest,
@@ -74,7 +76,7 @@ def _messages(items: Sequence[Mapping[str, Any]]) -> Iterator[Object]:
     Calls of tools that others' servers run are left out."""
     thought = ""
     for item in items:
-        kind = item.get("type", "message")
+        kind = item.get("type") or "message"
         if kind == "reasoning":
             parts = item.get("content") or item.get("summary") or ()
             thought = text_of(parts)
@@ -100,12 +102,19 @@ def _message(kind: object, item: Mapping[str, Any]) -> Object | None:
         told = [_part(part) for part in output] if isinstance(output, list) else output
         return {"role": "tool", "tool_call_id": id, "content": told}
     if kind != "message":
-        return None
+        if _OF_SERVERS.fullmatch(str(kind)):
+            return None
+        words = f"input items of type {kind!a:.40} are not supported"
+        raise refused(words, "input", "unsupported_parameter")
     more = {k: v for k, v in item.items() if k not in ("type", "id", "status", "phase")}
     content = more.get("content")
     if isinstance(content, list):
         more["content"] = [_part(part) for part in content]
     return more
+
+
+_OF_SERVERS = re.compile(r"mcp_\w+|\w+_call(_output)?")
+"""Kinds of items that tell of tools which others' servers run."""
 
 
 def _part(part: Any) -> Any:

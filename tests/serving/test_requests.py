@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from edgespec.serving.leniency import header_of
+from edgespec.serving.ollama import OllamaTextRequest
 from edgespec.serving.problems import ApiProblem
 from edgespec.serving.request_bodies import COMPLETION_TOKENS, ChatRequest, TextRequest
 from edgespec.serving.requests import checked, parsed, submits_of
@@ -483,3 +484,76 @@ def test_half_a_character_is_refused_wherever_it_is_read(more: dict[str, Any]) -
         chat(**more)
     assert caught.value.status == 400
     assert caught.value.as_bytes()
+
+
+def test_many_keys_are_refused_before_each_is_looked_at() -> None:
+    with pytest.raises(ApiProblem, match="has 50001 parameters; it may have 256"):
+        chat(**{f"key {number}": 1 for number in range(50_000)})
+
+
+def test_of_two_words_for_one_parameter_the_one_from_here_counts() -> None:
+    for body in ({"stop": "a", "stop_sequences": ["b"]}, {"stop_sequences": ["b"], "stop": "a"}):
+        ignored: list[str] = []
+        asked = checked(ChatRequest, {"messages": MESSAGES, **body}, ignored)
+        assert (asked.stops, ignored) == (("a",), ["stop_sequences"])
+
+
+def test_a_body_is_refused_that_python_could_not_write_again() -> None:
+    with pytest.raises(ApiProblem, match="nested too deep"):
+        parsed(b'{"messages": ' + b"[" * 250 + b"]" * 250 + b"}")
+
+
+def test_a_bad_schema_beside_a_strict_tool_is_no_bug() -> None:
+    tool = {"type": "function", "function": {"name": "f", "strict": True, "parameters": {}}}
+    deep: Any = []
+    for _ in range(150):
+        deep = [deep]
+    schema = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"x": deep}}}
+    with pytest.raises(ApiProblem, match="tools with a call that has to be valid"):
+        chat(tools=[tool], response_format=schema)
+
+
+@pytest.mark.parametrize("held", [{"regex": "a+"}, {"response_format": {"type": "json_object"}}])
+def test_what_its_format_ends_cannot_go_on_for_ever(held: dict[str, Any]) -> None:
+    with pytest.raises(ApiProblem, match="ignore_eos cannot be given beside"):
+        chat(ignore_eos=True, **held)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"role": "assistant", "content": "a", "reasoning": "\ud800"},
+        {"role": "tool", "content": "a", "tool_call_id": "\ud800"},
+        {
+            "role": "assistant",
+            "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": {"a": "\ud800"}}}],
+        },
+    ],
+)
+def test_half_a_character_is_refused_in_what_takes_anything(message: dict[str, Any]) -> None:
+    with pytest.raises(ApiProblem, match="half a character"):
+        chat(messages=[*MESSAGES, message])
+
+
+@pytest.mark.parametrize("value", [2**70, float("inf"), "\ud800"])
+def test_a_setting_of_the_template_is_one_that_can_travel(value: object) -> None:
+    with pytest.raises(ApiProblem, match="chat_template_kwargs"):
+        chat(chat_template_kwargs={"a": value})
+
+
+def test_items_of_tools_of_others_are_left_out_and_unknown_ones_refused() -> None:
+    asked = [*({"type": kind} for kind in ("web_search_call", "mcp_list_tools")), *MESSAGES]
+    assert len(ResponsesRequest(input=asked).as_chat()["messages"]) == 1
+    for kind in ("mesage", "item_reference"):
+        with pytest.raises(ApiProblem, match=f"input items of type '{kind}' are not supported"):
+            ResponsesRequest(input=[{"type": kind}]).as_chat()
+
+
+def test_a_text_of_ollama_s_goes_on_to_its_end() -> None:
+    def limit(**more: Any) -> int:
+        asked = OllamaTextRequest(prompt="a", raw=True, **more)
+        return submitted(checked(TextRequest, asked.as_chat())).max_new_tokens
+
+    assert limit() == limit(options={"num_predict": -1}) == 100
+    assert limit(options={"num_predict": 7}) == limit(options={"max_tokens": 7}) == 7
+    assert limit(logprobs=False) == 100
