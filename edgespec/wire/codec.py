@@ -151,7 +151,8 @@ def decode(frame: bytes | memoryview) -> Message:
         message = _typed(frame, kind)
         message.check()
     except Exception as problem:  # bad bytes raise many types
-        raise _malformed(f"{kind.__name__}: {problem}") from None
+        why = str(problem) or type(problem).__name__  # msgpack's StackError says nothing
+        raise _malformed(f"{kind.__name__}: {why}") from None
     return message
 
 

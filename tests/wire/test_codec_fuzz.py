@@ -32,7 +32,7 @@ from edgespec.wire.client_messages import (
     Tokens,
 )
 from edgespec.wire.codec import MAGIC, TAGS, VERSION, decode, encode
-from edgespec.wire.messages import Message, Retain
+from edgespec.wire.messages import Heartbeat, Message, Retain
 from edgespec.wire.segment import Segment
 from edgespec.wire.snapshots import Snapshot, SnapshotNode
 
@@ -42,6 +42,9 @@ SLOWEST_S = 2.0
 
 MOST_MEMORY = 24 << 20
 """For one: 4 MiB of it, its texts decoded, or lists of as many integers as may be."""
+
+DEEP_MEMORY = (1024 * 256 * 8) + (64 << 10)
+"""For a short one: msgpack goes 1,024 lists deep, with a place in each for 256 values."""
 
 ALL = list(TAGS.values())
 
@@ -133,7 +136,16 @@ def memory_for(frame: bytes) -> tuple[int, str]:
 @pytest.mark.parametrize("count", tiered([500, 2_000], [500]))
 def test_fuzzed_frames_take_little_memory(count: int) -> None:
     fuzzer = Fuzzer(SEED + 1)
-    assert max(memory_for(b"".join(fuzzer.frames()))[0] for _ in range(count)) < 2 << 20
+    assert max(memory_for(b"".join(fuzzer.frames()))[0] for _ in range(count)) < DEEP_MEMORY
+
+
+def test_a_short_frame_of_lists_within_lists_takes_little_memory() -> None:
+    """One fuzzed frame of 20,000 is such a one."""
+    wide = struct.pack(">BH", 0xDC, 256)
+    for kind in (Heartbeat, Status):
+        peak, reason = memory_for(begun(kind) + wide * 1_500)
+        assert "StackError" in reason or "too deep" in reason
+        assert peak < DEEP_MEMORY
 
 
 LEAVES = [b"\x90", b"\xa2ab", b"\xce\xff\xff\xff\xff", b"\xc0", b"\x80"]
