@@ -96,7 +96,7 @@ def test_what_was_written_is_played_again(tmp_path: Path) -> None:
     asked = [
         line(5.0, "def read("),
         line(5.1, "Question: 2 + 2?", policy="adaptive", temperature=0.9, seed=7),
-        line(9.0, "def read(", messages="", max_new_tokens=0),
+        line(9.0, "def read(", grammar="no: such {"),
     ]
     path = written(tmp_path / "requests.jsonl", *asked)
     first = replay_recording(setup(read_recording(path)), read_recording(path))
