@@ -47,18 +47,12 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-MOVED = {"--campaign": "edgespec campaign RUNS", "--replay": "edgespec replay FILE"}
-"""What were options of `simulate` once, and the commands that they are now."""
-
-
 class RingCommand(TyperCommand):
     """A command whose --with-stage may be given without a number."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         words = list(args)
         for at, word in enumerate(words):
-            if command := MOVED.get(word.partition("=")[0]):
-                raise ConfigError(f"{word} is a command of its own now: {command}")
             following = words[at + 1 : at + 2]
             if word == "--with-stage" and not (following and following[0].isdecimal()):
                 from edgespec.daemon.settings import LAST_STAGE

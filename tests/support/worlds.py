@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from support.scenario import Scenario, ScenarioRequest, Setting
 from support.spans import Span, keeping
 
 from edgespec.backends.charged_time import LoopTime
@@ -22,7 +23,6 @@ from edgespec.sim.durations import Durations
 from edgespec.sim.faults import Fault
 from edgespec.sim.links import LinkSpec, Network
 from edgespec.sim.log import EventLog
-from edgespec.sim.scenario import Scenario, ScenarioRequest, Setting
 from edgespec.sim.toy import VOCABULARY, ToyCodec
 from edgespec.sim.toy_model import FakeBlock, FakeHead
 from edgespec.sim.world import CoordinatorParts, StageParts, World

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Set, Sized
 from dataclasses import dataclass, field
 
+from support.toy_answers import Expected
+
 from edgespec.decoding.request import Request
 from edgespec.errors import EdgespecError
-from edgespec.sim.toy import Expected
 from edgespec.sim.toy_model import FakeBlock
 from edgespec.sim.world import World
 from edgespec.wire.client_messages import Failed, Finished, Submit, Tokens
