@@ -20,6 +20,8 @@ from support.campaign import (
     replay,
     run_campaign,
 )
+from support.event_log import EventLog
+from support.faults import Crash, Late, SmallCache, harms_segments
 from support.scenario import Scenario, Setting, draw, draw_losses, policies_of
 from support.tiers import thorough, tiered
 from support.worlds import CALM, CALM_ASK
@@ -30,8 +32,6 @@ from edgespec.machines.effects import Effect, SendPeer
 from edgespec.machines.events import Event
 from edgespec.policy.registry import POLICIES
 from edgespec.schema import as_type
-from edgespec.sim.faults import Crash, Late, SmallCache, harms_segments
-from edgespec.sim.log import EventLog
 from edgespec.sim.oracle import Oracle
 from edgespec.types.features import DraftNeeds, PPDTable
 from edgespec.types.tensor import Tensor

@@ -12,6 +12,7 @@ import pytest
 import support.invariants
 from msgspec import structs
 from support.campaign import Parts, play
+from support.faults import Lose
 from support.growers import SoloOracle
 from support.invariants import InvariantViolated
 from support.scenario import Scenario, draw
@@ -24,7 +25,6 @@ from edgespec.decoding.stage import StageMachine
 from edgespec.errors import LocalProtocolError
 from edgespec.machines.effects import Effect, RunBlock, SendPeer
 from edgespec.machines.events import BlockDone, Event, MessageArrived
-from edgespec.sim.faults import Lose
 from edgespec.sim.toy_model import FakeBlock
 from edgespec.verify.sampling import Sampling
 from edgespec.wire.client_messages import Failed, Finished, Tokens

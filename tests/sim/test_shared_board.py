@@ -6,6 +6,7 @@ import random
 
 import numpy as np
 import pytest
+from support.faults import Crash
 from support.segments import run_block
 from support.spans import Span, keeping
 from support.tiers import tiered
@@ -18,7 +19,6 @@ from edgespec.machines.events import Event
 from edgespec.policy.base import Grow
 from edgespec.policy.pace import Pace
 from edgespec.sim.clock import Clock
-from edgespec.sim.faults import Crash
 from edgespec.sim.oracle import Oracle
 from edgespec.sim.toy import ToyCodec
 from edgespec.sim.worker import Turns

@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 
+from support.event_log import EventLog
+from support.faults import SmallCache, harms_segments
+from support.faulty_world import FaultyWorld
 from support.invariants import Checks, Promise
 from support.scenario import Scenario, ScenarioRequest, draw, policies_of
 from support.toy_answers import plain_answer
@@ -23,12 +26,10 @@ from edgespec.machines.effects import Effect, RunBlock
 from edgespec.machines.events import Event
 from edgespec.schema import FileStruct, json_text, read_as
 from edgespec.sim.durations import Durations
-from edgespec.sim.faults import SmallCache, harms_segments
-from edgespec.sim.log import EventLog
 from edgespec.sim.oracle import Oracle
 from edgespec.sim.toy import VOCABULARY, ToyCodec
 from edgespec.sim.toy_model import FakeBlock, FakeHead
-from edgespec.sim.world import CoordinatorParts, StageParts, World
+from edgespec.sim.world import CoordinatorParts, StageParts
 
 PLENTY = 100_000
 """Rows of a request that a stage may hold where no fault says otherwise."""
@@ -111,7 +112,7 @@ def play(scenario: Scenario, log: EventLog | None = None, parts: Parts = DEFAULT
 
 def build(
     scenario: Scenario, log: EventLog | None = None, parts: Parts = DEFAULT_PARTS
-) -> tuple[World, Checks]:
+) -> tuple[FaultyWorld, Checks]:
     """The world of a scenario, with its requests booked, and its checks.
 
     Its policies must be registered (`policies_of`) while it runs.
@@ -150,7 +151,7 @@ def build(
     chance = random.Random(f"{scenario.seed} durations"), scenario.head_pace
     stages_of = zip(scenario.stage_paces, scenario.layers, strict=True)
     checks = Checks(promises, scenario.live)
-    world = World(
+    world = FaultyWorld(
         parts.coordinator(ring, codec),
         CoordinatorParts(None if scenario.head_last else head, draft),
         make_stages,
@@ -161,10 +162,10 @@ def build(
             ]
         ),
         scenario.network,
-        scenario.faults,
         scenario.seed,
-        checks.after,
-        log,
+        faults=scenario.faults,
+        watch=checks.after,
+        log=log,
     )
     for ask in scenario.asks:
         world.submit(ask.submit(), ask.at)
