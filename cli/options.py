@@ -126,8 +126,8 @@ DRAFT = typer.Option(
     "",
     help="Who guesses: none; ngram; independent, easyspec, eagle, eagle3, dspark or ppd, "
     "each with :MODEL, its weights by name, hub id or folder (MODEL alone: an independent draft "
-    "model); or several, as in hybrid:ngram+eagle3:MODEL. Without :MODEL those that `edgespec "
-    "models` has for the base. A source of your own: package.module:Class[:ARGUMENT]. "
+    "model); or ngram beside one, as in hybrid:ngram+eagle3:MODEL. Without :MODEL those that "
+    "`edgespec models` has for the base. A source of your own: package.module:Class[:ARGUMENT]. "
     "Default: none; for the bundled base model independent, and `init` serves smollm2-135m with "
     "hybrid:ngram+dspark.",
 )
