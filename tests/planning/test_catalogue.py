@@ -12,10 +12,12 @@ import pytest
 
 from edgespec.daemon.planning import Quants, model_to_plan
 from edgespec.drafting.choice import NONE, SOURCES
+from edgespec.model.gguf.architectures import ARCHITECTURES
 from edgespec.planning.architecture import FAMILIES, Architecture, gguf_bytes
 from edgespec.planning.catalogue import MODELS, NAMES, REFUSED, squeezed
 from edgespec.planning.cost_model import COST_MODELS
 from edgespec.planning.refused import REASONS, refusal_of
+from edgespec.planning.text_part import WRAPPERS
 
 PUBLISHED = json.loads((Path(__file__).parent / "published_sizes.json").read_bytes())
 """Published figures by the catalogue's names, and where they are from."""
@@ -75,9 +77,18 @@ def test_no_two_models_have_one_name_and_refusals_name_one_that_runs() -> None:
         assert runs or refusal_of({"model_type": refused.family}, FAMILIES), name
 
 
+def test_no_refusal_is_of_what_runs() -> None:
+    from_gguf = {*ARCHITECTURES, *FAMILIES}
+    elsewhere = ("hunyuan-dense", "seed_oss")  # from safetensors, which are called otherwise
+    for kind in (*from_gguf, *elsewhere, "gpt2", ""):
+        assert refusal_of({"model_type": kind}, from_gguf) is None, kind
+    for kind in (*FAMILIES, *WRAPPERS, *WRAPPERS.values(), "gpt2", ""):
+        assert refusal_of({"model_type": kind}, FAMILIES) is None, kind
+    for name, model in MODELS.items():
+        assert refusal_of({"model_type": model.family}, FAMILIES) is None, name
+
+
 def test_families_that_are_refused_name_one_that_runs() -> None:
-    for beginning in (*FAMILIES, "gpt2", ""):
-        assert refusal_of({"model_type": beginning}, FAMILIES) is None
     for kind in ("gemma3n_text", "qwen3next", "deepseek2", "qwen2_moe", "llama4", "falcon-h1"):
         refusal = refusal_of({"model_type": kind}, FAMILIES)
         assert refusal is not None
