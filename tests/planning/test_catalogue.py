@@ -13,6 +13,8 @@ import pytest
 from edgespec.daemon.planning import Quants, model_to_plan
 from edgespec.drafting.choice import NONE, SOURCES
 from edgespec.model.gguf.architectures import ARCHITECTURES
+from edgespec.model.gguf.block_types import BLOCK_TYPES
+from edgespec.planning import architecture
 from edgespec.planning.architecture import FAMILIES, Architecture, gguf_bytes
 from edgespec.planning.catalogue import MODELS, NAMES, REFUSED, squeezed
 from edgespec.planning.cost_model import COST_MODELS
@@ -55,6 +57,12 @@ def test_the_size_of_a_gguf_file_follows_from_the_config() -> None:
     assert gguf_bytes(oss.sizes, oss.gguf) == pytest.approx(12109566624, rel=0.01)
     of = MODELS["gemma-3-270m"].sizes  # as llama.cpp's server tells of it
     assert gguf_bytes(of, "x-Q8_0.gguf") == pytest.approx(285018624, rel=0.01)
+
+
+def test_a_weight_takes_the_bits_of_its_block_type() -> None:
+    blocks = {kind.name: 8 * kind.bytes / kind.columns for kind in BLOCK_TYPES.values()}
+    for name in ("Q4_K", "Q5_K", "Q6_K", "Q8_0", "MXFP4"):
+        assert getattr(architecture, name) == blocks[name], name
 
 
 def test_no_two_models_have_one_name_and_refusals_name_one_that_runs() -> None:
