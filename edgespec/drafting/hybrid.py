@@ -16,6 +16,7 @@ from edgespec.drafting.base import Guesser, TokenPath
 from edgespec.drafting.ranking import Feedback
 from edgespec.drafting.steps import Steps, alone
 from edgespec.policy.calibration import Calibration
+from edgespec.policy.estimates import MOST_CALIBRATIONS, used
 from edgespec.tree.drafted import Children
 from edgespec.types.draft_pass import DraftWork
 from edgespec.types.features import NO_NEEDS, Features, joined
@@ -38,6 +39,9 @@ LEAST_GAIN = 0.01
 rank, or its guesses stay as they are: others' would take the places of better ones."""
 RECENT = 1 / 64
 """Weight of a new committed token in what that gain was of late."""
+
+MOST_AGREED = 16 * MOST_CALIBRATIONS
+"""Calibrations that are kept: a way of sampling has one for each way in which members agree."""
 
 Guesses = dict[int, float]
 """Tokens with their own natural-log scores."""
@@ -148,9 +152,7 @@ class HybridGuesser(Guesser):
         self._choice = ModelChoice(models)
         self._gain = 2 * LEAST_GAIN
         self._requests: dict[int, _HybridRequest] = {}
-        self._agreed: defaultdict[tuple[Sampling, int, int, int], Calibration] = defaultdict(
-            Calibration
-        )
+        self._agreed: dict[tuple[Sampling, int, int, int], Calibration] = {}
 
     @property
     def one_pass(self) -> bool:
@@ -265,7 +267,8 @@ class HybridGuesser(Guesser):
         self, guessed: _PathGuesses, token: int, number: int, sampling: Sampling
     ) -> Calibration:
         """The calibration of a member's word for tokens that just the same members named."""
-        return self._agreed[sampling, guessed.able, guessed.sources[token], number]
+        key = sampling, guessed.able, guessed.sources[token], number
+        return used(self._agreed, key, Calibration, MOST_AGREED)
 
     def _models_of(self, guessed: _PathGuesses) -> list[int]:
         """The members that run a model among those that were asked."""

@@ -143,6 +143,7 @@ class DSparkGuesser(HeadGuesser):
         return replace(found, parents=np.array(usable)[found.parents])
 
     def close(self, request: int) -> None:
+        super().close(request)
         self._requests.pop(request, None)
         self._ranking.close(request)
 

@@ -153,6 +153,7 @@ class EagleGuesser(HeadGuesser):
         return self._ranking.together(asked, self._logits, self._tokens)
 
     def close(self, request: int) -> None:
+        super().close(request)
         self._requests.pop(request, None)
         self._ranking.close(request)
 
