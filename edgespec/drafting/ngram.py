@@ -110,7 +110,7 @@ class NgramGuesser(Guesser):
         """Take new committed tokens; those after the first context tell which were right."""
         state = self._requests[request]
         answering = bool(state.tokens)
-        successes = used(self._successes, state.sampling.without_seed, _Successes)
+        successes = self._successes_of(state.sampling)
         for token in context[len(state.tokens) :]:
             if answering:
                 for rank, (guess, length) in enumerate(state.candidates(())):
@@ -121,7 +121,7 @@ class NgramGuesser(Guesser):
     @at_once
     def guessing(self, request: int, paths: Sequence[TokenPath], width: int) -> Children:
         state = self._requests[request]
-        successes = used(self._successes, state.sampling.without_seed, _Successes)
+        successes = self._successes_of(state.sampling)
         parents: list[int] = []
         tokens: list[int] = []
         scores: list[float] = []
@@ -145,6 +145,9 @@ class NgramGuesser(Guesser):
         """Forget a request's tokens; what was learnt stays. Unknown requests are ignored."""
         super().close(request)
         self._requests.pop(request, None)
+
+    def _successes_of(self, sampling: Sampling) -> _Successes:
+        return used(self._successes, sampling.without_seed, _Successes)
 
 
 def _with_noise(
