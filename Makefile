@@ -57,6 +57,7 @@ stage:
 
 demo: $(or $(wildcard $(STAMP)),$(DEMO_STAMP))
 	@$(BIN)/edgespec demo --stages $(STAGES) $${PROMPT:+--prompt "$$PROMPT"}
+	@echo "edgespec is $(BIN)/edgespec here"
 
 # One more than the cores that the tests are meant for, as some of them wait; what a file's tests
 # share is made once.
