@@ -21,7 +21,7 @@ OWN_OPERATIONS = {
     "qwen3": 19,
     "gemma2": 36,
     "gemma3_text": 30,
-    "lfm2": 19,
+    "lfm2": 19,  # whether it attends or convolves
 }
 """By model type, of those whose layers are edgespec's own."""
 
