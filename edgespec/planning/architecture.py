@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from edgespec.config import Quantisation
 from edgespec.errors import ConfigError
 from edgespec.planning.refused import refusal_of
-from edgespec.planning.text_part import text_settings
+from edgespec.planning.text_part import CONVOLVING, text_settings
 
 MOST_LAYERS, MOST_EXPERTS = 1024, 4096
 """Of a model, whose parts are made one by one; the largest known have 126 and 512."""
@@ -16,23 +16,26 @@ MOST_LAYERS, MOST_EXPERTS = 1024, 4096
 _DEFAULT_HEAD_DIM = (
     *("llama", "mistral", "qwen2", "phi3", "granite", "granitemoehybrid", "smollm3"),
     *("olmo2", "olmo3", "exaone4", "cohere2", "olmoe", "mixtral", "hunyuan_v1_dense"),
+    *CONVOLVING,
 )
 """Families whose config.json may leave head_dim out: hidden_size / num_attention_heads."""
 _DEFAULT_KV_HEADS = (
     *("llama", "phi3", "granite", "granitemoehybrid", "olmo2", "olmo3", "cohere2", "olmoe"),
 )
 """Families whose config.json may leave num_key_value_heads out: as many as heads."""
-_TIED = ("gemma", "gemma2", "gemma3_text", "smollm3", "ernie4_5", "cohere2")
+_TIED = ("gemma", "gemma2", "gemma3_text", "smollm3", "ernie4_5", "cohere2", *CONVOLVING)
 """Families whose head is the embedding unless config.json says otherwise."""
 _EXPERTS = {
     "qwen3_moe": "num_experts",
     "gpt_oss": "num_local_experts",
     "olmoe": "num_experts",
     "mixtral": "num_local_experts",
+    "lfm2_moe": "num_experts",
 }
 """Mixtures, and the field that counts their experts."""
 _WIDTHS = {
     "qwen3_moe": "moe_intermediate_size",
+    "lfm2_moe": "moe_intermediate_size",
     "granitemoehybrid": "shared_intermediate_size",
 }
 """Families that have another field for the inner width than intermediate_size."""
@@ -49,7 +52,9 @@ FAMILIES = tuple(
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """The sizes of a decoder-only model whose layers are all alike.
+    """The sizes of a decoder-only model whose layers are all alike, but that `convolutions` of them
+    may have a short convolution in place of attention, and `dense` ones of a mixture one MLP of a
+    width of their own, `dense_width`: then a layer is what they are on average.
 
     `intermediate`: inner width of the gated MLP, or of one expert. `head_dim` 0: hidden / heads.
     `tied`: the output head is the input embedding. `experts` 0: no mixture; else each row goes
@@ -66,6 +71,9 @@ class Architecture:
     tied: bool = False
     experts: int = 0
     active: int = 0
+    convolutions: int = 0
+    dense: int = 0
+    dense_width: int = 0
     family: str = "llama"
 
     @property
@@ -85,6 +93,11 @@ class Architecture:
         return ((self.width, self.hidden), kv, kv, (self.hidden, self.width))
 
     @property
+    def convolution_matrices(self) -> tuple[tuple[int, int], ...]:
+        """Shapes [out, in] of the matrices around a convolution."""
+        return ((3 * self.hidden, self.hidden), (self.hidden, self.hidden))
+
+    @property
     def mlp_matrices(self) -> tuple[tuple[int, int], ...]:
         """Shapes [out, in] of the three matrices of the gated MLP, or of one expert."""
         up = (self.intermediate, self.hidden)
@@ -96,13 +109,12 @@ class Architecture:
 
         Norms, biases and a mixture's router, together below 0.1 %, are left out.
         """
-        return sum(rows * columns for rows, columns in self.attention_matrices) + self.mlp_weights
+        return self._mixed(lambda rows, columns: rows * columns) + self.mlp_weights
 
     @property
     def mlp_weights(self) -> int:
         """Weights of the matrices of one layer's MLP, or of all its experts."""
-        one = sum(rows * columns for rows, columns in self.mlp_matrices)
-        return one * max(1, self.experts)
+        return self._mlp(lambda rows, columns: rows * columns)
 
     @property
     def head_bytes(self) -> int:
@@ -111,21 +123,44 @@ class Architecture:
 
     @property
     def kv_bytes(self) -> int:
-        """Bytes of the keys and values of one row in one layer, in 16 bit."""
-        return 2 * 2 * self.kv_width
+        """Bytes of what one layer holds of one row, keys and values, in 16 bit."""
+        attending = self.layers - self.convolutions
+        return 2 * (attending * 2 * self.kv_width + self.convolutions * self.hidden) // self.layers
+
+    @property
+    def seen_share(self) -> float:
+        """How much of these is read of each earlier row: a convolution reads a few rows alone."""
+        attending = 2 * 2 * self.kv_width * (self.layers - self.convolutions)
+        return attending / self.layers / self.kv_bytes if self.convolutions else 1.0
 
     @property
     def largest_matrix(self) -> int:
         """Weights of the largest matrix of a layer."""
-        return max(r * c for r, c in (*self.attention_matrices, *self.mlp_matrices))
+        mixing = self.convolution_matrices if self.convolutions else ()
+        matrices = (*self.attention_matrices, *mixing, *self.mlp_matrices)
+        return max(self.dense_width * self.hidden, *(r * c for r, c in matrices))
 
     def attention_bytes(self, quantisation: Quantisation) -> int:
-        return sum(matrix_bytes(r, c, quantisation) for r, c in self.attention_matrices)
+        return self._mixed(lambda rows, columns: matrix_bytes(rows, columns, quantisation))
+
+    def _mixed(self, of: Callable[[int, int], int]) -> int:
+        """That of the matrices of attention, or of a convolution, of a layer on average."""
+        attention = sum(of(*shape) for shape in self.attention_matrices)
+        convolution = sum(of(*shape) for shape in self.convolution_matrices)
+        more = self.convolutions * (convolution - attention)
+        return attention + more // self.layers
 
     def mlp_bytes(self, quantisation: Quantisation) -> int:
         """Bytes of one layer's MLP; of all its experts, if it is a mixture."""
-        one = sum(matrix_bytes(r, c, quantisation) for r, c in self.mlp_matrices)
-        return one * max(1, self.experts)
+        return self._mlp(lambda rows, columns: matrix_bytes(rows, columns, quantisation))
+
+    def _mlp(self, of: Callable[[int, int], int]) -> int:
+        """That of the matrices of an MLP, or of all its experts, of a layer on average."""
+        one = max(1, self.experts) * sum(of(*shape) for shape in self.mlp_matrices)
+        if not self.dense:
+            return one
+        dense = 2 * of(self.dense_width, self.hidden) + of(self.hidden, self.dense_width)
+        return one + self.dense * (dense - one) // self.layers
 
     def layer_bytes(self, quantisation: Quantisation) -> int:
         """Bytes of one layer's matrices, scales included."""
@@ -174,7 +209,8 @@ def gguf_bytes(of: Architecture, name: str, fused: bool = False) -> int:
         at < eighth or at >= 7 * of.layers // 8 or (at - eighth) % 3 == 2 for at in range(of.layers)
     )
     values = of.kv_width * of.hidden
-    finer = fine * (of.mlp_weights // 3 + (0 if fused else values)) + of.head_bytes // 2
+    of_values = 0 if fused else values * (of.layers - of.convolutions) // of.layers
+    finer = fine * (of.mlp_weights // 3 + of_values) + of.head_bytes // 2
     one = of.layers * (of.hidden * of.width + 2 * values) if fused else 0
     bits = (of.layers * of.layer_weights + ends) * Q4_K + one * (Q5_K - Q4_K)
     return int((bits + finer * (Q6_K - Q4_K)) / 8)
@@ -206,6 +242,12 @@ def architecture_of(config: Mapping[str, object], where: str) -> Architecture:
         )
     default_dim = hidden // heads if family in _DEFAULT_HEAD_DIM else 0
     experts, active = _experts(config, where, family) if family in _EXPERTS else (0, 0)
+    dense = 0
+    if family == "lfm2_moe":
+        dense = min(
+            _count({"num_dense_layers": 2, **config}, where, "num_dense_layers", least=0),
+            _count(config, where, "num_hidden_layers", most=MOST_LAYERS) - 1,
+        )
     return Architecture(
         layers=_count(config, where, "num_hidden_layers", most=MOST_LAYERS),
         hidden=hidden,
@@ -217,6 +259,9 @@ def architecture_of(config: Mapping[str, object], where: str) -> Architecture:
         tied=_flag(config, where, "tie_word_embeddings", family in _TIED),
         experts=experts,
         active=active,
+        convolutions=_convolutions(config, where) if family in CONVOLVING else 0,
+        dense=dense,
+        dense_width=_count(config, where, "intermediate_size") if dense else 0,
         family=family,
     )
 
@@ -224,6 +269,17 @@ def architecture_of(config: Mapping[str, object], where: str) -> Architecture:
 def longest_context(config: Mapping[str, object], where: str) -> int:
     """Tokens that a model can hold. Raises ConfigError if config.json does not say it."""
     return _count(text_settings(config), where, "max_position_embeddings")
+
+
+def _convolutions(config: Mapping[str, object], where: str) -> int:
+    """How many layers convolve; all attend where config.json does not say it."""
+    listed = config.get("layer_types")
+    kinds = listed if isinstance(listed, list) else []
+    if listed is not None and len(kinds) != config.get("num_hidden_layers"):
+        raise ConfigError(
+            f"{where}: layer_types is no list of num_hidden_layers; download the model again"
+        )
+    return kinds.count("conv")
 
 
 def _experts(config: Mapping[str, object], where: str, family: str) -> tuple[int, int]:
@@ -242,18 +298,23 @@ def _experts(config: Mapping[str, object], where: str, family: str) -> tuple[int
 
 
 def _count(
-    config: Mapping[str, object], where: str, field: str, default: int = 0, most: int = 1 << 31
+    config: Mapping[str, object],
+    where: str,
+    field: str,
+    default: int = 0,
+    most: int = 1 << 31,
+    least: int = 1,
 ) -> int:
-    """A positive integer; `default` > 0 stands for one that is missing or null."""
+    """An integer from `least` on; `default` > 0 stands for one that is missing or null."""
     value = config.get(field)
     if value is None and default > 0:
         return default
     if value is None:
         raise ConfigError(f"{where}: {field} is missing; download the model again")
     # The upper limit keeps out what no model has, so that no sum of sizes can grow absurd.
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= most:
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
         raise ConfigError(
-            f"{where}: {field} is {value!r}; it must be a whole number from 1 to {most}"
+            f"{where}: {field} is {value!r}; it must be a whole number from {least} to {most}"
         )
     return value
 
