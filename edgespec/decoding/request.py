@@ -21,6 +21,7 @@ from edgespec.decoding.effects import RunHead
 from edgespec.decoding.events import Drafted, HeadDone, PromptEncoded
 from edgespec.decoding.flights import Flight, Returned
 from edgespec.decoding.outbox import Outbox
+from edgespec.decoding.prompt_scores import PromptScores
 from edgespec.decoding.row_account import ReusedPrefix
 from edgespec.decoding.shared import Shared
 from edgespec.decoding.target_walk import chosen
@@ -69,6 +70,7 @@ class Request:
         self.client = client
         self.asked: Submit | None = submit  # until its prompt is encoded
         self.top_logprobs = submit.top
+        self.scores = PromptScores(submit, client, answer.codec)
         self.sampling, self.policy, self.choosing = sampling, policy, choosing
         self.rules = rules
         self.needs = needs
@@ -86,7 +88,7 @@ class Request:
         rows of another request may stand for the first ones."""
         self.number = number
         self.opening = True  # no result has committed a token yet
-        self.outbox = Outbox(number, self.context, reused)
+        self.outbox = Outbox(number, self.context, reused, self.scores.next_row)
         self.stats.reused(self.outbox.reused_rows)
         self.drafting = Drafting(
             number,
@@ -172,10 +174,17 @@ class Request:
     def _verify(
         self, ids: list[int], choice: Choice, others: TopLogprobs | None, now: float
     ) -> list[Effect]:
-        self._head_log.add(ids, choice, others)
-        assert self.tree is not None
-        self.tree.record(ids, choice.tokens.tolist())
-        return self._walk(now)
+        known = len(self.outbox.known(np.array(ids, np.int64)))
+        told = self.scores.take(known, others)
+        if self.scores.are_all:
+            self.answer.end_unanswered()
+        elif len(ids) > known or not known:
+            own = others and others.part(slice(known, None), self.top_logprobs)
+            self._head_log.add(ids[known:], choice.behind(known), own)
+            assert self.tree is not None
+            self.tree.record(ids[known:], choice.tokens[known:].tolist())
+            told += self._walk(now)
+        return told
 
     def _walk(self, now: float) -> list[Effect]:
         """Walk the tree as far as target tokens are known; emit what is committed, prune the rest
@@ -201,16 +210,18 @@ class Request:
         return [told, SendStages(self.outbox.retains.next(tree.newest, step.passed, live))]
 
     def _sample(self, part: Part, hidden: Tensor, rows: Rows, now: float) -> RunHead:
-        """Have the tokens sampled after these rows of a part, down the path from the first."""
-        assert self.tree is not None
+        """Have the tokens sampled after these rows of a part, down the path from the first, or
+        scored."""
         self._head_jobs += 1
         wanted, job = set(rows.ids.tolist()), self._head_jobs
         index = [n for n, i in enumerate(part.ids.tolist()) if i in wanted]
-        rules = None
-        if self.rules is not None:
-            path = self.tree.path(int(rows.ids[0]))
+        rules, known = None, self.outbox.known(rows.ids)
+        if self.rules is not None and len(rows) > len(known):
+            assert self.tree is not None
+            path = self.tree.path(int(rows.ids[len(known)]))
             rules = RulesAt(self.rules, (*self.answer.token_ids, *path))
-        asked = self.sampling, self.top_logprobs, rules
+        top = max(self.top_logprobs, self.scores.top) if len(known) else self.top_logprobs
+        asked = self.sampling, top, rules, known
         self.head_job = RunHead(job, self.number, hidden.take(np.array(index)), rows, *asked)
         self._shared.d0.heads.asked((self.number, job), len(rows), self.estimates, now)
         return self.head_job
@@ -316,6 +327,7 @@ class Request:
         tokens, self.thinks = known.tokens, known.thinks
         self.answer.limit_to(most_new)
         self.asked, self.prompt = None, tokens
+        self.scores.begin(tokens)
         rules = self.rules or Rules()
         self.rules = rules.begun(tokens, known.grammar, thinks=known.thinks) or None
         if known.grammar is not None:  # what alone may follow is known without a model
@@ -351,11 +363,11 @@ class Request:
         if hidden is not None:
             hidden.keep(returned, np.arange(len(part.ids)))
         effects: list[Effect] = []
-        if self.tree is not None and self.tree.root in part.ids:
+        if len(asked := self.outbox.asked(part.ids)):
             if returned.hidden is None:
                 return self._take_verdict(part, now)
-            root = self.tree.unverified([self.tree.root])
-            effects.append(self._sample(part, returned.hidden, root, now))
+            rows = part.rows().take(np.flatnonzero(np.isin(part.ids, asked)))
+            effects.append(self._sample(part, returned.hidden, rows, now))
         if hidden is not None and self.drafting.running is None:
             # What the draft reads now it need not read before its first guess.
             effects.append(self.read_ahead(now))

@@ -266,6 +266,10 @@ class Tokenizer:
         both = self.inner.decode([self._anchor, token], clean_up_tokenization_spaces=False)
         return str(both)[len(str(before)) :]
 
+    def spelt(self, tokens: Sequence[int]) -> str:
+        """The text of all of these, control tokens by their names."""
+        return str(self.inner.decode(list(tokens), clean_up_tokenization_spaces=False))
+
     def decode(self, ids: Sequence[int]) -> str:
         """The text of `ids` without special tokens."""
         return str(

@@ -58,6 +58,9 @@ class ToyCodec:
             raise ConfigError("the toy model knows no tools")
         return self.encode("".join(one["content"] for one in messages))
 
+    def spelt(self, tokens: Sequence[int]) -> str:
+        return "".join(map(text_of, tokens))
+
     thought_marks = None
 
     def opens_thought(self, tokens: Sequence[int]) -> bool:
