@@ -16,7 +16,7 @@ from edgespec.types.tool_forms import Message, Tool
 from edgespec.verify.rules import Grammar
 from edgespec.verify.sampling import Choice
 from edgespec.verify.stops import StopScanner
-from edgespec.verify.top_logprobs import MOST, TopLogprobs, joined
+from edgespec.verify.top_logprobs import TopLogprobs, joined
 from edgespec.wire.client_messages import Progress, SourceFigures, Submit
 from edgespec.wire.messages import Message as WireMessage
 
@@ -164,7 +164,9 @@ class Answer:
 class HeadLog:
     """What the head said of rows, until they are committed or gone."""
 
-    def __init__(self) -> None:
+    def __init__(self, top: int) -> None:
+        """`top`: how many of the likeliest tokens are to be told; -1: no log-probabilities."""
+        self._top = top
         self._margins: dict[int, float] = {}
         # The token, and what else was told of it, as a row.
         self._logprobs: dict[int, tuple[int, TopLogprobs]] = {}
@@ -172,12 +174,15 @@ class HeadLog:
     def add(self, ids: Sequence[int], choice: Choice, others: TopLogprobs | None) -> None:
         """The tokens after rows `ids` were sampled, those of the path."""
         self._margins.update(zip(ids, choice.margins.tolist(), strict=True))
-        if others is not None:
+        if others is not None and self._top >= 0:
             for row, (id, token) in enumerate(zip(ids, choice.tokens.tolist(), strict=True)):
-                self._logprobs[id] = token, others.part(slice(row, row + 1), MOST)
+                self._logprobs[id] = token, others.part(slice(row, row + 1), self._top)
 
     def as_json(self, ids: Sequence[int], codec: TextCodec) -> str:
-        """The log-probabilities of these rows' tokens, as the message Tokens has them."""
+        """The log-probabilities of these rows' tokens, as the message Tokens has them; "" where
+        they were not asked for."""
+        if self._top < 0:
+            return ""
         told = [self._logprobs[i] for i in ids]
         found = entries(codec, [token for token, _ in told], joined([row for _, row in told]))
         return json.dumps(found, ensure_ascii=False)

@@ -69,8 +69,7 @@ class Request:
         see CoordinatorSettings."""
         self.client = client
         self.asked: Submit | None = submit  # until its prompt is encoded
-        self.top_logprobs = submit.top
-        self.scores = PromptScores(submit, client, answer.codec)
+        self.scores, self.top_logprobs = PromptScores(submit, client, answer.codec), submit.top
         self.sampling, self.policy, self.choosing = sampling, policy, choosing
         self.rules = rules
         self.needs = needs
@@ -103,8 +102,7 @@ class Request:
         )
         self.tree: DraftTree | None = None
         self.head_job: RunHead | None = None
-        self._head_jobs = 0
-        self._head_log = HeadLog()
+        self._head_jobs, self._head_log = 0, HeadLog(self.top_logprobs)
         self.rows_missing_until: float | None = None
         self.wants_decision = False  # its policy is to be asked
         self.is_only_live = False  # no other request goes on
@@ -174,17 +172,19 @@ class Request:
     def _verify(
         self, ids: list[int], choice: Choice, others: TopLogprobs | None, now: float
     ) -> list[Effect]:
-        known = len(self.outbox.known(np.array(ids, np.int64)))
-        told = self.scores.take(known, others)
-        if self.scores.are_all:
-            self.answer.end_unanswered()
-        elif len(ids) > known or not known:
-            own = others and others.part(slice(known, None), self.top_logprobs)
-            self._head_log.add(ids[known:], choice.behind(known), own)
-            assert self.tree is not None
-            self.tree.record(ids[known:], choice.tokens[known:].tolist())
-            told += self._walk(now)
-        return told
+        told: list[Effect] = []
+        if known := len(self.outbox.known(np.array(ids, np.int64))):
+            told = self.scores.take(known, others)
+            if self.scores.are_all:
+                self.answer.end_unanswered()
+            if self.scores.are_all or known == len(ids):
+                return told
+            ids, choice = ids[known:], choice.behind(known)
+            others = others and others.part(slice(known, None))
+        self._head_log.add(ids, choice, others)
+        assert self.tree is not None
+        self.tree.record(ids, choice.tokens.tolist())
+        return told + self._walk(now)
 
     def _walk(self, now: float) -> list[Effect]:
         """Walk the tree as far as target tokens are known; emit what is committed, prune the rest
@@ -203,26 +203,23 @@ class Request:
         self.wants_decision = True
         if not step.tokens:
             return []
-        told: Effect = self.client.reply(self._emit(step, now))
-        if self.answer.finish_reason:
-            return [told]
-        live = (*tree.ids, *self.drafting.awaited(tree))
-        return [told, SendStages(self.outbox.retains.next(tree.newest, step.passed, live))]
+        told: list[Effect] = [self.client.reply(self._emit(step, now))]
+        if not self.answer.finish_reason:
+            live = (*tree.ids, *self.drafting.awaited(tree))
+            told.append(SendStages(self.outbox.retains.next(tree.newest, step.passed, live)))
+        return told
 
     def _sample(self, part: Part, hidden: Tensor, rows: Rows, now: float) -> RunHead:
-        """Have the tokens sampled after these rows of a part, down the path from the first, or
-        scored."""
-        self._head_jobs += 1
-        wanted, job = set(rows.ids.tolist()), self._head_jobs
-        index = [n for n, i in enumerate(part.ids.tolist()) if i in wanted]
+        """Have the tokens after these rows sampled, down the path from the first, or scored."""
+        job = self._head_jobs = self._head_jobs + 1
+        index, tree = np.flatnonzero(np.isin(part.ids, rows.ids)), self.tree
         rules, known = None, self.outbox.known(rows.ids)
-        if self.rules is not None and len(rows) > len(known):
-            assert self.tree is not None
-            path = self.tree.path(int(rows.ids[len(known)]))
+        if self.rules is not None and tree is not None and len(rows) > len(known):
+            path = tree.path(int(rows.ids[len(known)]))
             rules = RulesAt(self.rules, (*self.answer.token_ids, *path))
         top = max(self.top_logprobs, self.scores.top) if len(known) else self.top_logprobs
         asked = self.sampling, top, rules, known
-        self.head_job = RunHead(job, self.number, hidden.take(np.array(index)), rows, *asked)
+        self.head_job = RunHead(job, self.number, hidden.take(index), rows, *asked)
         self._shared.d0.heads.asked((self.number, job), len(rows), self.estimates, now)
         return self.head_job
 
@@ -235,9 +232,7 @@ class Request:
                 break
         used = len(text)
         ids = step.passed[:used]
-        logprobs = ""
-        if self.top_logprobs >= 0:
-            logprobs = self._head_log.as_json(ids, self.answer.codec)
+        said = step.tokens[:used], "".join(text), self._head_log.as_json(ids, self.answer.codec)
         guessed = self.outbox.retains.used(ids)
         if self.drafting.hidden is not None:
             self.drafting.hidden.commit(guessed, ids[-1])
@@ -246,7 +241,6 @@ class Request:
         if self.is_only_live and not self.opening:
             self.estimates.came(self._pace, used, took)
         self.opening = False
-        said = step.tokens[:used], "".join(text), logprobs
         return Tokens(self.client.tag, *said, len(self.prompt), self.thinks)
 
     # --- what leaves --------------------------------------------------------------------------
@@ -322,15 +316,14 @@ class Request:
 
     # --- the prompt ---------------------------------------------------------------------------
 
-    def encoded(self, known: PromptEncoded, most_new: int) -> None:
+    def encoded(self, told: PromptEncoded, most_new: int) -> None:
         """Its prompt's tokens are known, and so how many new ones fit: it can be started."""
-        tokens, self.thinks = known.tokens, known.thinks
+        tokens, self.thinks = told.tokens, told.thinks
         self.answer.limit_to(most_new)
         self.asked, self.prompt = None, tokens
         self.scores.begin(tokens)
-        rules = self.rules or Rules()
-        self.rules = rules.begun(tokens, known.grammar, thinks=known.thinks) or None
-        if known.grammar is not None:  # what alone may follow is known without a model
+        self.rules = (self.rules or Rules()).begun(tokens, told.grammar, thinks=told.thinks) or None
+        if told.grammar is not None:  # what alone may follow is known without a model
             self._pace = Pace(self.estimates.plain_time, free=True)
         # The target token of a row after this position would be a token past the limit.
         self._last_position = len(tokens) + most_new - 2
@@ -348,9 +341,8 @@ class Request:
         # A draft source may need all of them.
         self.outbox.put_chunk(most, wants_all=self.drafting.hidden is not None)
         if self.is_read:
-            prefix = self.outbox.prefix
-            last = len(prefix) - 1
-            self.tree = DraftTree(last, last - 1, prefix[-1], last)
+            last = len(self.outbox.prefix) - 1
+            self.tree = DraftTree(last, last - 1, self.outbox.prefix[-1], last)
             self.tree.send((last,))
             # PPD rows below that row travel in a part of their own, as it is committed.
             chain = self.drafting.hang_chains(self.tree, (last,), Rows.none())
@@ -363,10 +355,10 @@ class Request:
         if hidden is not None:
             hidden.keep(returned, np.arange(len(part.ids)))
         effects: list[Effect] = []
-        if len(asked := self.outbox.asked(part.ids)):
+        if asked := len(self.outbox.asked(part.ids)):
             if returned.hidden is None:
                 return self._take_verdict(part, now)
-            rows = part.rows().take(np.flatnonzero(np.isin(part.ids, asked)))
+            rows = part.rows().take(np.arange(len(part.ids))[-asked:])
             effects.append(self._sample(part, returned.hidden, rows, now))
         if hidden is not None and self.drafting.running is None:
             # What the draft reads now it need not read before its first guess.

@@ -27,7 +27,7 @@ class TopLogprobs:
     top: Tokens
     top_log_probs: Floats
 
-    def part(self, rows: slice, count: int) -> TopLogprobs:
+    def part(self, rows: slice, count: int = MOST) -> TopLogprobs:
         """Of these rows alone, with the first `count` of the likeliest."""
         some = slice(max(count, 0))
         return TopLogprobs(
