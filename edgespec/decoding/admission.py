@@ -186,7 +186,7 @@ def encode(codec: TextCodec, effect: EncodePrompt) -> PromptEncoded:
 
 def _encoded(codec: TextCodec, asked: Submit, most: int) -> Sequence[int]:
     if not _is_chat(codec, asked):
-        return codec.encode(asked.prompt)
+        return codec.encode(asked.prompt, bare=asked.bare)
     told = [one.as_json() for one in asked.messages]
     return codec.encode_chat(told, most, asked.tools, asked.settings)
 

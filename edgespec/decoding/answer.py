@@ -56,8 +56,8 @@ class TextCodec(Protocol):
         Takes no longer than to look at each character once, and never refuses what fits.
         """
 
-    def encode(self, text: str) -> Sequence[int]:
-        """Token ids of a prompt, with the tokenizer's own opening token."""
+    def encode(self, text: str, *, bare: bool = False) -> Sequence[int]:
+        """Token ids of a prompt, with the tokenizer's own opening token, unless it is `bare`."""
 
     def encode_chat(
         self,

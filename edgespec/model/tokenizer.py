@@ -117,11 +117,12 @@ class Tokenizer:
                 f"context has room for at most {most * bound.chars} can fit; shorten the prompt"
             )
 
-    def encode(self, text: str) -> list[int]:
-        """Token ids of a text prompt, with what the tokenizer itself puts around one (BOS)."""
+    def encode(self, text: str, *, bare: bool = False) -> list[int]:
+        """Token ids of a text prompt, with what the tokenizer itself puts around one (BOS), unless
+        it is `bare`."""
         # verbose: transformers would warn of a length that admission refuses anyway.
         with self._encoding:
-            return list(self.inner.encode(text, add_special_tokens=True, verbose=False))
+            return list(self.inner.encode(text, add_special_tokens=not bare, verbose=False))
 
     def encode_chat(
         self,

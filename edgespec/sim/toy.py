@@ -43,7 +43,7 @@ class ToyCodec:
     def check_length(self, text: str, most: int) -> None:
         """Nothing is too long to be looked at."""
 
-    def encode(self, text: str) -> Sequence[int]:
+    def encode(self, text: str, *, bare: bool = False) -> Sequence[int]:
         """One token a character; blanks give none."""
         return [ord(c) % VOCABULARY for c in text if c != " "]
 

@@ -250,15 +250,19 @@ def test_a_format_that_is_known_is_held_to() -> None:
 
 # --- what is refused, and how -------------------------------------------------------------------
 
-UNIQUE = {"type": "array", "uniqueItems": True}
+UNHELD = {"type": "array", "contains": {}}
 
 
 @pytest.mark.parametrize(
     ("schema", "pointer", "words"),
     [
-        (UNIQUE, "#/uniqueItems", "uniqueItems"),
-        ({"properties": {"a": {"items": UNIQUE}}}, "#/properties/a/items/uniqueItems", "uniqueI"),
-        ({"$ref": "#/$defs/b", "$defs": {"b": UNIQUE}}, "#/$defs/b/uniqueItems", "uniqueItems"),
+        (UNHELD, "#/contains", "contains"),
+        (
+            {"properties": {"a": {"items": UNHELD}}},
+            "#/properties/a/items/contains",
+            "contains",
+        ),
+        ({"$ref": "#/$defs/b", "$defs": {"b": UNHELD}}, "#/$defs/b/contains", "contains"),
         ({"anyOf": [{"type": "null"}, {"type": "thing"}]}, "#/anyOf/1/type", "thing"),
         ({"properties": {"a\n": {"pattern": "(a"}}}, "#/properties/a\n/pattern", "unclosed"),
     ],
@@ -284,8 +288,8 @@ def test_a_schema_that_cannot_be_used_is_refused_by_the_place_in_it(
 
 
 def test_a_long_name_does_not_hide_what_is_wrong() -> None:
-    with pytest.raises(ConfigError, match="uniqueItems") as caught:
-        tokenizer().grammar(json_spec({"properties": {"a" * 10_000: UNIQUE}}))
+    with pytest.raises(ConfigError, match="contains") as caught:
+        tokenizer().grammar(json_spec({"properties": {"a" * 10_000: UNHELD}}))
     assert len(str(caught.value)) < 500
 
 

@@ -42,7 +42,7 @@ def test_what_is_left_out_is_as_openai_has_it_and_the_model() -> None:
     assert (submit.temperature, submit.top_p, submit.top) == (None, None, -1)
     assert (submit.top_k, submit.min_p, submit.repetition_penalty) == (None, None, None)
     assert (asked.stream, asked.with_usage, asked.wait, asked.model) == (False, False, True, "")
-    assert asked.limit == 0
+    assert asked.limit is None
     assert submitted(text()).max_new_tokens == COMPLETION_TOKENS
     assert submitted(chat()).seed != submitted(chat()).seed
 
@@ -167,7 +167,9 @@ def test_texts_of_a_message_are_joined_and_developers_are_the_system() -> None:
         ({"min_p": 1.1}, "min_p"),
         ({"seed": 1 << 64}, "seed"),
         ({"seed": "1"}, "seed"),
-        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": -2}, "max_tokens"),
+        ({"prompt_logprobs": -1}, "prompt_logprobs"),
+        ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
         ({"max_completion_tokens": -2}, "max_completion_tokens"),
         ({"max_tokens": 1 << 40}, "max_tokens"),
         ({"stop": ["a"] * 65}, "stop"),
@@ -255,16 +257,18 @@ def test_what_cannot_be_served_is_refused_by_name(more: dict[str, Any], param: s
     [
         ({"prompt": None}, "prompt"),
         ({"prompt": ""}, "prompt"),
-        ({"prompt": [1, 2]}, "prompt"),
+        ({"prompt": [1, -2]}, "prompt"),
+        ({"prompt": [1, [2]]}, "prompt"),
         ({"prompt": ["a", 1]}, "prompt"),
         ({"prompt": ["a", ""]}, "prompt"),
         ({"prompt": ["a"] * 129}, "prompt"),
         ({"prompt": ["a"] * 3, "n": 43}, "n"),
-        ({"prompt": [[1]]}, "prompt"),
+        ({"prompt": [[]]}, "prompt"),
+        ({"prompt": [["a"]]}, "prompt"),
         ({"prompt": {}}, "prompt"),
         ({"prompt": "\udfff"}, "prompt"),
         ({"best_of": 2}, "best_of"),
-        ({"echo": True}, "echo"),
+        ({"echo": "yes"}, "echo"),
         ({"suffix": "x"}, "suffix"),
         ({"logprobs": True}, "logprobs"),
         ({"messages": MESSAGES}, "messages"),
@@ -509,8 +513,9 @@ def test_a_bad_schema_beside_a_strict_tool_is_no_bug() -> None:
     for _ in range(150):
         deep = [deep]
     schema = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"x": deep}}}
+    assert submitted(chat(tools=[tool], response_format=schema)).grammar
     with pytest.raises(ApiProblem, match="tools with a call that has to be valid"):
-        chat(tools=[tool], response_format=schema)
+        chat(tools=[tool], regex="a")
 
 
 @pytest.mark.parametrize("held", [{"regex": "a+"}, {"response_format": {"type": "json_object"}}])
@@ -543,7 +548,9 @@ def test_a_setting_of_the_template_is_one_that_can_travel(value: object) -> None
 
 def test_items_of_tools_of_others_are_left_out_and_unknown_ones_refused() -> None:
     asked = [*({"type": kind} for kind in ("web_search_call", "mcp_list_tools")), *MESSAGES]
-    assert len(ResponsesRequest(input=asked).as_chat()["messages"]) == 1
+    ignored: list[str] = []
+    assert len(ResponsesRequest(input=asked).as_chat(ignored)["messages"]) == 1
+    assert ignored == ["input[web_search_call]", "input[mcp_list_tools]"]
     for kind in ("mesage", "item_reference"):
         with pytest.raises(ApiProblem, match=f"input items of type '{kind}' are not supported"):
             ResponsesRequest(input=[{"type": kind}]).as_chat()
@@ -557,3 +564,7 @@ def test_a_text_of_ollama_s_goes_on_to_its_end() -> None:
     assert limit() == limit(options={"num_predict": -1}) == 100
     assert limit(options={"num_predict": 7}) == limit(options={"max_tokens": 7}) == 7
     assert limit(logprobs=False) == 100
+    for wrong in ("few", 1.5):
+        with pytest.raises(ApiProblem, match="num_predict") as caught:
+            limit(options={"num_predict": wrong})
+        assert caught.value.param == "num_predict"
