@@ -22,6 +22,7 @@ Message = Mapping[str, Any]
 IS_OF_TOOL = " // tool "
 """Stands before a tool's name, a comment behind what a grammar has for it: errors name it."""
 
+_WORD = re.compile(r'\{|"[^"]*"|: |, |.', re.DOTALL)
 _B = r"[ \t\r\n]{0,16}"  # blanks, of which there is a bound: no long text is held back
 
 
@@ -147,7 +148,10 @@ To call one, answer with nothing but {example}, its name and its arguments fille
         lines = [f"one_call: {' | '.join(f'tool_{n}' for n in range(len(tools)))}"]
         for number, tool in enumerate(tools):
             schema = {"type": "object", **tool.parameters, "x-guidance": LAYOUT}
-            head, tail = json.dumps(self.head(tool.name)), json.dumps(self.tail)
+            # Beside JSON, a head that is JSON has its words: no longer one begins with theirs.
+            words = _WORD.findall(self.head(tool.name)) if answer is not None else []
+            words = words if words[:1] == ["{"] else [self.head(tool.name)]
+            head, tail = " ".join(map(json.dumps, words)), json.dumps(self.tail)
             held = f"{head} %json {schema_text(schema)} {tail}"
             lines.append(f"tool_{number}: {held}{IS_OF_TOOL}{json.dumps(tool.name)}")
         first = json.dumps(begin) if (begin := self.first + self.begin) else ""
