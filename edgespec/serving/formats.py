@@ -38,8 +38,8 @@ from edgespec.serving.reply_bodies import (
 from edgespec.serving.request_bodies import ChatRequest, TextRequest
 from edgespec.serving.token_details import (
     Entry,
-    Places,
-    Prompt,
+    TextPlaces,
+    ToldPrompt,
     for_chats,
     for_completions,
     log_probs_of,
@@ -136,7 +136,7 @@ class ChoiceFormat(Format):
 
     def __init__(self, request: ChatRequest | TextRequest, served: Served) -> None:
         super().__init__(request, served)
-        self._prompts = [Prompt() for _ in range(request.choices)]
+        self._prompts = [ToldPrompt() for _ in range(request.choices)]
         self._counted = [(0, 0)] * request.choices  # tokens of each prompt, and of its answer
         self._common: Object = {
             "id": f"{self.prefix}-{secrets.token_hex(12)}",
@@ -155,7 +155,7 @@ class ChoiceFormat(Format):
     def take_prompt(self, index: int, told: Echoed) -> None:
         self._prompts[index].take(told)
 
-    def _tell_prompt(self, reply: Struct, prompt: Prompt) -> None:
+    def _tell_prompt(self, reply: Struct, prompt: ToldPrompt) -> None:
         """Add what of a prompt was asked for to a reply, or a part of one, that has a place for
         it."""
         asked, fields = self.request, reply.__struct_fields__
@@ -263,7 +263,7 @@ class CompletionFormat(ChoiceFormat):
         super().__init__(request, served)
         assert isinstance(request, TextRequest)
         self._echoes, self._asked = request.echo, request.prompts
-        self._places = [Places() for _ in range(request.choices)]
+        self._places = [TextPlaces() for _ in range(request.choices)]
         self._begun: set[int] = set()
 
     def prompted(self, index: int, told: Echoed) -> list[Reply]:

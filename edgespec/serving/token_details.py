@@ -21,7 +21,7 @@ def log_probs_of(text: str) -> list[Entry]:
     return json.loads(text) if text else []
 
 
-class Prompt:
+class ToldPrompt:
     """The prompt of one choice, as far as it was told."""
 
     def __init__(self) -> None:
@@ -55,7 +55,7 @@ class Prompt:
         return found
 
 
-class Places:
+class TextPlaces:
     """Where in a text its tokens begin, in characters; one that goes on with a character has that
     one's place."""
 
@@ -89,7 +89,7 @@ def for_chats(entries: Sequence[Entry], top: int) -> Entry | None:
     return {"content": rows, "refusal": None}
 
 
-def for_completions(entries: Sequence[Entry], top: int, places: Places) -> Entry | None:
+def for_completions(entries: Sequence[Entry], top: int, places: TextPlaces) -> Entry | None:
     """As OpenAI's completions have them; None where they were not asked for. The first token of a
     prompt has none."""
     if top < 0:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from support.nodes import CONTEXT, NodeRing
 
-from edgespec.serving.token_details import Places, for_completions
+from edgespec.serving.token_details import TextPlaces, for_completions
 from edgespec.sim.toy import VOCABULARY
 from edgespec.sim.toy_model import FakeHead, toy_hidden
 from edgespec.types.tensor import Tensor
@@ -192,7 +192,7 @@ def test_places_and_bytes_are_right_for_every_script(text: str) -> None:
     for size in (1, 2, 3, 5):
         pieces = [raw[at : at + size] for at in range(0, len(raw), size)]
         rows = [entry(piece) for piece in pieces]
-        told = for_completions(rows, 0, Places())
+        told = for_completions(rows, 0, TextPlaces())
         assert told is not None
         begun = [raw[: at * size] for at in range(len(pieces))]
         places = [len(before.decode("utf-8", "ignore")) for before in begun]
@@ -204,14 +204,14 @@ def test_places_and_bytes_are_right_for_every_script(text: str) -> None:
 
 
 def test_a_broken_character_moves_no_place_behind_it() -> None:
-    told = for_completions([entry(b"a\xe4"), entry(b"b"), entry(b"c")], 0, Places())
+    told = for_completions([entry(b"a\xe4"), entry(b"b"), entry(b"c")], 0, TextPlaces())
     assert told is not None
     assert told["text_offset"] == [0, 2, 3]
     assert "a\ufffdbc"[2] == "b"
 
 
 def test_a_token_that_cannot_come_has_a_number_that_json_has() -> None:
-    told = for_completions([entry(b"a", None), entry(b"b", -math.inf)], 0, Places())
+    told = for_completions([entry(b"a", None), entry(b"b", -math.inf)], 0, TextPlaces())
     assert told is not None
     assert told["token_logprobs"] == [None, -9999.0]
 
