@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 
 from edgespec.serving.leniency import header_of
+from edgespec.serving.messages import MessagesRequest
 from edgespec.serving.ollama import OllamaTextRequest
 from edgespec.serving.problems import ApiProblem
 from edgespec.serving.request_bodies import COMPLETION_TOKENS, ChatRequest, TextRequest
 from edgespec.serving.requests import checked, parsed, submits_of
 from edgespec.serving.responses import ResponsesRequest
-from edgespec.types.grammar_spec import json_spec, spec
+from edgespec.types.grammar_spec import json_spec, leaves_out, spec
 from edgespec.wire.client_messages import ChatMessage, Submit, TokenBias, ToolCall
 from edgespec.wire.codec import decode, encode
 
@@ -568,3 +569,35 @@ def test_a_text_of_ollama_s_goes_on_to_its_end() -> None:
         with pytest.raises(ApiProblem, match="num_predict") as caught:
             limit(options={"num_predict": wrong})
         assert caught.value.param == "num_predict"
+
+
+def test_a_schema_needs_no_name_and_has_several_places() -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}
+    forms: list[Any] = [
+        {"type": "json_schema", "json_schema": {"name": "n", "schema": schema, "strict": True}},
+        {"type": "json_schema", "json_schema": {"schema": schema}},
+        {"type": "json_schema", "schema": schema},
+        {"type": "json_object", "schema": schema},
+    ]
+    asked = [chat(response_format=one) for one in forms]
+    assert len({submitted(one).grammar for one in asked}) == 1
+    assert all(any(map(leaves_out, one.schemas)) for one in asked)
+    assert "uniqueItems" not in submitted(asked[0]).grammar
+
+
+def test_of_blocks_of_others_tools_the_client_is_told() -> None:
+    blocks = [{"type": "text", "text": "a"}, {"type": "server_tool_use"}]
+    ignored: list[str] = []
+    asked = checked(MessagesRequest, {"messages": [{"role": "assistant", "content": blocks}]})
+    assert len(asked.as_chat(ignored)["messages"]) == 1
+    assert ignored == ["messages[].content[server_tool_use]"]
+
+
+def test_an_answer_of_no_token_is_one_that_is_not_asked_for() -> None:
+    assert submitted(chat(max_tokens=0)).max_new_tokens == 0
+    assert submitted(chat(max_completion_tokens=0, max_tokens=4)).max_new_tokens == 0
+    asked = text(prompt=[[1, 2], "a"], echo=True, logprobs=3, max_tokens=0, prompt_logprobs=1)
+    one, other = submits_of(asked, 100)
+    assert (one.prompt, one.prompt_ids, one.prompt_top, one.echo) == ("", (1, 2), 3, True)
+    assert (other.prompt, other.prompt_ids, other.bare) == ("a", (), False)
+    assert submitted(text(prompt=[7], add_special_tokens=False)).prompt_ids == (7,)
