@@ -314,7 +314,8 @@ class CompletionFormat(ChoiceFormat):
         """The answer begins: some decoders drop the blank in front of its first token."""
         if entries and index not in self._begun:
             self._begun.add(index)
-            self._places[index].shift(text[:1] != " " and entries[0]["token"][:1] == " ")
+            is_dropped = text[:1] not in ("", " ") and entries[0]["token"][:1] == " "
+            self._places[index].shift(int(is_dropped))
 
     def _listed(self, index: int, entries: Sequence[Entry]) -> Object | None:
         return for_completions(entries, self.request.top, self._places[index])

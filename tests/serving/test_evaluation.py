@@ -11,10 +11,15 @@ import numpy as np
 import pytest
 from support.nodes import CONTEXT, NodeRing
 
+from edgespec.serving.formats import CompletionFormat, Served
+from edgespec.serving.request_bodies import TextRequest
+from edgespec.serving.requests import checked
 from edgespec.serving.token_details import TextPlaces, for_completions
 from edgespec.sim.toy import VOCABULARY
 from edgespec.sim.toy_model import FakeHead, toy_hidden
 from edgespec.types.tensor import Tensor
+from edgespec.types.tool_forms import HERMES
+from edgespec.wire.client_messages import Tokens
 
 PROMPT = "hello ring"
 
@@ -235,3 +240,11 @@ def test_every_answer_has_an_id_which_may_be_the_clients(http: httpx.Client) -> 
     )
     assert prints[0] == prints[1]
     assert prints[0].startswith("fp_")
+
+
+def test_a_blank_that_the_decoder_drops_moves_no_place() -> None:
+    request = checked(TextRequest, {"prompt": "a", "logprobs": 0})
+    form = CompletionFormat(request, Served(HERMES, "", "toy", 0))
+    (piece,) = form.piece_choices(0, Tokens(0, (1, 2), "It is"), [entry(b" It"), entry(b" is")])
+    assert piece.logprobs is not None
+    assert piece.logprobs["text_offset"] == [0, 2]
