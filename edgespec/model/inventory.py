@@ -10,6 +10,7 @@ import torch
 from edgespec.config import Quantisation
 from edgespec.errors import ModelError
 from edgespec.model.block import EMBEDDING, LM_HEAD
+from edgespec.model.families import layer_embedding
 from edgespec.model.layers import layers_of
 from edgespec.model.quantised import linear
 from edgespec.model.reading import reading
@@ -50,7 +51,7 @@ def block_inventory(source: TensorSource, first: int, end: int) -> list[Needed]:
         layers = layers_of(config, first, end)
     hidden = int(config.hidden_size)
     needed = []
-    if first == 0:
+    if first == 0 or layer_embedding(config):
         shape = torch.Size((int(config.vocab_size), hidden))
         needed.append(Needed(EMBEDDING, shape, _PLAIN, -1))
     for index in range(first, end):

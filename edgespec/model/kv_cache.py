@@ -78,17 +78,22 @@ class TwoRegionCache:
         reserve: int,
         dtype: torch.dtype,
         device: torch.device | str = "cpu",
+        shapes: Sequence[tuple[int, int]] = (),
     ) -> None:
-        """Room for `reserve` rows in each of `layers` layers from `first_layer` on."""
+        """Room for `reserve` rows in each of `layers` layers from `first_layer` on.
+
+        `shapes`: heads and numbers of a head of each layer, where they differ; (0, 0) of one that
+        reads the keys of another (see `held`).
+        """
         self._first_layer = first_layer
         self.stems: tuple[Stem, ...] = ()
         self._before = 0  # slots of the stems
         self.length = 0
-        shape = (2, kv_heads, _whole_steps(reserve), head_dim)
+        slots, shapes = _whole_steps(reserve), shapes or [(kv_heads, head_dim)] * layers
         # [2, kv_heads, slots, head_dim] of each layer: the slots after the stems.
-        self._own = [_zeros(shape, dtype, device) for _ in range(layers)]
+        self._own = [_zeros((2, heads, slots, dim), dtype, device) for heads, dim in shapes]
         self._cut()
-        self.places = _zeros((shape[2],), torch.int64, device)
+        self.places = _zeros((slots,), torch.int64, device)
 
     @property
     def capacity(self) -> int:
@@ -150,6 +155,10 @@ class TwoRegionCache:
         # One copy: each is an operation that the host has to launch.
         self._own[layer].narrow(2, begin, new).copy_(rows)
         return self._held(layer, begin + new)
+
+    def held(self, rows: int, layer_idx: int) -> tuple[Held, Held]:
+        """What `append` of so many rows gave, for another layer that reads the same keys."""
+        return self._held(layer_idx - self._first_layer, self.length - self._before + rows)
 
     def _held(self, layer: int, end: int) -> tuple[Held, Held]:
         """Keys and values in the stems, and in the `end` slots behind them."""
