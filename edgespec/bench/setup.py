@@ -278,6 +278,7 @@ def ring_world(
                     is_first=number == 1,
                     is_last=number == stages,
                     row_limit=live * (loaded.context_length + _ROOM),
+                    keeps_tokens=loaded.blocks[0].token_rows is not None,
                 ),
                 block_of(number),
                 head if number == stages else None,

@@ -17,6 +17,7 @@ from edgespec.model.joint import CachedPart, JointPass
 from edgespec.model.kv_cache import TwoRegionCache
 from edgespec.model.layer_plan import layer_plan
 from edgespec.model.layers import layers_of
+from edgespec.model.matrices import Product
 from edgespec.model.reading import reading
 from edgespec.model.row_math import BATCHED, CompiledRows, RowMath, SingleRows
 from edgespec.model.source import TensorSource, check_layers, check_names, shaped
@@ -25,7 +26,7 @@ from edgespec.model.tensors import compute_dtype
 from edgespec.types.stop_check import StopCheck
 
 EMBEDDING, LM_HEAD = "model.embed_tokens.weight", "lm_head.weight"
-_TOKENS = "tokens"
+_TOLD = "tokens"
 """Beside the kinds of layers, in what a pass gives them: what they are told of tokens."""
 
 
@@ -112,14 +113,14 @@ class Block:
         self._rotary = {kind: layers.rotary(kind, self.dtype, self.device) for kind in self._angles}
         self.token_rows: TokenRows | None = None
         if layer_embedding(self.config):
-            look_up = self.embedded
+            look_up: Product = self.embedded
             if first:
-                look_up = embedded_by(source, self.dtype, self.device, EMBEDDING)
+                look_up = embedded_by(source, EMBEDDING, self.dtype, self.device)
             every = range(first, end)
             self.token_rows = TokenRows(source, every, self.dtype, self.device, math, look_up)
         self._plan = layer_plan(self._layers, self._angles, math, self.dtype)
         self.static: StaticPasses | None = None
-        if maker is not None and not self.has_experts and self.token_rows is None:
+        if maker is not None and not self.has_experts:
             self.static = StaticPasses(self, maker)
 
     def new_cache(self, reserve: int) -> TwoRegionCache:
@@ -170,11 +171,14 @@ class Block:
         out from there on, and its rows are zeros. The R slots are taken in each case. `enters` is
         told the rows [R, hidden_size] that enter each of `aux_layers` that is here, in order.
         """
+        told = None
+        if self.token_rows is not None:
+            told = self.token_rows(inputs if tokens is None else tokens)
         if self.static is not None and enters is None and self.static.take(parts):
-            out, done = self.static.forward(inputs, positions, parts[0], stop)
+            out, done = self.static.forward(inputs, positions, parts[0], stop, told)
             if done:
                 return out
-        hidden, joint = self.enter(inputs, positions, parts, tokens)
+        hidden, joint = self.enter(inputs, positions, parts, told)
         plan, given = self._plan, None
         taps = {layer - self.first for layer in aux_layers}
         alone = ((index, index + 1) for index in range(len(self._layers)))
@@ -199,22 +203,21 @@ class Block:
         inputs: torch.Tensor,
         positions: torch.Tensor,
         parts: Sequence[CachedPart],
-        tokens: torch.Tensor | None = None,
+        told: torch.Tensor | None,
     ) -> tuple[torch.Tensor, JointPass]:
-        """The rows [R, H] that enter the first layer, and what all layers are given."""
+        """The rows [R, H] that enter the first layer, and what all layers are given. `told`: what
+        `token_rows` makes of the rows' tokens."""
         hidden = inputs if inputs.dim() > 1 else self.embedded(inputs)
         rotary = {kind: made(positions) for kind, made in self._rotary.items()}
-        if self.token_rows is not None:
-            tokens = inputs if tokens is None else tokens
-            assert tokens.dim() == 1, "layers are told of tokens"
-            rotary[_TOKENS] = (self.token_rows(tokens),)
+        if told is not None:
+            rotary[_TOLD] = (told,)
         return hidden, JointPass(parts, positions, rotary)
 
     def layer(self, index: int, hidden: torch.Tensor, joint: JointPass) -> torch.Tensor:
         """Rows [R, H] after layer `index` of the block."""
         rotary = joint.rotary[self._angles[index]]
         if self.token_rows is not None:
-            rotary = (*rotary, joint.rotary[_TOKENS][0][:, index])
+            rotary = (*rotary, joint.rotary[_TOLD][0][:, index])
         return self._layers[index](hidden, rotary, joint.cache, joint.seen)
 
     def leave(self, hidden: torch.Tensor) -> torch.Tensor:

@@ -183,9 +183,9 @@ def check_config(folder: Path, settings: dict[str, Any], config: ModelConfig) ->
             "config.json), so it does not write text from left to right; use a causal model"
         )
     experts = getattr(config, "num_experts", None) or getattr(config, "num_local_experts", None)
-    active = config.top_k_experts if kind == "gemma4_text" else None
-    active = active or getattr(config, "num_experts_per_tok", 0)
-    if experts and not 0 < int(active) <= int(experts):
+    name = "top_k_experts" if kind == "gemma4_text" else "num_experts_per_tok"
+    active = int(getattr(config, name, None) or 0)
+    if experts and not 0 < active <= int(experts):
         raise ModelError(
             f"the model in {folder} says that a token goes to {active} of "
             f"{experts} experts; download the model again"

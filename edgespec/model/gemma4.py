@@ -21,7 +21,7 @@ from edgespec.model.matrices import MatrixReader, Product, plain_product
 from edgespec.model.model_config import FULL, ModelConfig
 from edgespec.model.rope import Angles, Rotary, head_dim_of
 from edgespec.model.row_math import HeadNorm, Norm, RowMath
-from edgespec.model.source import TensorSource, load_parameter
+from edgespec.model.source import TensorSource, load_parameter, shaped
 from edgespec.model.tree_attention import AttentionForm, Seen
 
 TABLE = "embed_tokens_per_layer.weight"
@@ -117,8 +117,8 @@ class Gemma4Form:
 
 
 def _mlp_shapes(prefix: str, hidden: int, inner: int) -> dict[str, tuple[int, ...]]:
-    up = {f"{prefix}{name}_proj.weight": (inner, hidden) for name in ("gate", "up")}
-    return up | {f"{prefix}down_proj.weight": (hidden, inner)}
+    shapes = {"gate": (inner, hidden), "up": (inner, hidden), "down": (hidden, inner)}
+    return {f"{prefix}{name}_proj.weight": shape for name, shape in shapes.items()}
 
 
 def gemma4_form(config: ModelConfig, index: int) -> Gemma4Form:
@@ -276,11 +276,12 @@ class Gemma4Layer:
         math.rotate(qkv, heads, kv_heads, rotary, self._head_norm)
         if form.owner is None:
             kv = torch.stack((qkv.narrow(1, heads, kv_heads), values))
-            held = cache.append(kv.transpose(1, 2), self._index)
+
+            keys, held = cache.append(kv.transpose(1, 2), self._index)
         else:
-            held = cache.held(count, form.owner)
+            keys, held = cache.held(count, form.owner)
         query = qkv.narrow(1, 0, heads)
-        return self._out(math.attention(query, *held, seen, self._attention))
+        return self._out(math.attention(query, keys, held, seen, self._attention))
 
 
 class Gemma4Layers:
@@ -345,7 +346,7 @@ class TokenRows:
         dtype: torch.dtype,
         device: torch.device,
         math: RowMath,
-        look_up: Callable[[torch.Tensor], torch.Tensor],
+        look_up: Product,
     ) -> None:
         """`look_up`: the embedded rows [R, H] of tokens, where they are computed."""
         config = source.config
@@ -354,7 +355,7 @@ class TokenRows:
         self._dtype, self._device = dtype, device
         every = [_Reader(index, form, source, dtype, device) for index, form in forms.items()]
         self._tables = [
-            table_of(source, f"model.layers.{index}.{TABLE}", form.shapes()[TABLE])
+            shaped(source, f"model.layers.{index}.{TABLE}", form.shapes()[TABLE])
             for index, form in forms.items()
         ]
         self._product = plain_product(torch.cat([read.plain(_FROM_EMBEDDING) for read in every]))
@@ -363,37 +364,28 @@ class TokenRows:
         self._shrink = float(config.hidden_size) ** -0.5
 
     def __call__(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Rows [R, layers, told] of `tokens` int64 [R]."""
+        """Rows [R, layers, told] of `tokens` int64 [R]. What stands for a PPD token, below 0, is
+        told of token 0."""
+        tokens = tokens.clamp(min=0)
         rows = self._product(self._look_up(tokens)) * self._shrink
         rows = self._math.norm(rows.view(-1, self._told), self._norm)
         here = tokens.cpu()
         found = torch.stack([embedding(here, table) for table in self._tables], 1)
         found = found.to(self._device, self._dtype).view(-1, self._told) * self._scale
-        rows = (rows + found) * 2.0**-0.5
-        return rows.view(len(tokens), len(self._tables), self._told)
-
-
-def table_of(source: TensorSource, name: str, shape: torch.Size) -> torch.Tensor:
-    """A table of rows to be looked up, where it lies."""
-    stored = source.tensor(name)
-    if stored.shape[1] != shape[1] or stored.shape[0] != shape[0]:
-        raise ModelError(
-            f"{name!r} in {source.path} has shape {list(stored.shape)}, config.json says "
-            f"{list(shape)}; download the model again"
-        )
-    return stored
+        both: torch.Tensor = (rows + found) * 2.0**-0.5
+        return both.view(len(tokens), len(self._tables), self._told)
 
 
 def embedded_by(
-    source: TensorSource, dtype: torch.dtype, device: torch.device, name: str
+    source: TensorSource, name: str, dtype: torch.dtype, device: torch.device
 ) -> Product:
     """Looks up the model's embedding, for a block that is given no tokens to embed."""
     config = source.config
     shape = torch.Size((int(config.vocab_size), int(config.hidden_size)))
-    table, scale = table_of(source, name, shape), embedding_scale(config, dtype)
+    table, scale = shaped(source, name, shape), embedding_scale(config, dtype)
 
     def look_up(tokens: torch.Tensor) -> torch.Tensor:
-        rows = embedding(tokens.cpu(), table).to(device, dtype)
+        rows: torch.Tensor = embedding(tokens.cpu(), table).to(device, dtype)
         return rows if scale is None else rows * scale
 
     return look_up

@@ -25,7 +25,7 @@ from edgespec.model.tree_attention import tree_mask
 from edgespec.types.static_shapes import ROW_BUCKETS, groups, room_for, row_bucket, slot_bucket
 
 MIXTURES = ["qwen3_moe", "olmoe", "mixtral", "gpt_oss"]
-DENSE = [name for name in FAMILY_SETTINGS if name not in MIXTURES]
+DENSE = [n for n in FAMILY_SETTINGS if n not in EXPERT_OPERATIONS and not n.endswith("-experts")]
 QUICK = ["llama", "gemma2", "phi3"]
 
 
