@@ -114,6 +114,12 @@ def key_owners(config: ModelConfig) -> dict[int, int]:
     return {number: last[types[number]] for number in range(first, len(types))}
 
 
+def bound_last(config: ModelConfig) -> int:
+    """How many last layers have to be on one stage, as some read the keys of others."""
+    owners = key_owners(config).values()
+    return int(config.num_hidden_layers) - min(owners, default=int(config.num_hidden_layers))
+
+
 def logits_from(config: ModelConfig, product: torch.Tensor) -> torch.Tensor:
     """Logits from what the head's matrix makes of hidden rows: scaled or capped where the model
     does so. A soft cap c turns each x into c · tanh(x / c)."""

@@ -242,7 +242,7 @@ def gguf_bytes(of: Architecture, name: str, fused: bool = False) -> int:
     ends = of.head_bytes // 2 * (1 if of.tied else 2)
     if "Q8_0" in name or "MXFP4" in name:
         experts = of.layers * of.mlp_weights if "MXFP4" in name else 0
-        rest = of.layers * of.layer_weights + ends - experts
+        rest = of.layers * of.layer_weights + of.table_weights + ends - experts
         return int((rest * Q8_0 + experts * MXFP4) / 8)
     eighth = of.layers // 8
     fine = sum(
@@ -252,6 +252,7 @@ def gguf_bytes(of: Architecture, name: str, fused: bool = False) -> int:
     finer = fine * (of.mlp_weights // 3 + (0 if fused else values)) + of.head_bytes // 2
     one = of.layers * (of.hidden * of.width + 2 * values) if fused else 0
     bits = (of.layers * of.layer_weights + ends) * Q4_K + one * (Q5_K - Q4_K)
+    bits += of.table_weights * Q5_K
     return int((bits + finer * (Q6_K - Q4_K)) / 8)
 
 

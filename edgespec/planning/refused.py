@@ -10,7 +10,7 @@ REASONS = {
     "recurrent": "its layers keep a recurrent state (linear attention, convolution, Mamba), from "
     "which no single guess can be pruned as its keys can",
     "uneven": "its layers exchange rows of several widths with earlier ones (AltUp, Laurel)",
-    "assistant": "it reads the keys of the model that it drafts for, which are on the stages, while "
+    "assistant": "it reads the keys of the model that it drafts for, which are on the stages, and "
     "drafts run with the coordinator",
     "latent": "its layers keep latent rows in place of keys (MLA), which the cache does not hold",
     "other": "its layers differ from those that edgespec computes",
