@@ -203,7 +203,7 @@ class Block:
         inputs: torch.Tensor,
         positions: torch.Tensor,
         parts: Sequence[CachedPart],
-        told: torch.Tensor | None,
+        told: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, JointPass]:
         """The rows [R, H] that enter the first layer, and what all layers are given. `told`: what
         `token_rows` makes of the rows' tokens."""

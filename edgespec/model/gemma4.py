@@ -148,7 +148,7 @@ def gemma4_form(config: ModelConfig, index: int) -> Gemma4Form:
     )
 
 
-class _Reader:
+class _LayerReader:
     """Reads what a layer is made of."""
 
     def __init__(
@@ -182,7 +182,7 @@ class _Reader:
 class Mixture:
     """A router, and the experts that it chooses of for each row."""
 
-    def __init__(self, form: Gemma4Form, read: _Reader, math: RowMath) -> None:
+    def __init__(self, form: Gemma4Form, read: _LayerReader, math: RowMath) -> None:
         self._form, self._math = form, math
         self._router = plain_product(read.plain(_ROUTER))
         self._scale, self._each = read.plain("router.scale"), read.plain("router.per_expert_scale")
@@ -220,7 +220,7 @@ class Gemma4Layer:
     """One layer (see model.layers.Layer). `rotary` holds cosines and sines, and where layers are
     told of tokens what this one is told of each row's, [R, told]."""
 
-    def __init__(self, index: int, form: Gemma4Form, read: _Reader, math: RowMath) -> None:
+    def __init__(self, index: int, form: Gemma4Form, read: _LayerReader, math: RowMath) -> None:
         """Raises ModelError for tensors that the source does not have so."""
         self._index, self.form, self._math = index, form, math
         names = ("q", "k", "v")[: 1 if form.owner is not None else 2 + form.values]
@@ -316,7 +316,9 @@ class Gemma4Layers:
         self, index: int, source: TensorSource, dtype: torch.dtype, device: torch.device
     ) -> Gemma4Layer:
         form = self._forms[index]
-        return Gemma4Layer(index, form, _Reader(index, form, source, dtype, device), self._math)
+        return Gemma4Layer(
+            index, form, _LayerReader(index, form, source, dtype, device), self._math
+        )
 
     def norm(
         self, source: TensorSource, dtype: torch.dtype, device: torch.device
@@ -353,7 +355,7 @@ class TokenRows:
         forms = {index: gemma4_form(config, index) for index in layers}
         self._told, self._look_up, self._math = layer_embedding(config), look_up, math
         self._dtype, self._device = dtype, device
-        every = [_Reader(index, form, source, dtype, device) for index, form in forms.items()]
+        every = [_LayerReader(index, form, source, dtype, device) for index, form in forms.items()]
         self._tables = [
             shaped(source, f"model.layers.{index}.{TABLE}", form.shapes()[TABLE])
             for index, form in forms.items()

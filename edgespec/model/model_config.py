@@ -33,7 +33,7 @@ _ROPE_NEEDS = {
 Count = Annotated[int, Meta(ge=1, lt=1 << 31)]
 
 
-class _Keys(Struct, forbid_unknown_fields=True):
+class _FullKeys(Struct, forbid_unknown_fields=True):
     """What a layer of a Gemma 4 has of its own."""
 
     head_dim: Count
@@ -264,7 +264,7 @@ def _complete_full_layers(found: _Fields) -> None:
         own = found.per_layer_config.get(full[0], {})
         if found.per_layer_config != (dict.fromkeys(full, own) if own else {}):
             raise ValueError("per_layer_config differs among layers of one type")
-        shape = convert({"head_dim": found.head_dim} | own, _Keys)
+        shape = convert({"head_dim": found.head_dim} | own, _FullKeys)
         found.global_head_dim = shape.head_dim
         found.num_global_key_value_heads = shape.num_key_value_heads or found.num_key_value_heads
     own_keys = types[: len(types) - found.num_kv_shared_layers]

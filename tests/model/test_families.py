@@ -57,7 +57,8 @@ LATER = [name for name in NAMES if name.partition("-")[0] in LATER_TYPES]
 FIRST = [name for name in NAMES if name not in LATER]
 OWN = [name for name in NAMES if name.partition("-")[0] in OWN_OPERATIONS]
 LIBRARY = [name for name in NAMES if name not in OWN]
-DENSE = [n for n in NAMES if n not in EXPERT_OPERATIONS and not n.endswith("-experts")]
+MIXTURES = {*EXPERT_OPERATIONS, "gemma4_text-experts"} - {"gemma4_text"}
+DENSE = [name for name in NAMES if name not in MIXTURES]
 QUICK = [*FIRST, "gpt_oss", "ministral3", "granite", "smollm3-windows", "olmo3"]
 
 
