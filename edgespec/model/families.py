@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 
 from edgespec.errors import ModelError
-from edgespec.model.model_config import FULL, SLIDING, ModelConfig
+from edgespec.model.model_config import CONVOLUTION, FULL, SLIDING, ModelConfig
 from edgespec.model.packed.settings import packing_of
 from edgespec.planning.architecture import MOST_EXPERTS, MOST_LAYERS
 from edgespec.planning.refused import refusal_of
@@ -24,7 +24,7 @@ class Family:
     `own_angles`: each layer type has rotary embeddings of its own. `scaled_embedding`: embedded
     tokens are multiplied by the root of hidden_size. `capped_logits`: final_logit_softcapping
     counts. `multipliers`: embedding_multiplier and logits_scaling count. `scaled_logits`:
-    logit_scale counts.
+    logit_scale counts. `convolutions`: some layers are short ones, as `layer_types` says.
     """
 
     windows: Literal["none", "all", "by type"] = "none"
@@ -33,6 +33,7 @@ class Family:
     capped_logits: bool = False
     multipliers: bool = False
     scaled_logits: bool = False
+    convolutions: bool = False
 
 
 FAMILIES: dict[str, Family] = {
@@ -66,6 +67,7 @@ FAMILIES: dict[str, Family] = {
     "olmoe": Family(),
     "mixtral": Family(windows="all"),
     "hunyuan_v1_dense": Family(),
+    "lfm2": Family(convolutions=True),
 }
 """Every value of `model_type` that is accepted."""
 
@@ -207,6 +209,12 @@ def check_config(folder: Path, settings: dict[str, Any], config: ModelConfig) ->
             f"config.json, without which no model of type {kind!r} can be computed; download the "
             "model again"
         )
+    if layer_embedding(config) and config.vocab_size_per_layer_input < config.vocab_size:
+        raise ModelError(
+            f"the model in {folder} has embeddings for its layers of "
+            f"{config.vocab_size_per_layer_input} of {config.vocab_size} tokens; download the model "
+            "again"
+        )
     if kind == "gemma3_text" and config.attn_logit_softcapping is not None:
         # transformers accepts the setting and computes without it: nothing to be exact against.
         raise ModelError(
@@ -264,7 +272,7 @@ def _check_windows(
         known = types <= {FULL, SLIDING}
     else:
         used = SLIDING if family.windows == "all" and window is not None else FULL
-        known = types <= {used}
+        known = types <= ({used, CONVOLUTION} if family.convolutions else {used})
     if not known or (family.windows == "none" and asked is not None):
         raise ModelError(
             f"the model in {folder} asks for attention that models of type {config.model_type!r} "

@@ -17,6 +17,7 @@ from torch.nn.functional import embedding
 from edgespec.errors import ModelError
 from edgespec.model.families import embedding_scale, key_owners, layer_embedding
 from edgespec.model.joint import JointCache, RowCache
+from edgespec.model.kv_cache import RowForm
 from edgespec.model.matrices import MatrixReader, Product, plain_product
 from edgespec.model.model_config import FULL, ModelConfig
 from edgespec.model.rope import Angles, Rotary, head_dim_of
@@ -72,9 +73,9 @@ class Gemma4Form:
     expert_inner: int
 
     @property
-    def held(self) -> tuple[int, int]:
-        """Heads of keys that a cache holds, and the numbers of one."""
-        return (self.kv_heads, self.head_dim) if self.owner is None else (0, 0)
+    def rows(self) -> RowForm:
+        """What the cache holds of each row."""
+        return RowForm(0, 0) if self.owner is not None else RowForm(self.kv_heads, self.head_dim)
 
     def shapes(self) -> dict[str, torch.Size]:
         """All tensors of the layer, by their names in it; matrices [out, in], all else flat."""
@@ -228,7 +229,7 @@ class Gemma4Layer:
         self._out = read.product("self_attn.o_proj")
         query = read.plain("self_attn.q_norm.weight")
         key = query if form.owner is not None else read.plain("self_attn.k_norm.weight")
-        counts = form.heads, form.held[0]
+        counts = form.heads, form.rows.heads
         self._head_norm = HeadNorm(query, key, *counts, form.eps, above_one=False)
         self._value_norm = read.ones(form.head_dim)
         self._gate_up = read.product("mlp.gate_proj", "mlp.up_proj")
@@ -267,7 +268,7 @@ class Gemma4Layer:
         self, rows: torch.Tensor, rotary: Rotary, cache: RowCache | JointCache, seen: Seen
     ) -> torch.Tensor:
         form, math = self.form, self._math
-        count, heads, kv_heads = len(rows), form.heads, form.held[0]
+        count, heads, kv_heads = len(rows), form.heads, form.rows.heads
         qkv = self._qkv(rows).view(count, -1, form.head_dim)
         if form.owner is None:
             # Of a layer without a matrix of values the keys, before they are normed and turned.
@@ -291,7 +292,6 @@ class Gemma4Layers:
         """Raises ModelError if some read the keys of a layer that is not among them."""
         self._config, self._math = config, math
         self._forms = {index: gemma4_form(config, index) for index in range(first, end)}
-        self.head_dim = int(config.head_dim)
         self.has_experts = bool(config.enable_moe_block)
         for index, form in self._forms.items():
             if form.owner is not None and form.owner < first:
@@ -300,9 +300,8 @@ class Gemma4Layers:
                     f"stage: layers from {min(key_owners(config).values())} on have to be together"
                 )
 
-    def held(self) -> list[tuple[int, int]]:
-        """Of each layer how many heads of keys a cache holds, and the numbers of one."""
-        return [form.held for form in self._forms.values()]
+    def rows(self, index: int) -> RowForm:
+        return self._forms[index].rows
 
     def shapes(self, index: int) -> dict[str, torch.Size]:
         return self._forms[index].shapes()

@@ -20,7 +20,7 @@ from edgespec.planning.operations import OWN_OPERATIONS
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
-FULL, SLIDING = "full_attention", "sliding_attention"
+FULL, SLIDING, CONVOLUTION = "full_attention", "sliding_attention", "conv"
 
 _WITH_LENGTH = ("llama3", "yarn", "longrope")
 _ROPE_NEEDS = {
@@ -29,6 +29,9 @@ _ROPE_NEEDS = {
     "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
 }
 """By type of rotary embeddings, the numbers that they need beside their base."""
+
+MOST_TAPS = 64
+"""Of a short convolution; LFM2 has 3."""
 
 Count = Annotated[int, Meta(ge=1, lt=1 << 31)]
 
@@ -77,6 +80,8 @@ class _Fields(Struct, kw_only=True):
     rope_theta: float | None = None
     rope_local_base_freq: float = 10_000.0
     partial_rotary_factor: float | None = None
+    conv_L_cache: Annotated[int, Meta(ge=1, le=MOST_TAPS)] = 3
+    conv_bias: bool = False
     global_head_dim: Count = 512
     num_global_key_value_heads: Count | None = None
     per_layer_config: dict[str, dict[str, Any]] | None = None
@@ -158,11 +163,19 @@ _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "num_key_value_heads": 4,
         "tie_word_embeddings": True,
     },
+    "lfm2": {
+        **_sizes(65_536, 2_560, 12_288, 32, 32, 128_000),
+        "rms_norm_eps": 1e-5,
+        "num_key_value_heads": 8,
+        "tie_word_embeddings": True,
+    },
 }
 """By model type, what a field that config.json leaves out stands for, if not _Fields says it."""
 
-_THETA = {"smollm3": 2_000_000.0, "gemma3_text": 1_000_000.0}
+_THETA = {"smollm3": 2_000_000.0, "gemma3_text": 1_000_000.0, "lfm2": 1_000_000.0}
 _WINDOW_ON_REQUEST = ("qwen2", "qwen3")
+_BY_TYPE = ("gemma3_text", "gemma4_text")
+"""Families with rotary settings by layer type."""
 
 
 class ModelConfig:
@@ -292,6 +305,8 @@ def _layer_types(kind: str, found: _Fields) -> list[str] | None:
         case "smollm3":
             turned = found.no_rope_layers or []
             slides = [found.use_sliding_window and window and not turns for turns in turned]
+        case "lfm2":
+            return [FULL for _ in numbers]
         case _:
             return None
     return [SLIDING if one else FULL for one in slides]
@@ -321,7 +336,7 @@ def _one_rope(kind: str, found: _Fields, rope: dict[str, Any], theta: float) -> 
         raise ValueError(f"rope_parameters by layer type, which {kind} models do not have")
     form = rope.setdefault("rope_type", rope.get("type", "default"))
     rope.setdefault("rope_theta", theta)
-    if found.partial_rotary_factor is not None and kind != "gemma3_text":
+    if found.partial_rotary_factor is not None and kind not in _BY_TYPE:
         rope.setdefault("partial_rotary_factor", found.partial_rotary_factor)
     if form in _WITH_LENGTH:
         if kind == "phi3":  # beside them, which counts more

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from operator import mul
 
 from edgespec.config import Quantisation
 from edgespec.errors import ConfigError
 from edgespec.planning.refused import refusal_of
-from edgespec.planning.text_part import text_settings
+from edgespec.planning.text_part import CONVOLVING, text_settings
 from edgespec.planning.uneven import FULL, SLIDING, Uneven
 
 MOST_LAYERS, MOST_EXPERTS = 1024, 4096
@@ -17,13 +18,16 @@ MOST_LAYERS, MOST_EXPERTS = 1024, 4096
 _DEFAULT_HEAD_DIM = (
     *("llama", "mistral", "qwen2", "phi3", "granite", "granitemoehybrid", "smollm3"),
     *("olmo2", "olmo3", "exaone4", "cohere2", "olmoe", "mixtral", "hunyuan_v1_dense"),
+    "lfm2",
 )
 """Families whose config.json may leave head_dim out: hidden_size / num_attention_heads."""
 _DEFAULT_KV_HEADS = (
     *("llama", "phi3", "granite", "granitemoehybrid", "olmo2", "olmo3", "cohere2", "olmoe"),
 )
 """Families whose config.json may leave num_key_value_heads out: as many as heads."""
-_TIED = ("gemma", "gemma2", "gemma3_text", "gemma4_text", "smollm3", "ernie4_5", "cohere2")
+_TIED = (
+    *("gemma", "gemma2", "gemma3_text", "gemma4_text", "smollm3", "ernie4_5", "cohere2", "lfm2"),
+)
 """Families whose head is the embedding unless config.json says otherwise."""
 _EXPERTS = {
     "qwen3_moe": "num_experts",
@@ -54,7 +58,9 @@ Matrices = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """The sizes of a decoder-only model, whose layers are all alike but for what `uneven` says.
+    """The sizes of a decoder-only model whose layers are all alike, but for what `uneven` says, and
+    that `convolutions` of them may have a short convolution in place of attention: then a layer is
+    what they are on average.
 
     `intermediate`: inner width of the gated MLP, or of one expert. `head_dim` 0: hidden / heads.
     `tied`: the output head is the input embedding. `experts` 0: no mixture; else each row goes
@@ -71,6 +77,7 @@ class Architecture:
     tied: bool = False
     experts: int = 0
     active: int = 0
+    convolutions: int = 0
     family: str = "llama"
     uneven: Uneven | None = None
 
@@ -90,6 +97,11 @@ class Architecture:
         """Shapes [out, in] of the queries', keys', values' and output matrices of a first layer,
         and of what else it has beside the MLP or the experts."""
         return self.matrices(0)[0]
+
+    @property
+    def convolution_matrices(self) -> Matrices:
+        """Shapes [out, in] of the matrices around a convolution."""
+        return ((3 * self.hidden, self.hidden), (self.hidden, self.hidden))
 
     @property
     def mlp_matrices(self) -> Matrices:
@@ -154,7 +166,7 @@ class Architecture:
 
         Norms, biases and a mixture's router, together below 0.1 %, are left out.
         """
-        return self.mean(self._weights)
+        return self.mean(self._weights) if self.uneven else self._mixed(mul) + self.mlp_weights
 
     @property
     def mlp_weights(self) -> int:
@@ -173,17 +185,34 @@ class Architecture:
 
     @property
     def kv_bytes(self) -> int:
-        """Bytes of the keys and values of one row in one layer, in 16 bit."""
-        return 2 * 2 * self.kv_width
+        """Bytes of what one layer holds of one row, keys and values, in 16 bit."""
+        attending = self.layers - self.convolutions
+        return 2 * (attending * 2 * self.kv_width + self.convolutions * self.hidden) // self.layers
+
+    @property
+    def seen_share(self) -> float:
+        """How much of these is read of each earlier row: a convolution reads a few rows alone."""
+        attending = 2 * 2 * self.kv_width * (self.layers - self.convolutions)
+        return attending / self.layers / self.kv_bytes if self.convolutions else 1.0
 
     @property
     def largest_matrix(self) -> int:
         """Weights of the largest matrix of a layer."""
-        ends = {0, self.layers - 1}
-        return max(r * c for end in ends for some in self.matrices(end) for r, c in some)
+        mixing = self.convolution_matrices if self.convolutions else ()
+        ends = (some for end in {0, self.layers - 1} for some in self.matrices(end))
+        return max(r * c for some in (*ends, mixing) for r, c in some)
 
     def attention_bytes(self, quantisation: Quantisation) -> int:
+        if self.uneven is None:
+            return self._mixed(lambda rows, columns: matrix_bytes(rows, columns, quantisation))
         return self.mean(lambda layer: _bytes_of(self.matrices(layer)[0], quantisation))
+
+    def _mixed(self, of: Callable[[int, int], int]) -> int:
+        """That of the matrices of attention, or of a convolution, of a layer on average."""
+        attention = sum(of(*shape) for shape in self.attention_matrices)
+        convolution = sum(of(*shape) for shape in self.convolution_matrices)
+        more = self.convolutions * (convolution - attention)
+        return attention + more // self.layers
 
     def mlp_bytes(self, quantisation: Quantisation) -> int:
         """Bytes of one layer's MLP; of all its experts, if it is a mixture."""
@@ -249,7 +278,8 @@ def gguf_bytes(of: Architecture, name: str, fused: bool = False) -> int:
         at < eighth or at >= 7 * of.layers // 8 or (at - eighth) % 3 == 2 for at in range(of.layers)
     )
     values = of.kv_width * of.hidden
-    finer = fine * (of.mlp_weights // 3 + (0 if fused else values)) + of.head_bytes // 2
+    of_values = 0 if fused else values * (of.layers - of.convolutions) // of.layers
+    finer = fine * (of.mlp_weights // 3 + of_values) + of.head_bytes // 2
     one = of.layers * (of.hidden * of.width + 2 * values) if fused else 0
     bits = (of.layers * of.layer_weights + ends) * Q4_K + one * (Q5_K - Q4_K)
     bits += of.table_weights * Q5_K
@@ -302,6 +332,7 @@ def architecture_of(config: Mapping[str, object], where: str) -> Architecture:
         tied=_flag(config, where, "tie_word_embeddings", family in _TIED),
         experts=experts,
         active=active,
+        convolutions=_convolutions(config, where) if family in CONVOLVING else 0,
         family=family,
         uneven=uneven,
     )
@@ -344,6 +375,17 @@ def _uneven(config: Mapping[str, object], where: str, layers: int, kv_heads: int
 def longest_context(config: Mapping[str, object], where: str) -> int:
     """Tokens that a model can hold. Raises ConfigError if config.json does not say it."""
     return _count(text_settings(config), where, "max_position_embeddings")
+
+
+def _convolutions(config: Mapping[str, object], where: str) -> int:
+    """How many layers convolve; all attend where config.json does not say it."""
+    listed = config.get("layer_types")
+    kinds = listed if isinstance(listed, list) else []
+    if listed is not None and len(kinds) != config.get("num_hidden_layers"):
+        raise ConfigError(
+            f"{where}: layer_types is no list of num_hidden_layers; download the model again"
+        )
+    return kinds.count("conv")
 
 
 def _experts(config: Mapping[str, object], where: str, family: str) -> tuple[int, int]:

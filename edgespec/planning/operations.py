@@ -22,6 +22,7 @@ OWN_OPERATIONS = {
     "gemma2": 36,
     "gemma3_text": 30,
     "gemma4_text": 32,
+    "lfm2": 19,  # whether it attends or convolves
 }
 """By model type, of those whose layers are edgespec's own."""
 
