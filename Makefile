@@ -51,7 +51,7 @@ $(DEMO_STAMP): setup.cfg pyproject.toml constraints.txt tools/constraints.py
 	@tools/install.sh $(VENV) '.[all]' $(PIP_FLAGS)
 	@touch $@
 
-# A device that only computes: no HTTP API, no pictures, no bitsandbytes.
+# A device that only computes: no HTTP API, no pictures.
 stage:
 	@tools/install.sh $(VENV) '.[stage]' $(PIP_FLAGS)
 

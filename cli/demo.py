@@ -80,7 +80,7 @@ def demo(
     if compare:
         check_comparable(config, submit)
     if emulation is not None:
-        notes.say(described(emulated_costs(emulation, config.stages, with_stage=config.with_stage)))
+        notes.say(described(emulated_costs(emulation, config.stages)))
     with ring_here(config, notes) as client, cancelling(client):
         notes.say(f"> {shown(question)}")
         if compare:

@@ -9,7 +9,6 @@ from edgespec.errors import ConfigError
 EXTRAS = {
     "coordinator": ("starlette", "uvicorn", "prometheus_client"),
     "bench": ("matplotlib",),
-    "nf4": ("bitsandbytes",),
 }
 """Each extra, and the modules that come with it."""
 

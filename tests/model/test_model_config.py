@@ -67,7 +67,7 @@ GEMMA3 = {
 }
 GEMMA4 = {
     "list": {"layer_types": ["sliding_attention", "full_attention"] * 3 + ["full_attention"]},
-    "shared": {"num_kv_shared_layers": 1, "layer_types": ["full_attention"] * 7},
+    "shared": {"num_kv_shared_layers": 2, "use_double_wide_mlp": True},
     "tables": {"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 64},
     "newer": {
         "rope_parameters": {
