@@ -212,8 +212,7 @@ def check_config(folder: Path, settings: dict[str, Any], config: ModelConfig) ->
     if layer_embedding(config) and config.vocab_size_per_layer_input < config.vocab_size:
         raise ModelError(
             f"the model in {folder} has embeddings for its layers of "
-            f"{config.vocab_size_per_layer_input} of {config.vocab_size} tokens; download the model "
-            "again"
+            f"{config.vocab_size_per_layer_input} of {config.vocab_size} tokens; download it again"
         )
     if kind == "gemma3_text" and config.attn_logit_softcapping is not None:
         # transformers accepts the setting and computes without it: nothing to be exact against.

@@ -67,7 +67,10 @@ GEMMA3 = {
 }
 GEMMA4 = {
     "list": {"layer_types": ["sliding_attention", "full_attention"] * 3 + ["full_attention"]},
-    "shared": {"num_kv_shared_layers": 2, "use_double_wide_mlp": True},
+    "shared": {
+        "num_kv_shared_layers": 2,
+        "layer_types": ["full_attention", "sliding_attention"] * 3 + ["full_attention"],
+    },
     "tables": {"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 64},
     "newer": {
         "rope_parameters": {
