@@ -16,13 +16,15 @@ from torch.nn.functional import embedding
 
 from edgespec.errors import ModelError
 from edgespec.model.families import embedding_scale, key_owners, layer_embedding
+from edgespec.model.gguf.block_types import NAMED_TYPES
+from edgespec.model.gguf.unpacking import numbers_of
 from edgespec.model.joint import JointCache, RowCache
 from edgespec.model.kv_cache import RowForm
 from edgespec.model.matrices import MatrixReader, Product, plain_product
 from edgespec.model.model_config import FULL, ModelConfig
 from edgespec.model.rope import Angles, Rotary, head_dim_of
 from edgespec.model.row_math import HeadNorm, Norm, RowMath
-from edgespec.model.source import TensorSource, load_parameter, shaped
+from edgespec.model.source import TensorSource, check_shape, load_parameter
 from edgespec.model.tree_attention import AttentionForm, Seen
 
 TABLE = "embed_tokens_per_layer.weight"
@@ -333,6 +335,22 @@ class Gemma4Layers:
         return partial(self._math.angles, Angles(self._config, kind, dtype, device))
 
 
+class Table:
+    """A matrix of which rows are looked up, where it lies: on the host, in its file if it can."""
+
+    def __init__(self, source: TensorSource, name: str, shape: torch.Size) -> None:
+        """Raises ModelError for another shape."""
+        kind, self._stored = source.table(name)
+        self._blocks = NAMED_TYPES[kind] if kind else None
+        columns = shape[1] if self._blocks is None else self._blocks.row_bytes(shape[1])
+        check_shape(source, name, self._stored.shape, torch.Size((shape[0], columns)))
+
+    def __call__(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Rows [R, columns] of tokens int64 [R]."""
+        rows = embedding(tokens, self._stored)
+        return rows if self._blocks is None else numbers_of(self._blocks, rows)
+
+
 class TokenRows:
     """What the layers of a block are told of tokens: numbers of each token alone, of a table and of
     the model's embedding.
@@ -356,7 +374,7 @@ class TokenRows:
         self._dtype, self._device = dtype, device
         every = [_LayerReader(index, form, source, dtype, device) for index, form in forms.items()]
         self._tables = [
-            shaped(source, f"model.layers.{index}.{TABLE}", form.shapes()[TABLE])
+            Table(source, f"model.layers.{index}.{TABLE}", form.shapes()[TABLE])
             for index, form in forms.items()
         ]
         self._product = plain_product(torch.cat([read.plain(_FROM_EMBEDDING) for read in every]))
@@ -371,7 +389,7 @@ class TokenRows:
         rows = self._product(self._look_up(tokens)) * self._shrink
         rows = self._math.norm(rows.view(-1, self._told), self._norm)
         here = tokens.cpu()
-        found = torch.stack([embedding(here, table) for table in self._tables], 1)
+        found = torch.stack([table(here) for table in self._tables], 1)
         found = found.to(self._device, self._dtype).view(-1, self._told) * self._scale
         both: torch.Tensor = (rows + found) * 2.0**-0.5
         return both.view(len(tokens), len(self._tables), self._told)
@@ -383,10 +401,10 @@ def embedded_by(
     """Looks up the model's embedding, for a block that is given no tokens to embed."""
     config = source.config
     shape = torch.Size((int(config.vocab_size), int(config.hidden_size)))
-    table, scale = shaped(source, name, shape), embedding_scale(config, dtype)
+    table, scale = Table(source, name, shape), embedding_scale(config, dtype)
 
     def look_up(tokens: torch.Tensor) -> torch.Tensor:
-        rows: torch.Tensor = embedding(tokens.cpu(), table).to(device, dtype)
+        rows: torch.Tensor = table(tokens.cpu()).to(device, dtype)
         return rows if scale is None else rows * scale
 
     return look_up

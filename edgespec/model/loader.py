@@ -98,6 +98,9 @@ class Checkpoint:
                 tensors[name] = place.read(opened[place.file])
         return tensors
 
+    def table(self, name: str) -> tuple[str, torch.Tensor]:
+        return "", self.tensor(name)
+
     def packed(self, name: str, shape: torch.Size) -> dict[str, torch.Tensor]:
         """Raises ModelError: all tensors of a checkpoint are plain."""
         raise ModelError(f"{name!r} in {self.path} is not packed")
