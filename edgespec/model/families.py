@@ -68,6 +68,7 @@ FAMILIES: dict[str, Family] = {
     "mixtral": Family(windows="all"),
     "hunyuan_v1_dense": Family(),
     "lfm2": Family(convolutions=True),
+    "lfm2_moe": Family(convolutions=True),
 }
 """Every value of `model_type` that is accepted."""
 

@@ -21,6 +21,7 @@ from edgespec.model.gguf.unpacking import numbers_of
 from edgespec.model.joint import JointCache, RowCache
 from edgespec.model.kv_cache import RowForm
 from edgespec.model.matrices import MatrixReader, Product, plain_product
+from edgespec.model.mixture import sum_of_experts
 from edgespec.model.model_config import FULL, ModelConfig
 from edgespec.model.rope import Angles, Rotary, head_dim_of
 from edgespec.model.row_math import HeadNorm, Norm, RowMath
@@ -182,7 +183,7 @@ class _LayerReader:
         return Norm(torch.ones(width, dtype=self._dtype, device=self._device), self._eps, False)
 
 
-class Mixture:
+class RoutedExperts:
     """A router, and the experts that it chooses of for each row."""
 
     def __init__(self, form: Gemma4Form, read: _LayerReader, math: RowMath) -> None:
@@ -203,14 +204,8 @@ class Mixture:
         math = self._math
         normed = math.norm(routed, self._norm) * self._scale * self._form.hidden**-0.5
         chosen, shares = math.by_row(self._choose, self._router(normed))
-        out = torch.zeros_like(rows)
-        # In the order of the experts, whatever rows are beside: so a row's sum is always the same.
-        for number in torch.unique(chosen).tolist():
-            gate_up, down = self._experts[number]
-            row, rank = torch.where(chosen == number)
-            made = down(math.gated(gate_up(rows[row]), self._form.activation))
-            out.index_add_(0, row, (made * shares[row, rank, None]).to(out.dtype))
-        return out
+        how = rows, self._form.activation, math
+        return sum_of_experts(self._experts, chosen, shares, *how)
 
     def _choose(self, scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Of scores [R, experts] the best ones' numbers and shares [R, active]."""
@@ -239,9 +234,9 @@ class Gemma4Layer:
         self._enter, self._attended, self._middle, self._left = map(read.norm, _NORMS)
         self._attention = AttentionForm(1.0, None, form.window)
         self._scalar = read.plain("layer_scalar")
-        self._mixture: Mixture | None = None
+        self._mixture: RoutedExperts | None = None
         if form.experts:
-            self._mixture = Mixture(form, read, math)
+            self._mixture = RoutedExperts(form, read, math)
             self._dense, self._chosen, self._sparse = map(read.norm, _EXPERT_NORMS)
         if form.told:
             self._told_gate = read.product("per_layer_input_gate")

@@ -8,13 +8,15 @@ import torch
 
 from edgespec.model.families import FAMILIES
 from edgespec.model.kv_cache import RowForm
+from edgespec.model.mixture import ROUTER, MixtureForm
 from edgespec.model.model_config import CONVOLUTION, SLIDING, ModelConfig
 from edgespec.planning.operations import OWN_OPERATIONS
+from edgespec.planning.text_part import CONVOLVING
 
-_NORMED_HEADS = ("qwen3", "gemma3_text", "lfm2")
+_NORMED_HEADS = ("qwen3", "gemma3_text", *CONVOLVING)
 _GEMMAS = ("gemma2", "gemma3_text")
 _MLP_BIAS = ("llama", "granite", "smollm3")
-_NO_BIAS = ("mistral", "ministral", "phi3", "lfm2")
+_NO_BIAS = ("mistral", "ministral", "phi3", *CONVOLVING)
 _ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh")
 
 
@@ -23,7 +25,8 @@ class LayerForm:
     """One decoder layer: norm, mixer, norm, gated MLP, each of the two added to what entered. What
     mixes a row with those before it is attention, or a short convolution if there are `taps`.
 
-    `taps`: rows that a convolution reads, its own included. `inner`: width of the MLP. `fused`:
+    `taps`: rows that a convolution reads, its own included. `inner`: width of the MLP, if that is
+    no `mixture`. `fused`:
     whether the checkpoint has one matrix for queries, keys and values, and one for gate and up.
     `head_norms`: each head's queries and keys are normed.
     `around`: what attention and MLP give is normed too, before it is added. `above_one`: a norm's
@@ -52,6 +55,7 @@ class LayerForm:
     share: float = 1.0
     taps: int = 0
     taps_bias: bool = False
+    mixture: MixtureForm | None = None
 
     @property
     def rows(self) -> RowForm:
@@ -93,6 +97,13 @@ class LayerForm:
         before, last = "pre_feedforward_layernorm", "post_feedforward_layernorm"
         return "input_layernorm", behind, before, last
 
+    @property
+    def matrices(self) -> frozenset[str]:
+        """The tensors that rows are multiplied by, but for a router: it is small, and its errors
+        change everything."""
+        every = self.shapes().items()
+        return frozenset(n for n, shape in every if len(shape) == 2 and n != f"mlp.{ROUTER}")
+
     def shapes(self) -> dict[str, torch.Size]:
         """All tensors of a layer, by their names in it; matrices [out, in], all else flat."""
         width, kv_width = self.heads * self.head_dim, self.kv_heads * self.head_dim
@@ -116,10 +127,13 @@ class LayerForm:
         if self.head_norms and not self.taps:
             for name in "qk":
                 found[f"self_attn.{name}_norm.weight"] = torch.Size((self.head_dim,))
-        inner = 2 * self.inner if self.fused else self.inner
-        for name in self.gate_up_names:
-            add(name, inner, self.hidden, self.mlp_bias)
-        add("mlp.down_proj", self.hidden, self.inner, self.mlp_bias)
+        if self.mixture is not None:
+            found |= {f"mlp.{name}": shape for name, shape in self.mixture.shapes().items()}
+        else:
+            inner = 2 * self.inner if self.fused else self.inner
+            for name in self.gate_up_names:
+                add(name, inner, self.hidden, self.mlp_bias)
+            add("mlp.down_proj", self.hidden, self.inner, self.mlp_bias)
         for name in filter(None, self.norm_names):
             found[f"{name}.weight"] = torch.Size((self.hidden,))
         return found
@@ -134,7 +148,7 @@ def layer_form(config: ModelConfig, index: int) -> LayerForm | None:
         return None
     heads, hidden = int(config.num_attention_heads), int(config.hidden_size)
     head_dim = int(getattr(config, "head_dim", None) or hidden // heads)
-    convolves = kind == "lfm2" and config.layer_types[index] == CONVOLUTION
+    convolves = kind in CONVOLVING and config.layer_types[index] == CONVOLUTION
     biased = kind == "qwen2" or (kind not in _NO_BIAS and bool(config.attention_bias))
     softcap = config.attn_logit_softcapping if kind == "gemma2" else None
     return LayerForm(
@@ -159,6 +173,22 @@ def layer_form(config: ModelConfig, index: int) -> LayerForm | None:
         share=float(config.residual_multiplier) if kind == "granite" else 1.0,
         taps=int(config.conv_L_cache) if convolves else 0,
         taps_bias=convolves and bool(config.conv_bias),
+        mixture=_mixture(config, index) if kind == "lfm2_moe" else None,
+    )
+
+
+def _mixture(config: ModelConfig, index: int) -> MixtureForm | None:
+    """The experts of layer `index`; None where its MLP is one."""
+    if index < int(config.num_dense_layers):
+        return None
+    return MixtureForm(
+        hidden=int(config.hidden_size),
+        inner=int(config.moe_intermediate_size),
+        experts=int(config.num_experts),
+        active=int(config.num_experts_per_tok),
+        biased=bool(config.use_expert_bias),
+        normed=bool(config.norm_topk_prob),
+        scaling=float(config.routed_scaling_factor),
     )
 
 

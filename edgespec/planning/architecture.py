@@ -18,7 +18,7 @@ MOST_LAYERS, MOST_EXPERTS = 1024, 4096
 _DEFAULT_HEAD_DIM = (
     *("llama", "mistral", "qwen2", "phi3", "granite", "granitemoehybrid", "smollm3"),
     *("olmo2", "olmo3", "exaone4", "cohere2", "olmoe", "mixtral", "hunyuan_v1_dense"),
-    "lfm2",
+    *CONVOLVING,
 )
 """Families whose config.json may leave head_dim out: hidden_size / num_attention_heads."""
 _DEFAULT_KV_HEADS = (
@@ -26,7 +26,8 @@ _DEFAULT_KV_HEADS = (
 )
 """Families whose config.json may leave num_key_value_heads out: as many as heads."""
 _TIED = (
-    *("gemma", "gemma2", "gemma3_text", "gemma4_text", "smollm3", "ernie4_5", "cohere2", "lfm2"),
+    *("gemma", "gemma2", "gemma3_text", "gemma4_text", "smollm3", "ernie4_5", "cohere2"),
+    *CONVOLVING,
 )
 """Families whose head is the embedding unless config.json says otherwise."""
 _EXPERTS = {
@@ -34,10 +35,12 @@ _EXPERTS = {
     "gpt_oss": "num_local_experts",
     "olmoe": "num_experts",
     "mixtral": "num_local_experts",
+    "lfm2_moe": "num_experts",
 }
 """Mixtures, and the field that counts their experts."""
 _WIDTHS = {
     "qwen3_moe": "moe_intermediate_size",
+    "lfm2_moe": "moe_intermediate_size",
     "granitemoehybrid": "shared_intermediate_size",
 }
 """Families that have another field for the inner width than intermediate_size."""
@@ -59,8 +62,9 @@ Matrices = tuple[tuple[int, int], ...]
 @dataclass(frozen=True, slots=True)
 class Architecture:
     """The sizes of a decoder-only model whose layers are all alike, but for what `uneven` says, and
-    that `convolutions` of them may have a short convolution in place of attention: then a layer is
-    what they are on average.
+    that `convolutions` of them may have a short convolution in place of attention, and `dense` ones
+    of a mixture one MLP of a width of their own, `dense_width`: then a layer is what they are on
+    average.
 
     `intermediate`: inner width of the gated MLP, or of one expert. `head_dim` 0: hidden / heads.
     `tied`: the output head is the input embedding. `experts` 0: no mixture; else each row goes
@@ -78,6 +82,8 @@ class Architecture:
     experts: int = 0
     active: int = 0
     convolutions: int = 0
+    dense: int = 0
+    dense_width: int = 0
     family: str = "llama"
     uneven: Uneven | None = None
 
@@ -171,6 +177,8 @@ class Architecture:
     @property
     def mlp_weights(self) -> int:
         """Weights of the matrices of one layer's MLP, or of all its experts."""
+        if self.uneven is None:
+            return self._mlp(lambda rows, columns: rows * columns)
         return self.mean(lambda layer: _weights_of(self.matrices(layer)[1])) * max(1, self.experts)
 
     @property
@@ -200,7 +208,8 @@ class Architecture:
         """Weights of the largest matrix of a layer."""
         mixing = self.convolution_matrices if self.convolutions else ()
         ends = (some for end in {0, self.layers - 1} for some in self.matrices(end))
-        return max(r * c for some in (*ends, mixing) for r, c in some)
+        matrices = (shape for some in (*ends, mixing) for shape in some)
+        return max(self.dense_width * self.hidden, *(r * c for r, c in matrices))
 
     def attention_bytes(self, quantisation: Quantisation) -> int:
         if self.uneven is None:
@@ -216,8 +225,18 @@ class Architecture:
 
     def mlp_bytes(self, quantisation: Quantisation) -> int:
         """Bytes of one layer's MLP; of all its experts, if it is a mixture."""
+        if self.uneven is None:
+            return self._mlp(lambda rows, columns: matrix_bytes(rows, columns, quantisation))
         one = self.mean(lambda layer: _bytes_of(self.matrices(layer)[1], quantisation))
         return one * max(1, self.experts)
+
+    def _mlp(self, of: Callable[[int, int], int]) -> int:
+        """That of the matrices of an MLP, or of all its experts, of a layer on average."""
+        one = max(1, self.experts) * sum(of(*shape) for shape in self.mlp_matrices)
+        if not self.dense:
+            return one
+        dense = 2 * of(self.dense_width, self.hidden) + of(self.hidden, self.dense_width)
+        return one + self.dense * (dense - one) // self.layers
 
     def layer_bytes(self, quantisation: Quantisation) -> int:
         """Bytes of one layer's matrices, scales included."""
@@ -321,6 +340,12 @@ def architecture_of(config: Mapping[str, object], where: str) -> Architecture:
             inner = _count(config, where, "moe_intermediate_size")
             experts = _count(config, where, "num_experts", most=MOST_EXPERTS)
             active = _count(config, where, "top_k_experts", most=experts)
+    dense = 0
+    if family == "lfm2_moe":
+        dense = min(
+            _count({"num_dense_layers": 2, **config}, where, "num_dense_layers", least=0),
+            _count(config, where, "num_hidden_layers", most=MOST_LAYERS) - 1,
+        )
     return Architecture(
         layers=layers,
         hidden=hidden,
@@ -333,6 +358,8 @@ def architecture_of(config: Mapping[str, object], where: str) -> Architecture:
         experts=experts,
         active=active,
         convolutions=_convolutions(config, where) if family in CONVOLVING else 0,
+        dense=dense,
+        dense_width=_count(config, where, "intermediate_size") if dense else 0,
         family=family,
         uneven=uneven,
     )
@@ -404,18 +431,23 @@ def _experts(config: Mapping[str, object], where: str, family: str) -> tuple[int
 
 
 def _count(
-    config: Mapping[str, object], where: str, field: str, default: int = 0, most: int = 1 << 31
+    config: Mapping[str, object],
+    where: str,
+    field: str,
+    default: int = 0,
+    most: int = 1 << 31,
+    least: int = 1,
 ) -> int:
-    """A positive integer; `default` > 0 stands for one that is missing or null."""
+    """An integer from `least` on; `default` > 0 stands for one that is missing or null."""
     value = config.get(field)
     if value is None and default > 0:
         return default
     if value is None:
         raise ConfigError(f"{where}: {field} is missing; download the model again")
     # The upper limit keeps out what no model has, so that no sum of sizes can grow absurd.
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= most:
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
         raise ConfigError(
-            f"{where}: {field} is {value!r}; it must be a whole number from 1 to {most}"
+            f"{where}: {field} is {value!r}; it must be a whole number from {least} to {most}"
         )
     return value
 

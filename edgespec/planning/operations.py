@@ -23,8 +23,9 @@ OWN_OPERATIONS = {
     "gemma3_text": 30,
     "gemma4_text": 32,
     "lfm2": 19,  # whether it attends or convolves
+    "lfm2_moe": 26,
 }
-"""By model type, of those whose layers are edgespec's own."""
+"""By model type, of those whose layers are edgespec's own; of mixtures without experts."""
 
 LIBRARY_OPERATIONS = {
     "ministral3": 50,
@@ -46,6 +47,7 @@ LIBRARY_OPERATIONS = {
 """Of those that run transformers' layers; of mixtures without experts."""
 
 EXPERT_OPERATIONS = {
+    "lfm2_moe": 10,
     "qwen3_moe": 11,
     "olmoe": 11,
     "mixtral": 12,

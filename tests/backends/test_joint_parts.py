@@ -96,6 +96,8 @@ def test_every_family(root: Path, name: str, dtype: str) -> None:
 @pytest.mark.parametrize("quant", ["int4-g32", "int8", "nf4", "mixed"])
 def test_every_quantisation(root: Path, quant: str) -> None:
     checkpoint = wide(root)
+    if quant == "nf4":
+        pytest.importorskip("bitsandbytes")
     mixed = quant == "mixed"
     source = (
         MixedSource(checkpoint) if mixed else QuantisingSource(checkpoint, QUANTISATIONS[quant])

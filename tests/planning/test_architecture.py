@@ -107,6 +107,18 @@ LFM2 = {
     "vocab_size": 65536,
     "full_attn_idxs": [2, 5, 8, 10, 12, 14],
 }
+LFM2_MOE = {
+    **LFM2,
+    "model_type": "lfm2_moe",
+    "num_hidden_layers": 24,
+    "intermediate_size": 7168,
+    "moe_intermediate_size": 1792,
+    "num_dense_layers": 2,
+    "num_experts": 32,
+    "num_experts_per_tok": 4,
+    "full_attn_idxs": None,
+    "layer_types": [("conv", "full_attention")[n in (2, 6, 10, 14, 18, 21)] for n in range(24)],
+}
 
 
 def test_a_published_config_gives_the_architecture_in_the_list() -> None:
@@ -127,6 +139,7 @@ def test_a_published_config_gives_the_architecture_in_the_list() -> None:
         (MINISTRAL3, 8.49e9),
         (GPT_OSS, 20.91e9),
         (LFM2, 1.1703e9),
+        (LFM2_MOE, 8.34e9),
     ],
 )
 def test_the_weights_add_up_to_the_published_count(
@@ -162,8 +175,9 @@ def test_every_family_is_read(family: str) -> None:
     other: dict[str, object] = {"shared_intermediate_size": 512, "num_local_experts": 32}
     other["block_auto_adjust_ff_dim"] = False
     of = architecture_of({**MIXTURE, **other, "model_type": family}, "config.json")
-    assert of.intermediate == {"qwen3_moe": 768, "granitemoehybrid": 512}.get(family, 6144)
-    experts = {"qwen3_moe": 128, "olmoe": 128, "gpt_oss": 32, "mixtral": 32}
+    widths = {"qwen3_moe": 768, "granitemoehybrid": 512, "lfm2_moe": 768}
+    assert of.intermediate == widths.get(family, 6144)
+    experts = {"qwen3_moe": 128, "olmoe": 128, "gpt_oss": 32, "mixtral": 32, "lfm2_moe": 128}
     assert of.experts == experts.get(family, 0)
     assert of.layers == 48
 

@@ -67,7 +67,7 @@ def pack(weight: torch.Tensor, quantisation: Quantisation) -> Packed:
     """Exactly `stored_parts` of a float weight [out, in], contiguous, on the CPU.
 
     Works on some rows at a time, as the weight may be larger than the memory that is left. Raises
-    ModelError if its shape or values do not fit.
+    ModelError if its shape or values do not fit, or what the quantisation needs is not installed.
     """
     packed: Packed = _kind(quantisation).pack(weight, quantisation)
     return packed
@@ -112,7 +112,8 @@ def linear_from(
     """The layer that multiplies rows [..., in] in `dtype` by a packed weight of `shape` [out, in].
 
     All it holds are buffers on `device`; what the kernel takes as it is stored is kept, not
-    copied. `bias` [out] is in `dtype` on `device`.
+    copied. `bias` [out] is in `dtype` on `device`. Raises ModelError where the form needs
+    something that is not installed.
     """
     place = torch.device(device)
     if place.type != "cpu":
