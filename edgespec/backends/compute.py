@@ -69,9 +69,13 @@ def lane_of(effect: Effect) -> int:
 class StageCompute:
     """A stage's worker: its block of layers, and the output head if the last stage has it."""
 
-    def __init__(self, block: BlockBackend, head: Head | None = None) -> None:
+    def __init__(
+        self, block: BlockBackend, head: Head | None = None, *, keeps_tokens: bool = False
+    ) -> None:
+        """`keeps_tokens`: see StageMachine."""
         self._block = block
         self._head = head
+        self.keeps_tokens = keeps_tokens
 
     def perform(self, effect: Effect, stop: StopCheck) -> Event | None:
         """Carry out one effect; `stop()` turns true when a running block is no longer wanted."""

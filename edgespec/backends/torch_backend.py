@@ -56,7 +56,10 @@ class TorchBlock:
         self._taps = []
         positions = torch.from_numpy(rows.positions).to(self._block.device)
         tapped = self._taps.append if job.aux_layers else None
-        hidden = self._block.forward_joint(inputs, positions, parts, stop, job.aux_layers, tapped)
+        tokens = None if self._block.token_rows is None else self._tokens(job, rows)
+        hidden = self._block.forward_joint(
+            inputs, positions, parts, stop, job.aux_layers, tapped, tokens
+        )
         return None if hidden is None else from_torch(hidden)
 
     def _cached(self, job: int, part: BlockPart) -> CachedPart:
@@ -99,20 +102,23 @@ class TorchBlock:
             )
         return to_torch(hidden, block.device)
 
-    def _embedded(self, job: RunBlock, rows: Rows) -> torch.Tensor:
-        """Tokens of the rows, or vectors of all if some stand for PPD tokens."""
+    def _tokens(self, job: RunBlock, rows: Rows) -> torch.Tensor:
+        """Tokens int64 of the rows, -1, -2, … of PPD tokens; checked."""
         block, tokens = self._block, rows.tokens
         if tokens.shape != rows.ids.shape:
             raise RemoteProtocolError(f"job {job.job} lacks the tokens of its rows")
-        table = job.ppd_tokens
-        vectors = 0 if table is None else table.shape[0]
+        vectors = 0 if job.ppd_tokens is None else job.ppd_tokens.shape[0]
         # An index outside the embedding would end the process on CUDA.
         if tokens.min() < -vectors or tokens.max() >= block.vocab_size:
             raise RemoteProtocolError(
                 f"job {job.job} has a token outside the vocabulary of {block.vocab_size}"
             )
-        places = torch.from_numpy(tokens).to(block.device)
-        if tokens.min() >= 0:
+        return torch.from_numpy(tokens).to(block.device)
+
+    def _embedded(self, job: RunBlock, rows: Rows) -> torch.Tensor:
+        """Tokens of the rows, or vectors of all if some stand for PPD tokens."""
+        block, places, table = self._block, self._tokens(job, rows), job.ppd_tokens
+        if rows.tokens.min() >= 0:
             return places
         assert table is not None
         if table.shape[1:] != (block.hidden_size,) or "float" not in table.dtype:
