@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 
 import httpx
 import psutil
@@ -20,8 +21,10 @@ from support.nodes import HOST, NodeRing, until
 
 from edgespec.config import Address
 from edgespec.daemon import api_process
+from edgespec.daemon.api_keys import ApiKeys
 from edgespec.daemon.api_process import ApiProcess
 from edgespec.daemon.cluster import ClusterFolder, folder_of
+from edgespec.types.own_module import own_command
 
 START_S = 60.0
 
@@ -120,6 +123,35 @@ def test_it_does_not_outlive_a_parent_that_is_killed(ring: NodeRing) -> None:
         os.kill(one.pid, signal.SIGKILL)
         one.wait(START_S)
     until(lambda: not psutil.pid_exists(pid), START_S)
+
+
+def test_no_folder_of_its_name_is_taken_for_edgespec(tmp_path: Path) -> None:
+    """`python -m` would look there first."""
+    foreign = tmp_path / "edgespec"
+    (foreign / "cli").mkdir(parents=True)
+    for package in (foreign, foreign / "cli"):
+        (package / "__init__.py").write_text("")
+    (foreign / "cli" / "main.py").write_text("raise SystemExit('a foreign edgespec was run')\n")
+    words = [*own_command("edgespec.cli.main"), "api", "--http", "none"]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True)
+    assert "leaves nothing to serve" in done.stderr
+
+
+def test_behind_a_proxy_a_key_is_asked_for(ring: NodeRing) -> None:
+    key = ApiKeys(folder_of("")).new("proxied")
+    asked = ("--http", f"{HOST}:0", "--coordinator", str(ring.address), "--require-key")
+    try:
+        with Command("api", *asked, "--cors-origin", "http://localhost:3000") as command:
+            command.until_out("API at http://")
+            url = command.out.split()[-1]
+            until(lambda: answers(url), START_S)
+            assert httpx.get(f"{url}/v1/models").status_code == 401
+            told = {"authorization": f"Bearer {key}", "origin": "http://localhost:3000"}
+            reply = httpx.get(f"{url}/v1/models", headers=told)
+            assert reply.headers["access-control-allow-origin"] == "http://localhost:3000"
+            assert reply.status_code == 200
+    finally:
+        ApiKeys(folder_of("")).revoke("proxied")
 
 
 Run = Callable[..., Done]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import stat
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -12,14 +13,24 @@ from edgespec.config import Address
 from edgespec.daemon.api_keys import FILE, KEY_BYTES, ApiKeys
 from edgespec.daemon.api_process import (
     HTTP_PORT,
+    ApiOptions,
     http_address,
     needs_keys,
-    ollama_address,
-    options_of,
     served_http,
 )
 from edgespec.daemon.cluster import ClusterFolder, ClusterSettings
 from edgespec.errors import AccessRefused, ConfigError
+
+
+def options(
+    ollama: str = "",
+    aliases: Sequence[str] = (),
+    require_key: bool = False,
+    origins: Sequence[str] = (),
+    names: Sequence[str] = (),
+) -> ApiOptions:
+    """As a command reads them."""
+    return ApiOptions.read(ollama, aliases, require_key, origins, names)
 
 
 @pytest.fixture
@@ -123,22 +134,50 @@ def test_an_address_that_is_none_is_refused(text: str) -> None:
 def test_other_machines_need_a_key(folder: ClusterFolder, host: str) -> None:
     http = str(Address(host, 8000))
     with pytest.raises(ConfigError, match="edgespec key new"):
-        served_http(http, folder)
+        served_http(http, ApiOptions(), folder)
     ApiKeys(folder.path).new("x")
-    assert served_http(http, folder) == Address(host, 8000)
+    assert served_http(http, ApiOptions(), folder) == Address(host, 8000)
 
 
 def test_ollamas_clients_have_an_address_of_their_own(folder: ClusterFolder) -> None:
-    assert ollama_address("", folder) is None
-    door = ollama_address("127.0.0.1", folder)
-    assert door == Address("127.0.0.1", 11434)
-    assert options_of(door, ["a"]) == ("--ollama", "127.0.0.1:11434", "--alias", "a")
-    assert options_of(None, ()) == ()
+    near = options("127.0.0.1")
+    assert near.ollama == Address("127.0.0.1", 11434)
+    assert served_http("127.0.0.1", near, folder) == Address("127.0.0.1", 8000)
     with pytest.raises(ConfigError, match=r"--ollama 0\.0\.0\.0:11434 can be reached"):
-        ollama_address("0.0.0.0", folder)
+        served_http("127.0.0.1", options("0.0.0.0"), folder)
+    with pytest.raises(ConfigError, match="--ollama is for the HTTP API"):
+        served_http("none", near, folder)
+
+
+def test_what_serve_passes_on_is_what_it_was_told() -> None:
+    assert options().words == []
+    told = options("127.0.0.1", ["a"], True, ["HTTP://localhost:3000/"], ["Board.local"])
+    words = ["--ollama", "127.0.0.1:11434", "--alias", "a", "--cors-origin"]
+    words += ["http://localhost:3000", "--host-name", "board.local", "--require-key"]
+    assert told.words == words
+
+
+def test_loopback_can_need_a_key_too(folder: ClusterFolder) -> None:
+    keyed = options(require_key=True)
+    with pytest.raises(ConfigError, match="--require-key, and there is no API key"):
+        served_http("127.0.0.1", keyed, folder)
+    ApiKeys(folder.path).new("x")
+    assert served_http("127.0.0.1", keyed, folder) == Address("127.0.0.1", 8000)
+
+
+@pytest.mark.parametrize("origin", ["*", "null", "localhost:3000", "http://a/b", "http://*.a", ""])
+def test_an_origin_is_one_site(origin: str) -> None:
+    with pytest.raises(ConfigError, match="is no origin"):
+        options(origins=[origin])
+
+
+@pytest.mark.parametrize("name", ["", "a:8000", "http://a", "*"])
+def test_a_host_is_a_name(name: str) -> None:
+    with pytest.raises(ConfigError, match="is no name"):
+        options(names=[name])
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost"])
 def test_loopback_needs_none(folder: ClusterFolder, host: str) -> None:
     assert not needs_keys(Address(host, 1))
-    assert served_http(str(Address(host, 8000)), folder) is not None
+    assert served_http(str(Address(host, 8000)), ApiOptions(), folder) is not None
