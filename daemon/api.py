@@ -61,14 +61,20 @@ def run_api(config: ApiConfig, folder: ClusterFolder) -> int:
         if options.ollama is not None:
             log.info("for clients of Ollama at http://%s", Address(options.ollama.host, ports[-1]))
         service = Service(client, config.limits, frozenset(options.aliases))
-        server_of(service, ApiKeys(folder.path).accepts, door).run(sockets=listeners)
+        keys = ApiKeys(folder.path)
+        server_of(service, keys.accepts, door, keys.exchanged).run(sockets=listeners)
     return EXIT_OK
 
 
-def server_of(service: Service, accepts: Callable[[str], bool], door: Door) -> ApiServer:
-    """The uvicorn server of an API; its sockets are passed to `run`. `accepts`, `door`: see
-    Guard."""
-    app = application(service, accepts, door, routes(service.client))
+def server_of(
+    service: Service,
+    accepts: Callable[[str], bool],
+    door: Door,
+    exchanged: Callable[[str], str | None] = lambda key: None,
+) -> ApiServer:
+    """The uvicorn server of an API; its sockets are passed to `run`. `accepts`, `door`: see Guard;
+    `exchanged`: see events.routes."""
+    app = application(service, accepts, door, routes(service.client, exchanged))
     return ApiServer(settings_of(app, service.limits, BACKLOG), service)
 
 

@@ -352,6 +352,7 @@ def _membership(
             tools=form_in(template),
             thinking=thinking_in(template),
             usual=loaded.usual,
+            draft=loaded.draft.name if loaded.draft else "",
         ),
         own_stage=config.with_stage,
         holders=cluster.holders(),

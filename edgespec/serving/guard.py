@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from edgespec.serving.problems import ApiProblem
 
-OPEN_PATHS = frozenset({"/", "/health", "/healthz", "/readyz", "/openapi.json"})
+OPEN_PATHS = frozenset({"/", "/key", "/health", "/healthz", "/readyz", "/openapi.json"})
 ASKER = "edgespec.asker"
 """Key of an ASGI scope for the SHA-256 of the API key that was sent; absent without keys."""
 
@@ -91,11 +91,8 @@ class Guard:
             return self._foreign(asked)
         if _is_open(asked.scope):
             return None
-        scheme, _, key = asked.headers.get("authorization", "").partition(" ")
-        if not key:  # as Anthropic's clients send it
-            scheme, key = "bearer", asked.headers.get("x-api-key", "")
-        key = key.strip()
-        if scheme.lower() == "bearer" and self._accepts(key):
+        key = key_of(asked)
+        if self._accepts(key):
             asked.scope[ASKER] = hashlib.sha256(key.encode()).hexdigest()
             return None
         through = f" as what came through a proxy ({proxy})" if proxy else ""
@@ -128,6 +125,14 @@ class Guard:
         # A browser fetches a picture or script for another site's page without an Origin.
         is_foreign = asked.headers.get("sec-fetch-site") == "cross-site"
         return _WRONG_ORIGIN if is_foreign and not _is_open(asked.scope) else None
+
+
+def key_of(asked: HTTPConnection) -> str:
+    """The key that is sent with a request, "" without one."""
+    scheme, _, key = asked.headers.get("authorization", "").partition(" ")
+    if not key:  # as Anthropic's clients send it
+        return asked.headers.get("x-api-key", "").strip()
+    return key.strip() if scheme.lower() == "bearer" else ""
 
 
 def _wrong_host(is_open: bool) -> ApiProblem:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -19,6 +21,7 @@ import pytest
 from support.commands import Command, Done, run_here
 from support.nodes import HOST, NodeRing, until
 
+from edgespec.cli.qr import qr_lines, qr_squares
 from edgespec.config import Address
 from edgespec.daemon import api_process
 from edgespec.daemon.api_keys import ApiKeys
@@ -167,6 +170,39 @@ def test_others_are_not_served_without_a_key(run: Run) -> None:
     done = run("api", "--http", "0.0.0.0:0", "--coordinator", "127.0.0.1:1")
     done.assert_refused("edgespec key new NAME")
     run("api", "--http", "none").assert_refused("nothing to serve")
+
+
+def test_a_phones_key_is_a_picture_of_a_link(run: Run) -> None:
+    made = run("key", "new", "phone", "--qr", "--url", "http://192.168.1.10:8000/")
+    try:
+        link = made.out.strip()
+        assert re.fullmatch(r"http://192\.168\.1\.10:8000/#key=esk-[\w-]{43}", link)
+        assert not ApiKeys(folder_of("")).accepts(link.partition("=")[2])
+        assert all(line in made.err for line in qr_lines(link))
+        assert "within 15 minutes" in made.err
+    finally:
+        run("key", "revoke", "phone")
+    run("key", "new", "x", "--qr", "--url", "ftp://a").assert_refused("no address of a page")
+    run("key", "new", "x", "--qr", "--url", f"http://{99 * 'a'}").assert_refused("do not fit")
+    assert json.loads(run("key", "list", "--json").out) == {"keys": []}
+
+
+@pytest.mark.parametrize(
+    ("text", "size", "digest"),
+    [
+        (17 * "x", 21, "9039ce644c74f531"),
+        ("http://192.168.1.10:8000/#key=esk-" + 11 * "aB3_", 33, "9f3fa04fc524e2ba"),
+        (106 * "x", 37, "6f51665c89d5625c"),
+    ],
+)
+def test_a_qr_code_is_as_the_standard_has_it(text: str, size: int, digest: str) -> None:
+    """These are as segno 1.6.6 makes them for the same version and mask; jsQR 1.4.0 reads them."""
+    squares = qr_squares(text)
+    assert len(squares) == size
+    assert hashlib.sha256(repr(squares).encode()).hexdigest()[:16] == digest
+    shown = qr_lines(text)
+    assert {len(line) for line in shown} == {size + 8}
+    assert shown[0].strip() == shown[-1].strip() == ""
 
 
 def test_keys_are_made_listed_and_taken_back(run: Run) -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import base64
 import stat
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from edgespec.config import Address
-from edgespec.daemon.api_keys import FILE, KEY_BYTES, ApiKeys
+from edgespec.daemon.api_keys import FILE, KEY_BYTES, KEY_CHARS, ONCE_S, ApiKeys
 from edgespec.daemon.api_process import (
     HTTP_PORT,
     ApiOptions,
@@ -44,6 +45,7 @@ def test_a_key_counts_until_it_is_revoked(folder: ClusterFolder) -> None:
     assert not running.accepts("")
     text, other = command.new("laptop"), command.new("phone")
     assert text != other
+    assert len(text) == KEY_CHARS
     assert len(base64.urlsafe_b64decode(text.removeprefix("esk-") + "=")) == KEY_BYTES
     assert running.accepts(text)
     assert running.accepts(other)
@@ -66,6 +68,25 @@ def test_the_file_holds_no_key_and_is_its_owners_alone(folder: ClusterFolder) ->
     file.chmod(0o644)
     with pytest.raises(AccessRefused, match="chmod 600"):
         ApiKeys(folder.path).all()
+
+
+def test_a_key_for_one_use_is_exchanged_once_and_in_time(
+    folder: ClusterFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = ApiKeys(folder.path)
+    once, old, plain = keys.new("phone", once=True), keys.new("old", once=True), keys.new("laptop")
+    assert not keys.accepts(once)
+    kept = keys.exchanged(once)
+    assert kept is not None
+    assert keys.accepts(kept)
+    for text in (once, kept, plain, "", "x"):
+        assert keys.exchanged(text) is None
+    assert [(key.name, key.once) for key in keys.all()] == [
+        *(("phone", False), ("old", True), ("laptop", False))
+    ]
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now + ONCE_S + 1)
+    assert keys.exchanged(old) is None
 
 
 @pytest.mark.parametrize("name", ["", "all", "x" * 65, "a\nb", "a\x1b[2J"])

@@ -32,6 +32,7 @@ def api(
     aliases: frozenset[str] = frozenset(),
     accepts: Callable[[str], bool] | None = None,
     door: Door | None = None,
+    exchanged: Callable[[str], str | None] = lambda key: None,
     timing: Timing | None = None,
     wait: float = 2.0,
 ) -> Iterator[str]:
@@ -42,7 +43,9 @@ def api(
     if accepts is None:
         door = replace(door, open_ports={listener.getsockname()[1]})
     client = AsyncClient(coordinator, identity, wait, timing or QUICK)
-    server = server_of(Service(client, limits, aliases), accepts or (lambda key: False), door)
+    server = server_of(
+        Service(client, limits, aliases), accepts or (lambda key: False), door, exchanged
+    )
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
     try:
