@@ -4,9 +4,10 @@ import { nameOf, words } from "./boards.js";
 
 const $ = (id) => document.getElementById(id);
 const SVG = "http://www.w3.org/2000/svg";
-const WIDE = { width: 640, height: 348, across: 238, down: 112, radius: 37 };
+const WIDE = { width: 640, height: 304, across: 238, down: 90, radius: 37 };
 const NARROW = { width: 340, height: 384, across: 118, down: 134, radius: 33 };
 const LABEL_CHARS = { wide: 18, narrow: 13 };
+const MORE = 24; // half of what a ring of many boards is higher
 const LABEL = { half: 46, down: 32 }; // below a board
 const MARKS = { missing: "✕", loading: "↻", waiting: "…" };
 const TURN = 2 * Math.PI;
@@ -88,15 +89,14 @@ function speedOf(status) {
 }
 
 function middle(status, shape) {
-  const group = svg("g", { class: "middle", transform: `translate(${shape.cx} ${shape.cy})` });
+  // Between the name of D0 and the board at the bottom.
+  const group = svg("g", { class: "middle", transform: `translate(${shape.cx} ${shape.cy + 16})` });
   const speed = speedOf(status);
-  if (status.running && speed > 0) {
-    group.append(svg("text", { class: "speed", y: 4 }, speed.toFixed(1)), svg("text", { class: "unit", y: 24 }, "tokens a second"));
-  } else {
-    const doing = status.running ? "reading" : status.ready ? "idle" : "not up";
-    group.append(svg("text", { class: "unit", y: 4 }, doing));
-  }
-  if (status.waiting) group.append(svg("text", { class: "unit", y: 42 }, `${status.waiting} waiting`));
+  const isAnswering = status.running && speed > 0;
+  if (isAnswering) group.append(svg("text", { class: "speed", y: 2 }, speed.toFixed(1)));
+  const doing = isAnswering ? "tokens a second" : status.running ? "reading" : status.ready ? "idle" : "not up";
+  const waits = status.waiting ? `, ${status.waiting} waiting` : "";
+  group.append(svg("text", { class: "unit", y: isAnswering ? 20 : 4 }, doing + waits));
   return group;
 }
 
@@ -107,6 +107,10 @@ export function showPicture(status) {
   const home = { ...status.home, isHome: true, state: "ready", stage: 0 };
   const places = [home, ...status.nodes.filter((node) => node.stage > 0)];
   const spares = status.nodes.filter((node) => !node.stage);
+  if (places.length > 4) {
+    shape.down += MORE;
+    shape.height += 2 * MORE;
+  }
   shape.cx = shape.width / 2;
   shape.cy = shape.radius + 8 + shape.down;
   const height = shape.height + (spares.length ? 92 : 0);
