@@ -331,6 +331,7 @@ def _membership(
     what = "the ring cannot be shared out anew when a device is lost"
     needs = planned_needs(config, context, what, with_draft=False) if can_replan else None
     rows, row_bytes = cache_rows(config, context, device)
+    costs = needs.model.costs if needs else None
     names, template = names_of(config.model), loaded.codec.chat_template
     return MembershipMachine(
         assignment.assigned,
@@ -353,6 +354,7 @@ def _membership(
             thinking=thinking_in(template),
             usual=loaded.usual,
             draft=loaded.draft.name if loaded.draft else "",
+            size=costs.layers * costs.layer_bytes + costs.head.bytes if costs else 0,
         ),
         own_stage=config.with_stage,
         holders=cluster.holders(),

@@ -14,5 +14,5 @@ def own_command(module: str) -> list[str]:
     `-m` looks into the working directory first, which may hold another folder `edgespec`.
     """
     found = f"sys.path[:1] = [{_ROOT!r}] * ({_ROOT!r} not in sys.path[1:])"
-    run = f"runpy.run_module({module!r}, run_name='__main__', alter_sys=True)"
-    return [sys.executable, "-c", f"import runpy, sys; {found}; {run}"]
+    run = "runpy.run_module(sys.argv.pop(1), run_name='__main__', alter_sys=True)"
+    return [sys.executable, "-c", f"import runpy, sys; {found}; {run}", module]

@@ -64,7 +64,8 @@ def test_by_hand_it_says_where_it_listens_and_obeys_a_signal(ring: NodeRing) -> 
         until(lambda: answers(url), START_S)
         told = httpx.post(f"{url}/v1/completions", json={"prompt": "hello", "max_tokens": 3})
         assert told.json()["usage"]["completion_tokens"] == 3
-        assert httpx.get(f"http://{door}/api/tags").json()["models"][0]["name"] == "toy"
+        (model,) = httpx.get(f"http://{door}/api/tags").json()["models"]
+        assert (model["name"], model["size"]) == ("toy", 1234)
         command.process.send_signal(signal.SIGTERM)
         assert command.process.wait(START_S) == 0
 

@@ -218,7 +218,7 @@ class NodeRing:
             live=self.machine.live,
             plain=self.machine.learnt.plain_speed,
             about=lambda status: structs.replace(
-                status, names=("toy", "org/Toy-1B", "toys"), draft=self.draft
+                status, names=("toy", "org/Toy-1B", "toys"), draft=self.draft, size=1234
             ),
         )
         node = CoordinatorNode(
