@@ -111,7 +111,7 @@ def smollm2_ring(
     ends = open_source(smollm2_file(), FILE) if quantisation == FILE else source
     head = OutputHead(ends, dtype)
     folder = local_folder(smollm2_file())
-    parts = BaseParts(folder, source, head, dtype, "cpu", measured=False)
+    parts = BaseParts(folder, source, head, dtype, "cpu")
     draft = build_draft(chosen_draft(draft_name, smollm2_file()), parts)
     assert draft is not None
     ring = CoordinatorSettings(
