@@ -12,18 +12,15 @@ from edgespec.kernels.gpu.usable import DTYPES, usable
 from edgespec.kernels.rows import compiled_rows
 from edgespec.model.cuda_graphs import GraphMaker
 from edgespec.model.families import angle_kinds, embedding_scale
+from edgespec.model.inventory import block_parts
 from edgespec.model.joint import CachedPart, JointPass
 from edgespec.model.kv_cache import TwoRegionCache
 from edgespec.model.layer_plan import layer_plan
-from edgespec.model.layers import layers_of
-from edgespec.model.reading import reading
 from edgespec.model.row_math import BATCHED, CompiledRows, RowMath, SingleRows
-from edgespec.model.source import TensorSource, check_layers, check_names, shaped
+from edgespec.model.source import EMBEDDING, TensorSource, shaped
 from edgespec.model.static_pass import StaticPasses
 from edgespec.model.tensors import compute_dtype
 from edgespec.types.stop_check import StopCheck
-
-EMBEDDING, LM_HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 
 def row_math(device: torch.device, dtype: torch.dtype, captured: bool) -> RowMath:
@@ -59,14 +56,15 @@ class Block:
         progress: Callable[[int, int], None] | None = None,
         graphs: Callable[[torch.device], GraphMaker | None] | None = None,
         cache_dtype: str = "",
+        admit: Callable[[int], None] | None = None,
     ) -> None:
-        """Read the block's tensors, telling `progress` how many layers of all are done.
+        """Tell `admit`, which may raise, the bytes of memory that the block will take; then read
+        its tensors, telling `progress` how many layers of all are done.
 
         `cache_dtype`: of keys and values on a CPU, rounded once; "": that of the rows.
         `graphs`: what captures passes over few rows on that device; without it none are. Raises
         ModelError if source and block do not fit.
         """
-        check_layers(source, first, end)
         self.first, self.end = first, end
         self.device = torch.device(device)
         self.dtype = compute_dtype(dtype)
@@ -78,8 +76,10 @@ class Block:
         self._kv_heads = int(self.config.num_key_value_heads)
         maker = None if graphs is None else graphs(self.device)
         math = row_math(self.device, self.dtype, maker is not None)
-        with reading(source.path):
-            layers = layers_of(self.config, first, end, math)
+        parts = block_parts(source, first, end, math)
+        if admit is not None:
+            admit(parts.held_bytes(self.dtype))
+        layers = parts.layers
         self._head_dim = layers.head_dim
         self.embedding: nn.Parameter | None = None
         if first == 0:
@@ -94,14 +94,11 @@ class Block:
         self._scale = embedding_scale(self.config, self.dtype)
         self._layers = []
         for index in range(first, end):
-            prefix = f"model.layers.{index}."
-            check_names(source, prefix, {prefix + name for name in layers.shapes(index)})
             self._layers.append(layers.layer(index, source, self.dtype, self.device))
             if progress is not None:
                 progress(index + 1 - first, end - first)
         self._norm: Callable[[torch.Tensor], torch.Tensor] | None = None
         if end == source.layers:
-            check_names(source, "model.norm.", {"model.norm.weight"})
             self._norm = layers.norm(source, self.dtype, self.device)
         self._angles = angle_kinds(self.config)[first:end]
         self.has_experts = layers.has_experts

@@ -13,10 +13,10 @@ from torch import float64
 
 from edgespec.config import QUANTISATIONS
 from edgespec.drafting.registry import BUILDERS, BaseParts
-from edgespec.model.block import LM_HEAD
 from edgespec.model.ends import OutputHead
 from edgespec.model.loader import Checkpoint
 from edgespec.model.quantised.linear import dequantised, pack
+from edgespec.model.source import LM_HEAD
 from edgespec.types.features import NO_FEATURES
 from edgespec.verify.sampling import Sampling
 

@@ -24,9 +24,10 @@ from edgespec.decoding.admission import CoordinatorSettings
 from edgespec.decoding.coordinator import CoordinatorMachine
 from edgespec.decoding.stage import StageMachine
 from edgespec.drafting.registry import BaseParts, build_draft
-from edgespec.model.block import EMBEDDING, Block
+from edgespec.model.block import Block
 from edgespec.model.ends import OutputHead
 from edgespec.model.hub import local_folder
+from edgespec.model.source import EMBEDDING
 from edgespec.model.sources import open_source
 from edgespec.model.tokenizer import Tokenizer
 from edgespec.planning.catalogue import MODELS
