@@ -35,7 +35,7 @@ from edgespec.wire.client_messages import Finished
 FORMAT = 1
 SECONDS = 120.0
 """About how long the profile is measured."""
-LIBRARIES = ("torch", "numpy", "transformers", "triton", "pyzmq")
+LIBRARIES = ("torch", "numpy", "transformers", "triton", "bitsandbytes", "pyzmq")
 PROMPT = "Question: Anna has 4 bags with 6 apples each. How many apples does she have?\nAnswer:"
 TOKENS = (1155, 79, 66, 453, 222, 21, 289, 1009, 439, 222, 23, 1309, 533, 13, 649, 509)
 """What the bundled pair says to PROMPT in float64: seen on x86-64 by plain decoding."""

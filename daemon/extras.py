@@ -9,6 +9,7 @@ from edgespec.errors import ConfigError
 EXTRAS = {
     "coordinator": ("starlette", "uvicorn", "prometheus_client"),
     "bench": ("matplotlib",),
+    "nf4": ("bitsandbytes",),
 }
 """Each extra, and the modules that come with it."""
 

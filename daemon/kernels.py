@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
-from edgespec.config import QUANTISATIONS
+from edgespec.config import NAMED, QUANTISATIONS
+from edgespec.daemon.device import ROOT, is_jetson
 from edgespec.model.quantised.selftest import usable_quantisations
 from edgespec.model.tensors import best_device
 
@@ -38,9 +40,15 @@ def sixteen_bit_type(device: torch.device) -> str:
     return "bfloat16"
 
 
-def tried_kernels() -> Kernels:
+def tried_kernels(root: Path = ROOT) -> Kernels:
     """Try every quantisation on the best device, in its 16-bit type; it takes some seconds."""
     device = best_device()
     complaints = usable_quantisations(sixteen_bit_type(device), device)
     unusable = {name: complaint for name, complaint in complaints.items() if complaint}
+    for name in unusable:
+        if NAMED[name].kind == "nf4" and is_jetson(root):
+            unusable[name] += (
+                " (bitsandbytes' wheels are not built for L4T: on a Jetson it has to be compiled; "
+                "int4 needs no third party)"
+            )
     return Kernels(tuple(name for name in QUANTISATIONS if name not in unusable), unusable)

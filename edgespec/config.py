@@ -288,11 +288,8 @@ class CoordinatorConfig:
             raise ConfigError(f"live is {self.live}; it must be from 1 to {MOST_LIVE} requests")
         if self.dtype not in DTYPES:
             raise ConfigError(f"unknown dtype {self.dtype!r}; choose one of: {', '.join(DTYPES)}")
-        if self.cache_dtype and (self.dtype != "float32" or self.cache_dtype not in CACHE_DTYPES):
-            raise ConfigError(
-                f"caches in {self.cache_dtype!r} of a ring in {self.dtype}; one in float32 may "
-                f"have them in {' or '.join(CACHE_DTYPES)}"
-            )
+        if complaint := cache_complaint(self.dtype, self.cache_dtype):
+            raise ConfigError(complaint)
         if self.head not in HEADS:
             raise ConfigError(f"unknown head {self.head!r}; choose one of: {', '.join(HEADS)}")
         check_path("model", self.model)
@@ -356,6 +353,17 @@ class StageConfig:
             raise ConfigError("the coordinator's port is missing; give --coordinator HOST:PORT")
         if not 0.0 < self.wait <= 86400.0:
             raise ConfigError(f"wait is {self.wait}; it must be between 0 and 86400 seconds")
+
+
+def cache_complaint(dtype: str, cache_dtype: str) -> str:
+    """What is wrong with caches of this dtype ("": that of the rows) in a ring of `dtype`; the
+    empty string if nothing is."""
+    if not cache_dtype or (dtype == "float32" and cache_dtype in CACHE_DTYPES):
+        return ""
+    return (
+        f"caches in {cache_dtype!r} of a ring in {dtype}; one in float32 may have them in "
+        f"{' or '.join(CACHE_DTYPES)}"
+    )
 
 
 def check_path(what: str, path: str) -> None:

@@ -101,9 +101,9 @@ class Guesser(ABC):
         """
         self.allowed[request] = masks
 
-    @abstractmethod
     def close(self, request: int) -> None:
-        """Free the request's cache; unknown requests are ignored."""
+        """Free all that is held of the request; unknown requests are ignored."""
+        self.allowed.pop(request, None)
 
     def let_in(self, call: Callable[[], object]) -> None:
         """Have `call()` made from now on between two layers of every forward pass."""

@@ -15,6 +15,7 @@ from edgespec.drafting.base import Guesser, TokenPath
 from edgespec.drafting.ranking import Feedback
 from edgespec.drafting.steps import Steps, alone
 from edgespec.policy.calibration import Calibration
+from edgespec.policy.estimates import MOST_CALIBRATIONS, used
 from edgespec.tree.drafted import Children
 from edgespec.types.draft_pass import DraftWork
 from edgespec.types.features import NO_NEEDS, Features, joined
@@ -28,6 +29,9 @@ LEAST_GAIN = 0.01
 rank, or its guesses stay as they are: others' would take the places of better ones."""
 RECENT = 1 / 64
 """Weight of a new committed token in what that gain was of late."""
+
+MOST_AGREED = 16 * MOST_CALIBRATIONS
+"""Calibrations that are kept: a way of sampling has one for each way in which members agree."""
 
 Guesses = dict[int, float]
 """Tokens with their own natural-log scores."""
@@ -79,9 +83,7 @@ class HybridGuesser(Guesser):
         self._model = models[0] if models else None
         self._gain = 2 * LEAST_GAIN
         self._requests: dict[int, _HybridRequest] = {}
-        self._agreed: defaultdict[tuple[Sampling, int, int, int], Calibration] = defaultdict(
-            Calibration
-        )
+        self._agreed: dict[tuple[Sampling, int, int, int], Calibration] = {}
 
     @property
     def one_pass(self) -> bool:
@@ -192,7 +194,8 @@ class HybridGuesser(Guesser):
         self, guessed: _PathGuesses, token: int, number: int, sampling: Sampling
     ) -> Calibration:
         """The calibration of a member's word for tokens that just the same members named."""
-        return self._agreed[sampling, guessed.able, guessed.sources[token], number]
+        key = sampling, guessed.able, guessed.sources[token], number
+        return used(self._agreed, key, Calibration, MOST_AGREED)
 
     def _ranked(self, guessed: _PathGuesses, sampling: Sampling) -> list[tuple[int, float, int]]:
         """Tokens with their scores and the bits of their sources, the best first; of a member that

@@ -130,6 +130,8 @@ def test_every_family(root: Path, name: str, dtype: str) -> None:
 
 @pytest.mark.parametrize("quant", tiered(["int4-g32", "int8", "nf4", "mixed"], ["int4-g32"]))
 def test_every_quantisation(root: Path, quant: str) -> None:
+    if quant == "nf4":
+        pytest.importorskip("bitsandbytes")
     folder = root / f"wide-{quant}"
     write_checkpoint(folder, hidden_size=64, intermediate_size=128)
     plain = Checkpoint(folder)

@@ -29,7 +29,7 @@ def here(
     monkeypatch.setattr(
         kernels,
         "usable_quantisations",
-        lambda *_: dict.fromkeys(QUANTISATIONS, "") | {"nf4": "its first kernel failed"},
+        lambda *_: dict.fromkeys(QUANTISATIONS, "") | {"nf4": "no bitsandbytes"},
     )
     return lambda *arguments: run_here(capfd, monkeypatch, "doctor", *arguments)
 
@@ -40,7 +40,7 @@ def test_this_machine_can_run(here: Here, tmp_path: Path) -> None:
     lines = {line.split()[1]: line.split() for line in done.out.splitlines() if line.strip()}
     assert lines["torch"][0] == "ok"
     assert lines["int4"] == ["ok", "int4", "runs", "here"]
-    assert lines["nf4"] == ["warning", "nf4", "its", "first", "kernel", "failed"]
+    assert lines["nf4"] == ["warning", "nf4", "no", "bitsandbytes"]
     assert str(tmp_path) in done.out
     assert "edgespec can run here" in done.err
     assert not (tmp_path / "blocks").exists()
@@ -115,6 +115,22 @@ def test_without_any_four_bit_kernel_it_runs_but_says_so(
     done = here("--cache", str(tmp_path))
     assert done.code == 0, done
     assert "no 4-bit quantisation runs here" in done.out
+
+
+def test_a_jetson_is_told_what_to_do_about_nf4(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        kernels,
+        "usable_quantisations",
+        lambda *_: dict.fromkeys(QUANTISATIONS, "") | {"nf4": "its first kernel failed"},
+    )
+    assert kernels.tried_kernels(tmp_path).unusable == {"nf4": "its first kernel failed"}
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "etc/nv_tegra_release").write_text("# R36", encoding="utf-8")
+    found = kernels.tried_kernels(tmp_path)
+    assert "not built for L4T" in found.unusable["nf4"]
+    assert found.has_four_bit
 
 
 def test_every_finding_has_a_known_state() -> None:

@@ -74,6 +74,7 @@ def test_all_that_needs_no_other_process_goes_through_on_a_cpu(tmp_path: Path) -
     rows = found["products"]["lines"]
     assert [row["way"] for row in rows] == [
         *("none", "int4", "none, cuBLAS", "int4, tinygemm", "int4-g32, tinygemm"),
+        "nf4, bitsandbytes",
     ]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -38,7 +39,15 @@ from edgespec.model.sources import QuantisingSource
 from edgespec.model.tree_attention import tree_mask
 
 WIDE = {"hidden_size": 256, "intermediate_size": 512}  # every group of columns fits
-NAMES = list(NAMED)
+NAMES = [
+    pytest.param(
+        name,
+        marks=pytest.mark.skipif(
+            one.kind == "nf4" and find_spec("bitsandbytes") is None, reason="needs bitsandbytes"
+        ),
+    )
+    for name, one in NAMED.items()
+]
 
 
 def quiet(*_: object) -> None:

@@ -8,13 +8,14 @@ import pytest
 import torch
 from support.checkpoints import write_checkpoint
 
-from edgespec.config import FILE, NAMED, QUANTISATIONS
+from edgespec.config import FILE, NAMED, QUANTISATIONS, Quantisation
 from edgespec.errors import ModelError
 from edgespec.model.loader import Checkpoint
-from edgespec.model.quantised import linear, selftest
+from edgespec.model.quantised import linear, nf4, selftest
 from edgespec.model.quantised.linear import pack
 from edgespec.model.sources import QuantisingSource
 
+BUSY = "while [ $((n=n+1)) -lt 400000 ]; do :; done"
 WEIGHT = "model.layers.0.self_attn.q_proj.weight"
 
 
@@ -59,10 +60,10 @@ def test_a_weight_of_another_shape_or_name_is_refused(checkpoint: Checkpoint) ->
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
-def test_every_quantisation_is_usable(dtype: str) -> None:
+def test_what_needs_torch_alone_is_usable(dtype: str) -> None:
     verdicts = selftest.usable_quantisations(dtype, "cpu")
     assert list(verdicts) == list(NAMED)
-    assert not any(verdicts.values()), verdicts
+    assert not any(reason for name, reason in verdicts.items() if not name.startswith("nf4"))
 
 
 def test_forms_of_files_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,8 +83,22 @@ def test_forms_of_files_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     assert tried == list(selftest.FILE_FORMS)
 
 
+@pytest.mark.parametrize("name", ["nf4", "nf4-dq"])
+def test_nf4_is_usable_where_bitsandbytes_is(name: str) -> None:
+    pytest.importorskip("bitsandbytes")
+    assert selftest.usable(QUANTISATIONS[name], "float32", "cpu") == ""
+
+
 def test_a_dtype_that_models_do_not_compute_in_is_the_reason() -> None:
     assert "float8" in selftest.usable(QUANTISATIONS["int4"], "float8", "cpu")
+
+
+def test_a_missing_library_is_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing() -> None:
+        raise ModelError("nf4 needs bitsandbytes, which is not installed; choose int4")
+
+    monkeypatch.setattr(nf4, "library", missing)
+    assert "not installed" in selftest.usable(QUANTISATIONS["nf4"], "float32", "cpu")
 
 
 def broken(layer_result: object) -> type[torch.nn.Module]:
@@ -122,3 +137,41 @@ def test_wrong_weights_are_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     real = linear.pack
     monkeypatch.setattr(selftest, "pack", lambda weight, one: real(weight * 2, one))
     assert "weights are wrong" in selftest.usable(QUANTISATIONS["int8"], "float32", "cpu")
+
+
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        ("echo imported; echo noise; echo verdict:", ""),
+        ("echo imported; echo verdict: $4 is slow on $5", "float16 is slow on cuda"),
+        ("echo imported; kill -ILL $$", "ended the process (SIGILL)"),
+        ("kill -ILL $$", "ended the process (SIGILL)"),
+        ("echo imported; echo a >&2; echo last words >&2; exit 1", "failed: last words"),
+        ("echo imported; exec sleep 99", "did not end within"),
+        (f"{BUSY}; echo imported; sleep 1.5; echo verdict:", ""),
+        ("exec sleep 99", "did nothing for"),
+    ],
+)
+def test_a_process_that_tries_a_kernel_may_die(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, script: str, said: str
+) -> None:
+    """Or take long: a machine that imports slowly has more time for the kernel, too."""
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\n{script}\n")
+    python.chmod(0o755)
+    monkeypatch.setattr(selftest.sys, "executable", str(python))
+    monkeypatch.setattr(selftest, "STILL_S", 1.0)
+    monkeypatch.setattr(selftest, "PATIENCE", 1.0)
+    reason = selftest.usable(Quantisation.parse("nf4"), "float16", "cuda")
+    assert reason == said if not said else said in reason
+
+
+def test_a_process_that_cannot_be_started_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(selftest.sys, "executable", "/nowhere/python")
+    reason = selftest.usable(Quantisation.parse("nf4"), "float16", "cuda")
+    assert "could not be tried: " in reason
+
+
+def test_the_process_prints_its_verdict(capsys: pytest.CaptureFixture[str]) -> None:
+    selftest.main(["int8", "float32", "cpu"])
+    assert capsys.readouterr().out == "imported\nverdict: \n"

@@ -234,6 +234,8 @@ def test_rows_of_several_requests_and_tapped_layers_stay_as_they_are(rows: Rows)
 
 @pytest.mark.parametrize("name", ["int8", "int4", "int4-g32", "nf4", "nf4-dq"])
 def test_every_quantisation_can_be_captured(tmp_path: Path, name: str) -> None:
+    if name.startswith("nf4"):
+        pytest.importorskip("bitsandbytes")
     folder = write_checkpoint(tmp_path / "m", hidden_size=64, intermediate_size=128)
     source = QuantisingSource(open_source(folder), Quantisation.parse(name))
     graphs = RecordedGraphs()

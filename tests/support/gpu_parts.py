@@ -35,6 +35,7 @@ from edgespec.model.ends import OutputHead
 from edgespec.model.quantised.int4 import Int4Linear
 from edgespec.model.quantised.kernels import relative_error
 from edgespec.model.quantised.linear import dequantised, held_bytes
+from edgespec.model.quantised.nf4 import library
 from edgespec.model.quantised.rounding import Packed
 from edgespec.model.quantised.selftest import made_up
 from edgespec.model.row_math import BATCHED, Norm, RowMath
@@ -170,7 +171,7 @@ def right(place: Place) -> Iterator[Line]:
                 packed = made_up(form, shape)
                 weight = dequantised(packed, shape, form, torch.float64).to(place.device)
                 multiply = matrices.linear_from(packed, None, shape, form, dtype, place.device)
-            except ModelError as problem:
+            except ModelError as problem:  # without bitsandbytes
                 yield {"what": name, "dtype": _name(dtype), "skipped": str(problem)}
                 continue
             yield _compared(place, f"product, {name}", multiply, rows, rows.double() @ weight.T)
@@ -228,11 +229,12 @@ def layers(place: Place) -> Iterator[Line]:
 
 def products(place: Place) -> Iterator[Line]:
     """Microseconds by rows, by each way that this device has: edgespec's kernels, torch's for 4
-    bits ("tinygemm") and cuBLAS; "of memory": one row's reading, of its rate."""
+    bits ("tinygemm"), bitsandbytes' and cuBLAS; "of memory": one row's reading, of its rate."""
     ways: dict[str, tuple[str, Callable[..., Product]]]
     ways = {name: (name, _product) for name in ("none", *place.sizes.forms)}
     ways["none, cuBLAS"] = "none", _library_product
     ways |= {f"{name}, tinygemm": (name, _library_product) for name in ("int4", "int4-g32")}
+    ways["nf4, bitsandbytes"] = "nf4", _bitsandbytes_product
     for size in map(torch.Size, place.sizes.matrices):
         for label, (name, make) in ways.items():
             line = {"matrix": f"{size[0]} x {size[1]}", "way": label}
@@ -466,6 +468,16 @@ def _library_product(
     if form.kind == "none":
         return partial(linear, weight=torch.randn(size, dtype=dtype, device=device))
     return Int4Linear(_packed(form, size), None, size, form, dtype, device)
+
+
+def _bitsandbytes_product(
+    name: str, size: torch.Size, dtype: torch.dtype, device: torch.device
+) -> Product:
+    """bitsandbytes' own. Raises ModelError where it cannot be imported."""
+    functional = library()
+    weight = torch.randn(size, dtype=dtype, device=device)
+    codes, state = functional.functional.quantize_4bit(weight, quant_type="nf4", blocksize=64)
+    return lambda rows: functional.matmul_4bit(rows, codes.t(), state)
 
 
 def _attention(

@@ -17,7 +17,7 @@ from edgespec.model.packed.floats import Fp8, Mxfp4
 from edgespec.model.packed.grouped import Awq, CompressedTensors, Gptq
 from edgespec.model.packed.matrix import REMEDY, Dialect, PackedMatrix, PartReader, Parts
 from edgespec.model.packed.settings import Packing
-from edgespec.model.quantised import levels, nf4
+from edgespec.model.quantised import nf4
 from edgespec.model.quantised.linear import dequantised, stored
 from edgespec.model.quantised.rounding import Packed
 from edgespec.model.source import check_shape
@@ -82,8 +82,8 @@ def _state(read: PartReader) -> _State:
 
 def _pack(read: PartReader, state: _State, form: Quantisation) -> Packed:
     shape = torch.Size(state.shape)
-    known = levels.table(nf4.KIND)
-    if not torch.equal(read.part("weight.quant_map", (16,), torch.float32), known):
+    levels = nf4.library().functional.get_4bit_type("nf4", device="cpu")
+    if not torch.equal(read.part("weight.quant_map", (16,), torch.float32), levels):
         raise ModelError(f"its 'weight.quant_map' has not the levels of NF4; {REMEDY}")
     # How bytes are spread over two dimensions, and the dtype whose bits they are, mean nothing.
     codes = read.any("weight", 2).flatten().view(torch.uint8)

@@ -14,22 +14,19 @@ from edgespec.model.quantised.group_scales import kept_type, scale_and_zero, sca
 from edgespec.model.quantised.int8 import Int8GroupLinear
 from edgespec.model.quantised.rounding import Packed, Parts
 
-LEVELS: dict[str, tuple[float, ...]] = {
+LEVELS: dict[str, tuple[int, ...]] = {
     "iq4": (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113),
     "fp4": (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12),
-    "nf4": (
-        *(-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453),
-        *(-0.28444138169288635, -0.18477343022823334, -0.09105003625154495, 0.0),
-        *(0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224),
-        *(0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0),
-    ),
 }
 """The numbers that codes of 4 bits stand for: of llama.cpp's IQ4_NL and IQ4_XS (kvalues_iq4nl in
 its ggml-common.h), and twice those of E2M1 (OCP Microscaling Formats 1.0, 5.3.3), so that all are
-whole and exact in 16 bits; and of bitsandbytes' NF4 (quantised.nf4), as its files have them."""
+whole and exact in 16 bits."""
 
 _WIDTH = {"iq4": 32, "fp4": 32, "fp8": 16}
 """Columns of which groups have whole numbers, as the kernel adds them up side by side."""
+
+KINDS = tuple(_WIDTH)
+"""Kinds of quantisation that are held so."""
 
 
 def stored_parts(form: Quantisation, shape: torch.Size) -> Parts:
@@ -67,8 +64,8 @@ def power_scale(exponents: torch.Tensor) -> torch.Tensor:
 
 
 def unpacked(codes: torch.Tensor, kind: str) -> torch.Tensor:
-    """Stored codes of some rows as uint8 [rows, in]."""
-    return torch.stack((codes >> 4, codes & 15), 2).flatten(1) if kind in LEVELS else codes
+    """Stored codes of some rows as uint8 [rows, in]; those of "nf4", too."""
+    return codes if kind == "fp8" else torch.stack((codes >> 4, codes & 15), 2).flatten(1)
 
 
 def product_parts(packed: Packed, form: Quantisation, dtype: torch.dtype) -> dict[str, Any]:

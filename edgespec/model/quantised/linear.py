@@ -23,8 +23,7 @@ from edgespec.model.quantised.slices import SlicedLinear
 from edgespec.model.tensors import one_view
 
 _log = logging.getLogger(__name__)
-_TABLES = ("iq4", "fp4", "fp8")
-_KINDS = {"int4": int4, "int8": int8, "nf4": nf4, **dict.fromkeys(_TABLES, levels)}
+_KINDS = {"int4": int4, "int8": int8, "nf4": nf4, **dict.fromkeys(levels.KINDS, levels)}
 _STEP = 128  # columns of a step of the kernel for GPUs, or half as many
 _CODES = ("tiles", "codes")
 """The parts that have nearly all bytes of a stored form."""
@@ -32,7 +31,7 @@ _SLICED: dict[str, type[SlicedLinear]] = {
     "int4": int4.Int4Linear,
     "int8": int8.Int8Linear,
     "nf4": nf4.Nf4Linear,
-    **dict.fromkeys(_TABLES, levels.LevelsLinear),
+    **dict.fromkeys(levels.KINDS, levels.LevelsLinear),
 }
 
 
@@ -68,7 +67,7 @@ def pack(weight: torch.Tensor, quantisation: Quantisation) -> Packed:
     """Exactly `stored_parts` of a float weight [out, in], contiguous, on the CPU.
 
     Works on some rows at a time, as the weight may be larger than the memory that is left. Raises
-    ModelError if its shape or values do not fit.
+    ModelError if its shape or values do not fit, or what the quantisation needs is not installed.
     """
     packed: Packed = _kind(quantisation).pack(weight, quantisation)
     return packed
@@ -113,7 +112,8 @@ def linear_from(
     """The layer that multiplies rows [..., in] in `dtype` by a packed weight of `shape` [out, in].
 
     All it holds are buffers on `device`; what the kernel takes as it is stored is kept, not
-    copied. `bias` [out] is in `dtype` on `device`.
+    copied. `bias` [out] is in `dtype` on `device`. Raises ModelError where the form needs
+    something that is not installed.
     """
     place = torch.device(device)
     if place.type != "cpu":
@@ -171,7 +171,7 @@ def held_bytes(form: Quantisation, shape: torch.Size, dtype: torch.dtype) -> int
 
     Scales are held in the dtype in which it computes or which loses nothing of them, with a zero
     for each where a kernel wants so. On a GPU every kind has whole tiles of outputs, and codes and
-    scales in whole steps of columns (see kernels.gpu.products); it is not worth telling devices
+    scales in whole steps of columns (see kernels.gpu.code_words); it is not worth telling devices
     apart.
     """
     if form.kind == "none":
@@ -186,7 +186,7 @@ def held_bytes(form: Quantisation, shape: torch.Size, dtype: torch.dtype) -> int
     check_columns(form, columns)
     made = form.double or form.zeros == "points" or form.scales == "float32"  # see kept_type
     kept = max(dtype.itemsize, 4 if made else 2)
-    if form.kind in _TABLES:
+    if form.kind in levels.KINDS:
         codes = filled if form.kind == "fp8" else filled // 2
         return out * (codes + -(-filled // form.group) * kept) + 64
     if form.kind == "int4":

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import functools
+import signal
+import subprocess
+import sys
+import time
 
 import torch
 
 from edgespec.config import FILE, NAMED, Quantisation
 from edgespec.errors import ConfigError, ModelError
+from edgespec.model.bounded_process import STILL_S, speaks
 from edgespec.model.quantised.kernels import complaint
 from edgespec.model.quantised.linear import dequantised, linear_from, pack, stored_parts
 from edgespec.model.quantised.rounding import Packed
@@ -50,6 +55,11 @@ FILE_FORMS = (
 """Some of the forms that files come in, with every kind of scale, and every way to multiply but
 that of FP8, which a GPU lacks."""
 
+_VERDICT = "verdict:"  # what the line of a process that tried begins with
+PATIENCE, _IMPORTS = 180.0, 60.0
+"""The first CUDA kernel of a process may be compiled for the device: it has so many seconds, or so
+many times what the imports took there, if that is more."""
+
 
 def usable_quantisations(dtype: str, device: torch.device | str) -> dict[str, str]:
     """`usable` of every quantisation, "file" included, by its name."""
@@ -59,8 +69,9 @@ def usable_quantisations(dtype: str, device: torch.device | str) -> dict[str, st
 def usable(quantisation: Quantisation, dtype: str, device: torch.device | str) -> str:
     """The empty string if `quantisation` computes rightly in `dtype` on `device`, else why not.
 
-    Quantises a small matrix, and multiplies by it with one, few and many rows. The verdict is kept
-    for this process.
+    Quantises a small matrix, and multiplies by it with one, few and many rows. On CUDA another
+    library's kernels are tried in a process of their own, as those that were not built for the
+    device may end it: that takes seconds. The verdict is kept for this process.
     """
     try:
         compute_dtype(dtype)
@@ -71,7 +82,13 @@ def usable(quantisation: Quantisation, dtype: str, device: torch.device | str) -
 
 @functools.cache
 def verdict(quantisation: Quantisation, dtype: str, device: str) -> str:
-    """What `usable` says."""
+    if quantisation.kind == "nf4" and torch.device(device).type == "cuda":
+        return _tried_apart(quantisation, dtype, device)
+    return tried(quantisation, dtype, device)
+
+
+def tried(quantisation: Quantisation, dtype: str, device: str) -> str:
+    """What `usable` says, tried in this process."""
     if quantisation.kind == "none":
         return ""
     if quantisation == FILE:
@@ -102,3 +119,57 @@ def _complaint(form: Quantisation, packed: Packed, dtype: str, device: str) -> s
     except Exception as error:  # what a library raises that does not fit this machine
         return f"it failed while it was set up: {error}"
     return complaint(layer, exact, compute, place)
+
+
+def _tried_apart(quantisation: Quantisation, dtype: str, device: str) -> str:
+    """`tried` in a process of its own, whose death is a verdict too."""
+    command = [sys.executable, "-m", __name__, quantisation.name, dtype, device]
+    pipe = subprocess.PIPE
+    try:
+        with subprocess.Popen(command, stdout=pipe, stderr=pipe, bufsize=0) as child:
+            try:
+                return _told_by(child)
+            finally:
+                child.kill()
+    except OSError as error:
+        return f"it could not be tried: {error}"
+
+
+def _told_by(child: subprocess.Popen[bytes]) -> str:
+    """The verdict of a process that has just been started."""
+    assert child.stdout is not None
+    began = time.monotonic()
+    if not speaks(child.stdout, child.pid, STILL_S):
+        return f"the process that tries it did nothing for {STILL_S:.0f} s"
+    child.stdout.readline()
+    patience = max(PATIENCE, _IMPORTS * (time.monotonic() - began))
+    try:
+        said, errors = child.communicate(timeout=patience)
+    except subprocess.TimeoutExpired:
+        return f"its first kernel did not end within {patience:.0f} s"
+    if child.returncode < 0:
+        return f"its first kernel ended the process ({_signal_name(-child.returncode)})"
+    verdict = said.decode(errors="replace").strip().splitlines()
+    if child.returncode or not verdict or not verdict[-1].startswith(_VERDICT):
+        lines = errors.decode(errors="replace").strip().splitlines() or ["no message"]
+        return f"its first kernel failed: {lines[-1]}"
+    return verdict[-1].removeprefix(_VERDICT).strip()
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def main(arguments: list[str]) -> None:
+    """Print the verdict on NAME DTYPE DEVICE, on one line."""
+    print("imported", flush=True)
+    name, dtype, device = arguments
+    reason = tried(Quantisation.parse(name), dtype, device)
+    print(_VERDICT, " ".join(reason.split()))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -6,15 +6,8 @@ import torch
 from torch import nn
 
 from edgespec.config import Quantisation
-from edgespec.kernels.gpu.products import (
-    PADDED,
-    STRIP,
-    Codes,
-    CodesProduct,
-    chunk_of,
-    numbers_of,
-    words_of,
-)
+from edgespec.kernels.gpu.code_words import PADDED, STRIP, Codes, chunk_of, numbers_of, words_of
+from edgespec.kernels.gpu.products import CodesProduct
 from edgespec.kernels.products import TILE
 from edgespec.model.quantised import int4_kernels, levels, nf4
 from edgespec.model.quantised.rounding import Packed
@@ -96,8 +89,9 @@ def _numbers(packed: Packed, form: Quantisation, shape: torch.Size) -> Packed:
     if form.kind == "int4" and form.zeros == "middle":
         pairs = packed["scales"][:, : shape[0]]
         return {"scales": pairs[..., 0].T, "zeros": pairs[..., 1].T}
-    if form.kind == nf4.KIND:
-        return {"scales": nf4.plain_scales(packed, form), "levels": levels.table(form.kind)}
+    if form.kind == "nf4":
+        parts = nf4.product_parts(packed, form, torch.float32)
+        return {"scales": parts["scales"], "levels": parts["levels"]}
     names = _BY_GROUP | _BY_BLOCK
     numbers = {name: packed[name].view(shape[0], -1) for name in names & packed.keys()}
     if form.kind in levels.LEVELS:
@@ -141,7 +135,7 @@ def _planes(
         tiles = packed["tiles"][first // TILE : -(-end // TILE)].to(device)
         return [int4_kernels.codes_of(tiles)[: end - first]]
     codes = packed["codes"][first:end].to(device)
-    if form.kind in levels.LEVELS:
+    if form.kind == "nf4" or form.kind in levels.LEVELS:
         return [levels.unpacked(codes, form.kind)]
     shifted = codes.view(torch.uint8) ^ 128
     return [shifted >> 4, shifted & 15]
