@@ -255,10 +255,10 @@ def _load(
         cache_dtype=assign.cache_dtype,
         admit=partial(_require_memory, assign, ends, config.reserved),
     )
-    if ends is None:
-        return StageCompute(TorchBlock(block))
-    head = OutputHead(ends, assign.dtype, device, share=block)
-    return StageCompute(TorchBlock(block), TorchHead(head))
+    head = None
+    if ends is not None:
+        head = TorchHead(OutputHead(ends, assign.dtype, device, share=block))
+    return StageCompute(TorchBlock(block), head, keeps_tokens=block.token_rows is not None)
 
 
 def _require_memory(assign: Assign, ends: TensorSource | None, reserved: int, needed: int) -> None:
