@@ -93,7 +93,7 @@ def demo(
     if compare:
         check_comparable(config, submit)
     if emulation is not None:
-        notes.say(described(emulated_costs(emulation, config.stages, with_stage=config.with_stage)))
+        notes.say(described(emulated_costs(emulation, config.stages)))
     is_first_try = not (model or compare or emulate or as_json)
     if is_first_try:
         notes.say(WHAT)

@@ -47,18 +47,12 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-MOVED = {"--campaign": "edgespec campaign RUNS", "--replay": "edgespec replay FILE"}
-"""What were options of `simulate` once, and the commands that they are now."""
-
-
 class RingCommand(TyperCommand):
     """A command whose --with-stage may be given without a number."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         words = list(args)
         for at, word in enumerate(words):
-            if command := MOVED.get(word.partition("=")[0]):
-                raise ConfigError(f"{word} is a command of its own now: {command}")
             following = words[at + 1 : at + 2]
             if word == "--with-stage" and not (following and following[0].isdecimal()):
                 from edgespec.daemon.settings import LAST_STAGE
@@ -132,8 +126,8 @@ DRAFT = typer.Option(
     "",
     help="Who guesses: none; ngram; independent, easyspec, eagle, eagle3, dspark or ppd, "
     "each with :MODEL, its weights by name, hub id or folder (MODEL alone: an independent draft "
-    "model); or several, as in hybrid:ngram+eagle3:MODEL. Without :MODEL those that `edgespec "
-    "models` has for the base. A source of your own: package.module:Class[:ARGUMENT]. "
+    "model); or ngram beside one, as in hybrid:ngram+eagle3:MODEL. Without :MODEL those that "
+    "`edgespec models` has for the base. A source of your own: package.module:Class[:ARGUMENT]. "
     "Default: none; for the bundled base model independent, and `init` serves smollm2-135m with "
     "hybrid:ngram+dspark.",
 )
@@ -226,6 +220,26 @@ OLLAMA = typer.Option(
     metavar="HOST:PORT",
     help="Listen here too, where clients of Ollama look for it: 127.0.0.1:11434. They find the "
     "same at --http.",
+    show_default=False,
+)
+REQUIRE_KEY = typer.Option(
+    False,
+    "--require-key",
+    help="Ask for an API key on loopback, too: for an API behind a proxy, or on a machine of "
+    "several users.",
+)
+CORS_ORIGIN = typer.Option(
+    None,
+    metavar="URL",
+    help="A site whose pages may ask the HTTP API from a browser, such as http://localhost:3000; "
+    "may be given several times.",
+    show_default=False,
+)
+HOST_NAME = typer.Option(
+    None,
+    metavar="NAME",
+    help="A name by which the HTTP API may be called, beside localhost and addresses; may be given "
+    "several times. Default: where keys are asked for, any.",
     show_default=False,
 )
 EMULATE = typer.Option(

@@ -17,7 +17,7 @@ from edgespec.config import Address, CoordinatorConfig
 from edgespec.daemon.access_list import clean_name
 from edgespec.daemon.access_store import AccessStore
 from edgespec.daemon.advertising import Advertising
-from edgespec.daemon.api_process import ApiProcess
+from edgespec.daemon.api_process import ApiOptions, ApiProcess
 from edgespec.daemon.cache_rows import cache_rows
 from edgespec.daemon.cluster import ClusterFolder
 from edgespec.daemon.emulation import coordinator_pace, described, emulated_costs
@@ -49,7 +49,6 @@ from edgespec.runtime.access_policy import STAGE, admits
 from edgespec.runtime.coordinator_node import CoordinatorNode
 from edgespec.runtime.instrumentation import Instrumentation
 from edgespec.runtime.request_log import RequestLog
-from edgespec.runtime.shared_device import COORDINATOR, SharedDevice, new_file
 from edgespec.runtime.trace import Trace
 from edgespec.types.features import NO_NEEDS
 from edgespec.types.thinking import thinking_in
@@ -76,8 +75,8 @@ log = logging.getLogger(__name__)
 class Home:
     """What a coordinator has before its models: settings, keys, sockets.
 
-    `costs`: of an emulated ring. `own`: the stage on this machine; `shared_device`: the emulated
-    device that both have the use of. `ends`: closes the node's resources.
+    `costs`: of an emulated ring. `own`: the stage on this machine. `ends`: closes the node's
+    resources.
     """
 
     config: CoordinatorConfig
@@ -86,7 +85,6 @@ class Home:
     transport: PacedTransport
     costs: RingCosts | None
     own: ClusterFolder | None
-    shared_device: SharedDevice | None
     ends: ExitStack
 
 
@@ -94,12 +92,13 @@ def run_coordinator(
     config: CoordinatorConfig,
     cluster: ClusterFolder,
     http: Address | None,
-    api_options: tuple[str, ...] = (),
+    api_options: ApiOptions | None = None,
+    drain: float = 0.0,
 ) -> int:
     """Serve the devices and clients of a cluster until a signal ends it; returns the exit code.
 
-    `http`: address of the HTTP API, served by a child process; None: no API. `api_options`:
-    further ones of `edgespec api`.
+    `http`: address of the HTTP API, served by a child process; None: no API. `drain`: seconds that
+    requests have to end after the signal.
     The address is bound, and printed as the only line on standard output, before the models are
     loaded, so that stages can start meanwhile. Raises ConfigError for settings, models or an
     address that cannot be used.
@@ -112,7 +111,7 @@ def run_coordinator(
     take_file_descriptors()
     access_policy = AccessStore(cluster)
     costs = (
-        emulated_costs(config.emulation, config.stages, config.head_last, config.with_stage)
+        emulated_costs(config.emulation, config.stages, config.head_last)
         if config.emulation
         else None
     )
@@ -129,8 +128,7 @@ def run_coordinator(
             log.warning(described(costs))
         beside = address_beside(config, transport.control_port)
         own = admitted(cluster, access_policy, beside) if config.with_stage else None
-        shared = SharedDevice(new_file(), COORDINATOR) if costs is not None and own else None
-        home = Home(config, cluster, access_policy, transport, costs, own, shared, ends)
+        home = Home(config, cluster, access_policy, transport, costs, own, ends)
         with going_on("loading the models"):
             node, blocks = _build(home, trace)
     except BaseException:
@@ -146,8 +144,9 @@ def run_coordinator(
     node.supervisor = Notifier(slow=slowness())
     node.requests = requests
     node.keep_holders = cluster.keep_holders
-    api = ApiProcess(http, address, cluster, api_options) if http is not None else nullcontext()
-    stage = _own_stage(config, own, beside, shared) if own is not None else nullcontext()
+    node.drain = drain
+    api = ApiProcess(http, address, cluster, api_options) if http else nullcontext()
+    stage = _own_stage(config, own, beside) if own is not None else nullcontext()
     try:
         with ends, api, stage:
             return exit_code(node.run(f"waiting for {config.stages} stage(s)"))
@@ -158,12 +157,7 @@ def run_coordinator(
             requests.close()
 
 
-def _own_stage(
-    config: CoordinatorConfig,
-    own: ClusterFolder,
-    address: Address,
-    shared_device: SharedDevice | None,
-) -> OwnStage:
+def _own_stage(config: CoordinatorConfig, own: ClusterFolder, address: Address) -> OwnStage:
     """The stage beside this coordinator, which has loaded its models: the memory that is left is
     the stage's, less what the coordinator is planned to take while it answers."""
     from edgespec.model.tensors import best_device
@@ -175,8 +169,7 @@ def _own_stage(
         torch.cuda.empty_cache()  # what held the originals of head and draft
     needs = machine_needs(config)
     reserved = yet_to_take(needs.coordinator, device) if needs else 0
-    descriptor = shared_device.descriptor if shared_device is not None else -1
-    return OwnStage(config, own, address, reserved, descriptor)
+    return OwnStage(config, own, address, reserved)
 
 
 def _build(home: Home, trace: Trace | None) -> tuple[CoordinatorNode, BlockServer]:
@@ -195,9 +188,10 @@ def _build(home: Home, trace: Trace | None) -> tuple[CoordinatorNode, BlockServe
         busy=lambda: machine.is_working,
     )
     like = loaded.assign(blocks.port)
-    assignment = LayerAssignment(loaded.model.layers, like, config.layers, planned)
-    draft, device = loaded.draft, home.shared_device
-    pace = None if costs is None else lambda _: coordinator_pace(costs, draft, device)
+    model = loaded.model
+    assignment = LayerAssignment(model.layers, like, config.layers, planned, model.bound)
+    draft = loaded.draft
+    pace = None if costs is None else lambda _: coordinator_pace(costs, draft)
     node = CoordinatorNode(
         home.transport,
         CoordinatorCompute(TorchHead(loaded.head) if loaded.head else None, draft),
@@ -329,6 +323,7 @@ def _membership(
     what = "the ring cannot be shared out anew when a device is lost"
     needs = planned_needs(config, context, what, with_draft=False) if can_replan else None
     rows, row_bytes = cache_rows(config, context, device)
+    costs = needs.model.costs if needs else None
     names, template = names_of(config.model), loaded.codec.chat_template
     return MembershipMachine(
         assignment.assigned,
@@ -350,6 +345,8 @@ def _membership(
             tools=form_in(template),
             thinking=thinking_in(template),
             usual=loaded.usual,
+            draft=loaded.draft.name if loaded.draft else "",
+            size=costs.layers * costs.layer_bytes + costs.head.bytes if costs else 0,
         ),
         own_stage=config.with_stage,
         holders=cluster.holders(),

@@ -6,7 +6,6 @@ import logging
 import os
 import signal
 import socket
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from edgespec.daemon.process import Beside
 from edgespec.errors import EXIT_USAGE
 from edgespec.net.discovery_interfaces import listens_everywhere
 from edgespec.planning.partition import blocks_of
+from edgespec.types.own_module import own_command
 
 FOLDER = "stage"
 """Below the cluster folder: this stage's key and log."""
@@ -79,8 +79,8 @@ def machine_needs(config: CoordinatorConfig) -> MachineNeeds | None:
     needs = planned_needs(config, config.context, what)
     if needs is None:
         return None
-    layers, number = needs.model.of.layers, config.with_stage
-    first, end = blocks_of(layers, config.stages, config.layers)[number - 1]
+    of, number = needs.model.of, config.with_stage
+    first, end = blocks_of(of.layers, config.stages, config.layers, of.bound)[number - 1]
     stage = needs.stage(end - first, last=number == config.stages)
     return MachineNeeds(needs.coordinator(beside_stage=True).total, stage.total, first, end)
 
@@ -90,36 +90,23 @@ class OwnStage(ChildProcess):
     setting is wrong or its key was removed; the ring waits for it as for any other stage."""
 
     def __init__(
-        self,
-        config: CoordinatorConfig,
-        folder: ClusterFolder,
-        address: Address,
-        reserved: int,
-        shared_device: int = -1,
+        self, config: CoordinatorConfig, folder: ClusterFolder, address: Address, reserved: int
     ) -> None:
         """`folder`: what `admitted` gave; `address`: the coordinator's, on this machine;
-        `reserved`: bytes of the available memory that the coordinator will take;
-        `shared_device`: see config.StageConfig."""
-        command = [sys.executable, "-m", "edgespec.cli.main", "join"]
+        `reserved`: bytes of the available memory that the coordinator will take."""
+        command = [*own_command("edgespec.cli.main"), "join"]
         command += ["--stage", str(config.with_stage), "--coordinator", str(address)]
         command += ["--cluster", str(folder.path)]
         if config.cache:
             command += ["--cache", config.cache]
         if not Path(config.model).exists():  # the hub's files are here: nothing has to be sent
             command += ["--model", config.model]
-        if config.emulation is not None:
-            command += config.emulation.options
         if config.trace:
             command += ["--trace", str(trace_beside(Path(config.trace)))]
         log_file = folder.path / LOG_FILE
         name = f"stage {config.with_stage} beside the coordinator"
-        beside = Beside(config.address.host, reserved, shared_device)
-        descriptors = [shared_device] if shared_device >= 0 else []
-        super().__init__(
-            *(name, command, beside.environment, log_file),
-            is_watched=True,
-            descriptors=descriptors,
-        )
+        beside = Beside(config.address.host, reserved)
+        super().__init__(name, command, beside.environment, log_file, is_watched=True)
         self._pause = LEAST_PAUSE_S
         log.info("%s: its log is %s", name, log_file)
 

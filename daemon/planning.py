@@ -240,6 +240,8 @@ def _file_bytes(model: str, made: Manifest | None) -> int:
             needed += block_inventory(file, block.first, block.end)
     layers = Counter[int]()
     for one in needed:
+        if one.looked_up:
+            continue
         layers[one.layer] += held_bytes(one.form, one.shape, torch.bfloat16)
     del layers[-1]  # embedding and final norm
     return max(layers.values())
@@ -275,15 +277,9 @@ def _draft(choice: DraftChoice, base: PlannedModel, quantisation: Quantisation) 
     for member in choice.members:
         if member.is_own:
             log.warning("what draft %s needs is not known: it is planned as nothing", member.name)
-    weighty = [member for member in choice.members if member.weights]
-    if len(weighty) > 1:
-        raise ConfigError(
-            f"plan reckons with one draft that has weights, and {choice} has {len(weighty)}; plan "
-            "with the largest of them, and leave room for the others"
-        )
-    if not weighty:
+    one = next((member for member in choice.members if member.weights), None)
+    if one is None:
         return replace(NO_DRAFT, name=_names(choice))
-    (one,) = weighty
     if one.name in ("dspark", *_HEADS):
         require_model(one.folder)
         bits, head = bits_of(quantisation), base.costs.head

@@ -19,7 +19,27 @@ from edgespec.kernels.rows import ACTIVATIONS, Runs
 
 _AT, _LONG, _REAL = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
 _PRODUCTS = ("qkv", "out", "gate_up", "down")
-_GAINS = ("enter", "attended", "middle", "left", "query_gain", "key_gain")
+_GAINS = (
+    "enter",
+    "attended",
+    "middle",
+    "left",
+    "query_gain",
+    "key_gain",
+    "tap_weights",
+    "tap_bias",
+)
+_SIZES = (
+    "hidden",
+    "inner",
+    "heads",
+    "kv_heads",
+    "head_dim",
+    "taps",
+    "activation",
+    "angles",
+    "runs",
+)
 _MOST = 3  # matrices of one product
 
 
@@ -32,17 +52,16 @@ class _CLayer(ctypes.Structure):
         *((name, _CProduct) for name in _PRODUCTS),
         *((name, _AT) for name in _GAINS),
         *((name, _REAL) for name in ("eps", "share", "scaling", "softcap")),
-        *((name, _LONG) for name in ("hidden", "inner", "heads", "kv_heads", "head_dim")),
-        *((name, _LONG) for name in ("activation", "angles", "runs")),
+        *((name, _LONG) for name in _SIZES),
     )
 
 
 class Memory(NamedTuple):
-    """Where the keys and values of a request lie, and `rows` new ones are to lie.
+    """Where what is held of a request's rows lies, and that of `rows` new ones is to lie.
 
-    `pieces` int64 [layers, pieces, 2]: the address of each piece [2, kv_heads, slots, head_dim],
-    and its slots; all are in use, but of the last piece only the first `begin` slots. `dtype`: of
-    the keys and values of all requests.
+    `pieces` int64 [layers, pieces, 2]: the address of each piece [parts, heads, slots, width], and
+    its slots; all are in use, but of the last piece only the first `begin` slots. `dtype`: of what
+    is held of all requests.
     """
 
     dtype: torch.dtype
@@ -62,7 +81,7 @@ class CompiledLayer:
         **numbers: float,
     ) -> None:
         """As `Layer` in layers.h has them: of each product up to three matrices, whose results are
-        one row; `gains` contiguous, float32."""
+        one row; `gains`, and what a convolution multiplies by, contiguous, float32."""
         self._held = products, gains  # they stay where they lie
         self.weights = sum(p.out_features * p.in_features for every in products for p in every)
         self.layer = _CLayer(activation=ACTIVATIONS[activation], **numbers)
@@ -86,7 +105,8 @@ class CompiledPass:
     ) -> None:
         """`angles`, `seen`: as RowKernels makes them, of each kind that layers name by number."""
         self._held = requests, angles, seen
-        self.held_as, self.count = NUMBERS[requests[0].dtype], len(requests)
+        (dtype,) = {one.dtype for one in requests}  # one is told for all
+        self.held_as, self.count = NUMBERS[dtype], len(requests)
         # As Request, Angles and Seen of layers.h, all of whose fields have 8 bytes.
         self.requests = torch.tensor(
             [(o.pieces.data_ptr(), o.pieces.shape[1], o.begin, o.rows) for o in requests]
@@ -96,7 +116,8 @@ class CompiledPass:
 
 
 class CompiledLayers:
-    """Layers that are run by one call, all of one form but for angles, windows and softcaps."""
+    """Layers that are run by one call, all of one form but for angles, windows and softcaps, and
+    whether they attend or convolve."""
 
     def __init__(self, layers: Sequence[CompiledLayer], dtype: torch.dtype) -> None:
         """`dtype`: of all rows."""
@@ -111,7 +132,7 @@ class CompiledLayers:
         self._run.argtypes = [_AT, _LONG, _LONG, _AT, _AT, _AT]
 
     def run(self, first: int, end: int, hidden: torch.Tensor, given: CompiledPass) -> torch.Tensor:
-        """Rows [R, H] after layers [first, end), in new memory; their keys and values are where
+        """Rows [R, H] after layers [first, end), in new memory; what is held of them is where
         `given` says. Raises MemoryError."""
         hidden = hidden.contiguous()
         out = torch.empty_like(hidden)

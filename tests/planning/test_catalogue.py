@@ -12,10 +12,14 @@ import pytest
 
 from edgespec.daemon.planning import Quants, model_to_plan
 from edgespec.drafting.choice import NONE, SOURCES
+from edgespec.model.gguf.architectures import ARCHITECTURES
+from edgespec.model.gguf.block_types import BLOCK_TYPES
+from edgespec.planning import architecture
 from edgespec.planning.architecture import FAMILIES, Architecture, gguf_bytes
 from edgespec.planning.catalogue import MODELS, NAMES, REFUSED, squeezed
 from edgespec.planning.cost_model import COST_MODELS
 from edgespec.planning.refused import REASONS, refusal_of
+from edgespec.planning.text_part import WRAPPERS
 
 PUBLISHED = json.loads((Path(__file__).parent / "published_sizes.json").read_bytes())
 """Published figures by the catalogue's names, and where they are from."""
@@ -26,6 +30,7 @@ def test_sizes_add_up_to_the_published_number_of_parameters() -> None:
     for name, model in MODELS.items():
         of = model.sizes
         weights = of.layers * of.layer_weights + (1 if of.tied else 2) * of.head_bytes // 2
+        weights += of.table_weights
         assert weights == pytest.approx(model.parameters, rel=1e-3), name
         assert model.family in FAMILIES, name
 
@@ -36,6 +41,7 @@ def test_plans_have_the_sizes_of_the_published_files() -> None:
     for name, parameters in counted.items():
         asked = model_to_plan(MODELS[name].hub, Quants("none", "none"), NONE).model
         ends = asked.of.head_bytes * (1 if asked.of.tied else 2)  # read by plan, or left in a file
+        ends += 2 * asked.of.table_weights  # left there too
         planned = asked.of.layers * asked.costs.layer_bytes + ends
         assert planned == pytest.approx(2 * parameters, rel=0.03), name
         assert MODELS[name].file_bytes(MODELS[name].hub) == pytest.approx(2 * parameters, rel=1e-5)
@@ -53,6 +59,12 @@ def test_the_size_of_a_gguf_file_follows_from_the_config() -> None:
     assert gguf_bytes(oss.sizes, oss.gguf) == pytest.approx(12109566624, rel=0.01)
     of = MODELS["gemma-3-270m"].sizes  # as llama.cpp's server tells of it
     assert gguf_bytes(of, "x-Q8_0.gguf") == pytest.approx(285018624, rel=0.01)
+
+
+def test_a_weight_takes_the_bits_of_its_block_type() -> None:
+    blocks = {kind.name: 8 * kind.bytes / kind.columns for kind in BLOCK_TYPES.values()}
+    for name in ("Q4_K", "Q5_K", "Q6_K", "Q8_0", "MXFP4"):
+        assert getattr(architecture, name) == blocks[name], name
 
 
 def test_no_two_models_have_one_name_and_refusals_name_one_that_runs() -> None:
@@ -75,9 +87,18 @@ def test_no_two_models_have_one_name_and_refusals_name_one_that_runs() -> None:
         assert runs or refusal_of({"model_type": refused.family}, FAMILIES), name
 
 
+def test_no_refusal_is_of_what_runs() -> None:
+    from_gguf = {*ARCHITECTURES, *FAMILIES}
+    elsewhere = ("hunyuan-dense", "seed_oss")  # from safetensors, which are called otherwise
+    for kind in (*from_gguf, *elsewhere, "gpt2", ""):
+        assert refusal_of({"model_type": kind}, from_gguf) is None, kind
+    for kind in (*FAMILIES, *WRAPPERS, *WRAPPERS.values(), "gpt2", ""):
+        assert refusal_of({"model_type": kind}, FAMILIES) is None, kind
+    for name, model in MODELS.items():
+        assert refusal_of({"model_type": model.family}, FAMILIES) is None, name
+
+
 def test_families_that_are_refused_name_one_that_runs() -> None:
-    for beginning in (*FAMILIES, "gpt2", ""):
-        assert refusal_of({"model_type": beginning}, FAMILIES) is None
     for kind in ("gemma3n_text", "qwen3next", "deepseek2", "qwen2_moe", "llama4", "falcon-h1"):
         refusal = refusal_of({"model_type": kind}, FAMILIES)
         assert refusal is not None

@@ -6,15 +6,8 @@ import torch
 from torch import nn
 
 from edgespec.config import Quantisation
-from edgespec.kernels.gpu.products import (
-    PADDED,
-    STRIP,
-    Codes,
-    CodesProduct,
-    chunk_of,
-    numbers_of,
-    words_of,
-)
+from edgespec.kernels.gpu.code_words import PADDED, STRIP, Codes, chunk_of, numbers_of, words_of
+from edgespec.kernels.gpu.products import CodesProduct
 from edgespec.kernels.products import TILE
 from edgespec.model.quantised import int4_kernels, levels, nf4
 from edgespec.model.quantised.rounding import Packed
@@ -143,6 +136,6 @@ def _planes(
         return [int4_kernels.codes_of(tiles)[: end - first]]
     codes = packed["codes"][first:end].to(device)
     if form.kind == "nf4" or form.kind in levels.LEVELS:
-        return [torch.stack((codes >> 4, codes & 15), 2).flatten(1)]
+        return [levels.unpacked(codes, form.kind)]
     shifted = codes.view(torch.uint8) ^ 128
     return [shifted >> 4, shifted & 15]
