@@ -100,7 +100,7 @@ def bundled_profile(board: str) -> Profile | None:
 
 def predictions(profile: dict[str, Any]) -> dict[str, float]:
     """The figures of a profile as written, those of a table by its rows; no origins."""
-    found = {}
+    found: dict[str, float] = {}
     for name, entry in profile.items():
         if isinstance(entry, dict):
             values = {"": entry["value"]} if "value" in entry else entry.get("seconds", {})
