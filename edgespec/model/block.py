@@ -75,12 +75,11 @@ class Block:
         self.config = source.config
         self.hidden_size = int(self.config.hidden_size)
         self.vocab_size = int(self.config.vocab_size)
-        self._kv_heads = int(self.config.num_key_value_heads)
         maker = None if graphs is None else graphs(self.device)
         math = row_math(self.device, self.dtype, maker is not None)
         with reading(source.path):
             layers = layers_of(self.config, first, end, math)
-        self._head_dim = layers.head_dim
+        self._forms = [layers.rows(index) for index in range(first, end)]
         self.embedding: nn.Parameter | None = None
         if first == 0:
             shape = torch.Size((self.vocab_size, self.hidden_size))
@@ -115,9 +114,7 @@ class Block:
         """An empty cache for this block's layers with room for `reserve` rows."""
         return TwoRegionCache(
             first_layer=self.first,
-            layers=len(self._layers),
-            kv_heads=self._kv_heads,
-            head_dim=self._head_dim,
+            forms=self._forms,
             reserve=reserve,
             dtype=self._cache_dtype,
             device=self.device,

@@ -24,7 +24,7 @@ from edgespec.model.gguf.reader import tensor_samples
 from edgespec.model.hub import HubFiles, ModelFiles, model_files
 from edgespec.model.model_config import ModelConfig
 from edgespec.model.reading import read_object, reading
-from edgespec.planning.text_part import text_settings
+from edgespec.planning.text_part import CONVOLVING, text_settings
 
 _SINGLE_FILE = "model.safetensors"
 _INDEX_FILE = "model.safetensors.index.json"
@@ -225,6 +225,17 @@ _MIXTRAL = {
     r"(\.experts\.\d+\.)w3\.": r"\1up_proj.",
 }
 """Parts of names in Mixtral's folders, and what they are in others."""
+_LFM2 = {
+    r"^model\.embedding_norm\.": "model.norm.",
+    r"\.operator_norm\.": ".input_layernorm.",
+    r"\.ffn_norm\.": ".post_attention_layernorm.",
+    r"\.self_attn\.out_proj\.": ".self_attn.o_proj.",
+    r"\.self_attn\.([qk])_layernorm\.": r".self_attn.\1_norm.",
+    r"\.feed_forward\.(.*)w1\.": r".mlp.\1gate_proj.",
+    r"\.feed_forward\.(.*)w2\.": r".mlp.\1down_proj.",
+    r"\.feed_forward\.(.*)w3\.": r".mlp.\1up_proj.",
+}
+"""The same in LFM2's."""
 _WITH_FUSED = ("gpt_oss", "qwen3_moe")
 """Families of which some folders have one tensor for all experts of a layer."""
 _FUSED = re.compile(r"(.*\.experts)\.(gate_up_proj|down_proj)(?:_(bias|blocks|scales))?")
@@ -274,7 +285,8 @@ def places(files: Mapping[str, str], config: ModelConfig) -> dict[str, TensorPla
     found: dict[str, TensorPlace] = {}
     for stored, file in files.items():
         name = stored
-        for inside, plain in (TEXT_PART | _MIXTRAL).items():
+        others = _LFM2 if config.model_type in CONVOLVING else _MIXTRAL
+        for inside, plain in (TEXT_PART | others).items():
             name = re.sub(inside, plain, name)
         fused = _FUSED.fullmatch(name) if config.model_type in _WITH_FUSED else None
         if fused is None:

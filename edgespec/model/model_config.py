@@ -20,7 +20,7 @@ from edgespec.planning.operations import OWN_OPERATIONS
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
-FULL, SLIDING = "full_attention", "sliding_attention"
+FULL, SLIDING, CONVOLUTION = "full_attention", "sliding_attention", "conv"
 
 _WITH_LENGTH = ("llama3", "yarn", "longrope")
 _ROPE_NEEDS = {
@@ -29,6 +29,9 @@ _ROPE_NEEDS = {
     "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
 }
 """By type of rotary embeddings, the numbers that they need beside their base."""
+
+MOST_TAPS = 64
+"""Of a short convolution; LFM2 has 3."""
 
 Count = Annotated[int, Meta(ge=1, lt=1 << 31)]
 
@@ -70,6 +73,8 @@ class _Fields(Struct, kw_only=True):
     rope_theta: float | None = None
     rope_local_base_freq: float = 10_000.0
     partial_rotary_factor: float | None = None
+    conv_L_cache: Annotated[int, Meta(ge=1, le=MOST_TAPS)] = 3
+    conv_bias: bool = False
 
 
 def _sizes(
@@ -124,10 +129,16 @@ _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "num_key_value_heads": 4,
         "tie_word_embeddings": True,
     },
+    "lfm2": {
+        **_sizes(65_536, 2_560, 12_288, 32, 32, 128_000),
+        "rms_norm_eps": 1e-5,
+        "num_key_value_heads": 8,
+        "tie_word_embeddings": True,
+    },
 }
 """By model type, what a field that config.json leaves out stands for, if not _Fields says it."""
 
-_THETA = {"smollm3": 2_000_000.0, "gemma3_text": 1_000_000.0}
+_THETA = {"smollm3": 2_000_000.0, "gemma3_text": 1_000_000.0, "lfm2": 1_000_000.0}
 _WINDOW_ON_REQUEST = ("qwen2", "qwen3")
 
 
@@ -231,6 +242,8 @@ def _layer_types(kind: str, found: _Fields) -> list[str] | None:
         case "smollm3":
             turned = found.no_rope_layers or []
             slides = [found.use_sliding_window and window and not turns for turns in turned]
+        case "lfm2":
+            return [FULL for _ in numbers]
         case _:
             return None
     return [SLIDING if one else FULL for one in slides]

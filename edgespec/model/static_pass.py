@@ -67,18 +67,17 @@ class IndexedRows:
     def update(
         self, key: torch.Tensor, value: torch.Tensor, layer_idx: int, *_: Any, **__: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write new rows [1, kv_heads, R, head_dim]; returns views of the first `end` slots."""
+        """Write keys and values [1, kv_heads, R, head_dim]; returns views of the first `end`."""
         keys, values = self._views[layer_idx - self._first]
         keys.index_copy_(2, self._slots, key)
         values.index_copy_(2, self._slots, value)
         return keys.narrow(2, 0, self._end), values.narrow(2, 0, self._end)
 
-    def append(self, rows: torch.Tensor, layer_idx: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """The same as `update` of keys and values together: `rows` [2, kv_heads, R, head_dim]."""
+    def append(self, rows: torch.Tensor, layer_idx: int) -> tuple[torch.Tensor, ...]:
+        """The same of all parts together: `rows` [parts, heads, R, width]."""
         layer = layer_idx - self._first
         self._layers[layer].index_copy_(2, self._slots, rows)
-        keys, values = self._views[layer]
-        return keys.narrow(2, 0, self._end), values.narrow(2, 0, self._end)
+        return tuple(part.narrow(2, 0, self._end) for part in self._views[layer])
 
     def advance(self, rows: int) -> None:
         """The cache itself counts."""

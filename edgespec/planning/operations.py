@@ -21,6 +21,7 @@ OWN_OPERATIONS = {
     "qwen3": 19,
     "gemma2": 36,
     "gemma3_text": 30,
+    "lfm2": 19,
 }
 """By model type, of those whose layers are edgespec's own."""
 

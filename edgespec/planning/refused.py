@@ -6,6 +6,8 @@ import re
 from collections.abc import Container, Mapping
 from dataclasses import dataclass
 
+from edgespec.planning.text_part import CONVOLVING
+
 REASONS = {
     "recurrent": "its layers keep a recurrent state (linear attention, convolution, Mamba), from "
     "which no single guess can be pruned as its keys can",
@@ -60,7 +62,8 @@ def refusal_of(settings: Mapping[str, object], running: Container[str]) -> Refus
     for beginning, why, instead in _FAMILIES if kind not in running else ():
         if re.match(beginning, re.sub("[-_]", "", kind)):
             return Refusal(why, instead)
-    if isinstance(listed, list) and not _STATES.isdisjoint(map(str, listed)):
+    states = _STATES - {"conv"} if kind in CONVOLVING else _STATES
+    if isinstance(listed, list) and not states.isdisjoint(map(str, listed)):
         instead = "granite-4-micro" if kind.startswith("granite") else "qwen3-8b"
         return Refusal("recurrent", instead)
     return None

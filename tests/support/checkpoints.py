@@ -197,6 +197,17 @@ FAMILY_SETTINGS: dict[str, dict[str, Any]] = {
         "num_experts_per_tok": 2,
         "sliding_window": WINDOW,
     },
+    "lfm2": {
+        "block_multiple_of": 16,
+        "layer_types": ["conv", "full_attention", "conv", "conv"],
+        "tie_word_embeddings": True,
+    },
+    "lfm2-biases": {
+        "block_auto_adjust_ff_dim": False,
+        "conv_L_cache": 4,
+        "conv_bias": True,
+        "full_attn_idxs": [0, 2],
+    },
 }
 """A small model of every family and variant that runs: settings by model type, then "-variant"."""
 
