@@ -23,7 +23,8 @@ from support.tiers import examples
 
 from edgespec.errors import ModelError
 from edgespec.model.gguf.architectures import places
-from edgespec.model.gguf.configs import Llama3, config_of, llama3_settings
+from edgespec.model.gguf.configs import config_of
+from edgespec.model.gguf.llama3_rope import Llama3, llama3_settings
 from edgespec.model.gguf.reader import open_gguf
 from edgespec.model.gguf.vocabulary import tokenizer_files
 from edgespec.model.hub import model_files, require_model
