@@ -88,8 +88,8 @@ class StateKernels:
         count: int,
         state: torch.Tensor,
     ) -> None:
-        """Take the rows in `count` slots from `first` on, in order of their positions, into `state`,
-        where it is; the rest as `rows` has it."""
+        """Take the rows in `count` slots from `first` on, one after the other, into `state`, where
+        it is; the rest as `rows` has it."""
         wide = NUMBERS[state.dtype]
         self._fold(
             wide, ctypes.addressof(mixer.mixer), NUMBERS[held_as], slots.data_ptr(), first, count,

@@ -79,7 +79,7 @@ class Block:
         math = row_math(self.device, self.dtype, maker is not None)
         with reading(source.path):
             layers = layers_of(self.config, first, end, math)
-        self._forms = [layers.rows(index) for index in range(first, end)]
+        self._forms = [layers.rows(index, self._cache_dtype) for index in range(first, end)]
         self.embedding: nn.Parameter | None = None
         if first == 0:
             shape = torch.Size((self.vocab_size, self.hidden_size))

@@ -15,6 +15,7 @@ import torch
 
 from edgespec.errors import LocalProtocolError
 from edgespec.kernels.layers import Memory
+from edgespec.tree.boundaries import boundary_of
 from edgespec.tree.ledger import IntArray
 from edgespec.tree.stems import Fork
 
@@ -39,6 +40,11 @@ pieces, of which each has its share of the T slots, in order."""
 
 AnyHeld = Held | list[Held]
 """Those of one request, or of each of several."""
+
+
+States = dict[int, dict[int, torch.Tensor]]
+"""By layer and boundary, what the rows in the slots before the boundary have left (see StateMixer);
+none is written to once it is there."""
 
 
 class Stem:
@@ -91,7 +97,8 @@ class TwoRegionCache:
         device: torch.device | str = "cpu",
     ) -> None:
         """Room for `reserve` rows in each of the layers from `first_layer` on, of these forms."""
-        self._first_layer = first_layer
+        self.first_layer = first_layer
+        self.states: States = {}
         self.stems: tuple[Stem, ...] = ()
         self._before = 0  # slots of the stems
         self.length = 0
@@ -110,8 +117,9 @@ class TwoRegionCache:
 
     @property
     def own_bytes(self) -> int:
-        """Bytes of its rows, without those of the stems."""
-        return sum(layer.nbytes for layer in self._own)
+        """Bytes of its rows and states, without the rows of the stems."""
+        states = (one.nbytes for mine in self.states.values() for one in mine.values())
+        return sum(layer.nbytes for layer in self._own) + sum(states)
 
     @property
     def layers(self) -> int:
@@ -133,6 +141,7 @@ class TwoRegionCache:
         """
         rows = positions.shape[0]
         self.make_room(rows)
+        self._keep_states(0, self.length)
         self.places.narrow(0, self.length, rows).copy_(positions)
         return self.places.narrow(0, 0, self.length + rows)
 
@@ -148,7 +157,7 @@ class TwoRegionCache:
         """
         rows = key.shape[2]
         self.make_room(rows)
-        layer = layer_idx - self._first_layer
+        layer = layer_idx - self.first_layer
         keys, values = self._views[layer]
         begin = self.length - self._before
         keys.narrow(2, begin, rows).copy_(key)
@@ -160,7 +169,7 @@ class TwoRegionCache:
         """The same of all parts together: `rows` [parts, heads, R, width]."""
         new = rows.shape[2]
         self.make_room(new)
-        layer, begin = layer_idx - self._first_layer, self.length - self._before
+        layer, begin = layer_idx - self.first_layer, self.length - self._before
         # One copy: each is an operation that the host has to launch.
         self._own[layer].narrow(2, begin, new).copy_(rows)
         return self._held(layer, begin + new)
@@ -172,13 +181,15 @@ class TwoRegionCache:
             return own
         return tuple(zip(*(stem.views[layer] for stem in self.stems), own, strict=True))
 
+    def pieces(self, layer_idx: int) -> list[torch.Tensor]:
+        """The slots [parts, heads, slots, width] of a layer, those of the stems first."""
+        layer = layer_idx - self.first_layer
+        return [*(stem.layers[layer] for stem in self.stems), self._own[layer]]
+
     def memory(self, rows: int) -> Memory:
         """Where `rows` new rows, which there is room for (see `place`), and all before are."""
         if self._pieces is None:
-            every = (
-                [*(stem.layers[number] for stem in self.stems), own]
-                for number, own in enumerate(self._own)
-            )
+            every = (self.pieces(self.first_layer + number) for number in range(self.layers))
             self._pieces = torch.tensor(
                 [[(p.data_ptr(), p.shape[2]) for p in own] for own in every]
             )
@@ -216,7 +227,16 @@ class TwoRegionCache:
                 own.narrow(2, first, rows).copy_(own.index_select(2, source))
             places = self.places.index_select(0, source + self._before)
             self.places.narrow(0, start + skip, rows).copy_(places)
+        # Rows to come stand behind the first `start` ones.
+        same = int(moved[0]) if len(moved) else count
+        self._keep_states(boundary_of(start), start + same)
         self.length = start + count
+
+    def _keep_states(self, low: int, high: int) -> None:
+        """Drop those of other boundaries."""
+        for mine in self.states.values():
+            for at in [at for at in mine if not low <= at <= high]:
+                del mine[at]
 
     # --- rows that are shared -----------------------------------------------------------------
 
@@ -244,10 +264,12 @@ class TwoRegionCache:
         """A cache that begins with the first `stems` stems of this one, and with copies of the
         `copied` rows behind them."""
         other = object.__new__(TwoRegionCache)
-        other._first_layer = self._first_layer
+        other.first_layer = self.first_layer
         other.stems = self.stems[:stems]
         other._before = sum(stem.rows for stem in other.stems)
         other.length = other._before + copied
+        other.states = {layer: dict(mine) for layer, mine in self.states.items()}
+        other._keep_states(0, other.length)
         slots = _whole_steps(copied)
         other._own = [
             _resized(self._rows(layer, other._before, copied), slots)

@@ -9,22 +9,26 @@ import torch
 from edgespec.model.families import FAMILIES
 from edgespec.model.kv_cache import RowForm
 from edgespec.model.model_config import CONVOLUTION, SLIDING, ModelConfig
+from edgespec.model.state_form import StateForm, state_form
 from edgespec.planning.operations import OWN_OPERATIONS
 
 _NORMED_HEADS = ("qwen3", "gemma3_text", "lfm2")
 _GEMMAS = ("gemma2", "gemma3_text")
 _MLP_BIAS = ("llama", "granite", "smollm3")
 _NO_BIAS = ("mistral", "ministral", "phi3", "lfm2")
+_GRANITES = ("granite", "granitemoehybrid")
 _ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh")
 
 
 @dataclass(frozen=True, slots=True)
 class LayerForm:
     """One decoder layer: norm, mixer, norm, gated MLP, each of the two added to what entered. What
-    mixes a row with those before it is attention, or a short convolution if there are `taps`.
+    mixes a row with those before it is attention, or a short convolution if there are `taps`, or the
+    `state` that they left.
 
     `taps`: rows that a convolution reads, its own included. `inner`: width of the MLP. `fused`:
-    whether the checkpoint has one matrix for queries, keys and values, and one for gate and up.
+    whether the checkpoint has one matrix for queries, keys and values, and one for gate and up;
+    `fused_up`: the latter alone.
     `head_norms`: each head's queries and keys are normed.
     `around`: what attention and MLP give is normed too, before it is added. `above_one`: a norm's
     gain is 1 + its weight. `window`: see Visibility. `softcap`: c of c · tanh(score / c).
@@ -43,6 +47,7 @@ class LayerForm:
     out_bias: bool = False
     mlp_bias: bool = False
     fused: bool = False
+    fused_up: bool = False
     head_norms: bool = False
     around: bool = False
     above_one: bool = False
@@ -52,10 +57,12 @@ class LayerForm:
     share: float = 1.0
     taps: int = 0
     taps_bias: bool = False
+    state: StateForm | None = None
 
-    @property
-    def rows(self) -> RowForm:
-        """What its layer holds of each row."""
+    def rows(self, held_as: torch.dtype) -> RowForm:
+        """What its layer holds of each row, in numbers of that type."""
+        if self.state is not None:
+            return self.state.row(held_as)
         if self.taps:
             return RowForm(1, self.hidden, parts=1)
         return RowForm(self.kv_heads, self.head_dim)
@@ -82,7 +89,8 @@ class LayerForm:
     @property
     def gate_up_names(self) -> tuple[str, ...]:
         """Matrices of gate and up, one below the other."""
-        return ("mlp.gate_up_proj",) if self.fused else ("mlp.gate_proj", "mlp.up_proj")
+        fused = self.fused or self.fused_up
+        return ("mlp.gate_up_proj",) if fused else ("mlp.gate_proj", "mlp.up_proj")
 
     @property
     def norm_names(self) -> tuple[str, str, str, str]:
@@ -110,13 +118,16 @@ class LayerForm:
             found["conv.conv.weight"] = torch.Size((self.hidden, 1, self.taps))
         elif self.fused:
             outs = (sum(outs),)
-        for name, out in zip(self.qkv_names, outs, strict=True):
-            add(name, out, self.hidden, self.taps_bias if self.taps else self.qkv_bias)
-        add(self.out_name, self.hidden, width, self.taps_bias if self.taps else self.out_bias)
-        if self.head_norms and not self.taps:
+        if self.state is not None:
+            found |= self.state.shapes()
+        else:
+            for name, out in zip(self.qkv_names, outs, strict=True):
+                add(name, out, self.hidden, self.taps_bias if self.taps else self.qkv_bias)
+            add(self.out_name, self.hidden, width, self.taps_bias if self.taps else self.out_bias)
+        if self.head_norms and not self.taps and self.state is None:
             for name in "qk":
                 found[f"self_attn.{name}_norm.weight"] = torch.Size((self.head_dim,))
-        inner = 2 * self.inner if self.fused else self.inner
+        inner = 2 * self.inner if self.fused or self.fused_up else self.inner
         for name in self.gate_up_names:
             add(name, inner, self.hidden, self.mlp_bias)
         add("mlp.down_proj", self.hidden, self.inner, self.mlp_bias)
@@ -134,12 +145,13 @@ def layer_form(config: ModelConfig, index: int) -> LayerForm | None:
         return None
     heads, hidden = int(config.num_attention_heads), int(config.hidden_size)
     head_dim = int(getattr(config, "head_dim", None) or hidden // heads)
+    hybrid = kind == "granitemoehybrid"
     convolves = kind == "lfm2" and config.layer_types[index] == CONVOLUTION
     biased = kind == "qwen2" or (kind not in _NO_BIAS and bool(config.attention_bias))
     softcap = config.attn_logit_softcapping if kind == "gemma2" else None
     return LayerForm(
         hidden=hidden,
-        inner=int(config.intermediate_size),
+        inner=int(config.shared_intermediate_size if hybrid else config.intermediate_size),
         heads=heads,
         kv_heads=int(config.num_key_value_heads),
         head_dim=head_dim,
@@ -150,23 +162,32 @@ def layer_form(config: ModelConfig, index: int) -> LayerForm | None:
         out_bias=biased and kind != "qwen2",
         mlp_bias=kind in _MLP_BIAS and bool(config.mlp_bias),
         fused=kind == "phi3",
+        fused_up=hybrid,
         head_norms=kind in _NORMED_HEADS,
         around=gemma,
         above_one=gemma,
         window=_window(config, index),
         softcap=None if softcap is None else float(softcap),
-        turned=kind != "smollm3" or bool(config.no_rope_layers[index]),
-        share=float(config.residual_multiplier) if kind == "granite" else 1.0,
+        turned=_is_turned(config, index),
+        share=float(config.residual_multiplier) if kind in _GRANITES else 1.0,
         taps=int(config.conv_L_cache) if convolves else 0,
         taps_bias=convolves and bool(config.conv_bias),
+        state=state_form(config, index),
     )
+
+
+def _is_turned(config: ModelConfig, index: int) -> bool:
+    """Whether a layer's queries and keys are turned by their positions."""
+    if config.model_type == "granitemoehybrid":
+        return bool(config.position_embedding_type == "rope")
+    return config.model_type != "smollm3" or bool(config.no_rope_layers[index])
 
 
 def _scaling(config: ModelConfig, head_dim: int) -> float:
     """What scores are multiplied by."""
     if config.model_type in _GEMMAS:
         return float(config.query_pre_attn_scalar**-0.5)
-    if config.model_type == "granite":
+    if config.model_type in _GRANITES:
         return float(config.attention_multiplier)
     return float(head_dim**-0.5)
 

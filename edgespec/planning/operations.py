@@ -22,12 +22,12 @@ OWN_OPERATIONS = {
     "gemma2": 36,
     "gemma3_text": 30,
     "lfm2": 19,
+    "granitemoehybrid": USUAL_OPERATIONS,
 }
 """By model type, of those whose layers are edgespec's own."""
 
 LIBRARY_OPERATIONS = {
     "ministral3": 50,
-    "granitemoehybrid": 43,
     "olmo2": 60,
     "olmo3": 60,
     "gemma": 46,

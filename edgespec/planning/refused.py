@@ -6,7 +6,7 @@ import re
 from collections.abc import Container, Mapping
 from dataclasses import dataclass
 
-from edgespec.planning.text_part import CONVOLVING
+from edgespec.planning.text_part import CONVOLVING, FOLDING
 
 REASONS = {
     "recurrent": "its layers keep a recurrent state (linear attention, convolution, Mamba), from "
@@ -62,8 +62,7 @@ def refusal_of(settings: Mapping[str, object], running: Container[str]) -> Refus
     for beginning, why, instead in _FAMILIES if kind not in running else ():
         if re.match(beginning, re.sub("[-_]", "", kind)):
             return Refusal(why, instead)
-    states = _STATES - {"conv"} if kind in CONVOLVING else _STATES
+    states = _STATES if kind not in (*CONVOLVING, *FOLDING) else set()
     if isinstance(listed, list) and not states.isdisjoint(map(str, listed)):
-        instead = "granite-4-micro" if kind.startswith("granite") else "qwen3-8b"
-        return Refusal("recurrent", instead)
+        return Refusal("recurrent", "qwen3-8b")
     return None

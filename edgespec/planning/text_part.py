@@ -24,6 +24,12 @@ _SAME = {
 CONVOLVING = ("lfm2", "lfm2_moe")
 """Types with layers of short convolutions."""
 
+FOLDING = ("granitemoehybrid",)
+"""Types with layers that fold the rows before a boundary into a state."""
+
+_NEWER = {"mamba": "linear_attention", "attention": "full_attention"}
+"""Values of `layer_types`, and what transformers 5 has for them."""
+
 OUTER = frozenset(("tie_word_embeddings", "quantization_config"))
 """Fields that count for the text model where only the wrapper has them."""
 
@@ -39,6 +45,8 @@ def text_settings(settings: Mapping[str, object]) -> dict[str, Any]:
     kind, inner = settings.get("model_type"), settings.get("text_config")
     if kind in CONVOLVING:
         return _of_convolving(settings)
+    if kind in FOLDING and isinstance(types := settings.get("layer_types"), list):
+        return {**settings, "layer_types": [_NEWER.get(one, one) for one in map(str, types)]}
     if inner is None and kind in _FLAT:
         inner = {name: value for name, value in settings.items() if name != "model_type"}
     if not isinstance(kind, str) or kind not in WRAPPERS or not isinstance(inner, dict):

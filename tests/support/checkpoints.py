@@ -151,6 +151,17 @@ FAMILY_SETTINGS: dict[str, dict[str, Any]] = {
         "mamba_n_heads": 8,
         "tie_word_embeddings": True,
     },
+    "granitemoehybrid-mamba": _GRANITE
+    | {
+        "shared_intermediate_size": 48,
+        "num_local_experts": 0,
+        "layer_types": ["linear_attention", "full_attention", *["linear_attention"] * 2],
+        "mamba_n_heads": 4,
+        "mamba_n_groups": 2,
+        "mamba_d_state": 24,
+        "mamba_expand": 2,
+        "initializer_range": 0.1,  # a scan in float32 even in float64, which larger weights show
+    },
     "smollm3": {"no_rope_layers": [1, 0, 1, 0]},
     "smollm3-windows": {
         "no_rope_layers": [1, 0, 1, 0],
