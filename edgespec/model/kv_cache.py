@@ -15,7 +15,7 @@ import torch
 
 from edgespec.errors import LocalProtocolError
 from edgespec.kernels.layers import Memory
-from edgespec.tree.boundaries import boundary_of
+from edgespec.model.folded_rows import FoldedRows
 from edgespec.tree.ledger import IntArray
 from edgespec.tree.stems import Fork
 
@@ -27,11 +27,13 @@ class RowForm(NamedTuple):
     """What a layer holds of each row: `parts` times `heads` times `width` numbers.
 
     Of attention these are keys and values, two parts; of a convolution one part, what it reads.
+    `folded`: numbers that it holds in FoldedRows.
     """
 
     heads: int
     width: int
     parts: int = 2
+    folded: int = 0
 
 
 Held = torch.Tensor | tuple[torch.Tensor, ...]
@@ -40,11 +42,6 @@ pieces, of which each has its share of the T slots, in order."""
 
 AnyHeld = Held | list[Held]
 """Those of one request, or of each of several."""
-
-
-States = dict[int, dict[int, torch.Tensor]]
-"""By layer and boundary, what the rows in the slots before the boundary have left (see StateMixer);
-none is written to once it is there."""
 
 
 class Stem:
@@ -97,8 +94,7 @@ class TwoRegionCache:
         device: torch.device | str = "cpu",
     ) -> None:
         """Room for `reserve` rows in each of the layers from `first_layer` on, of these forms."""
-        self.first_layer = first_layer
-        self.states: States = {}
+        self._first_layer = first_layer
         self.stems: tuple[Stem, ...] = ()
         self._before = 0  # slots of the stems
         self.length = 0
@@ -107,6 +103,8 @@ class TwoRegionCache:
         self._own = [
             _zeros((form.parts, form.heads, slots, form.width), dtype, device) for form in forms
         ]
+        widths = {n: form.folded for n, form in enumerate(forms, first_layer) if form.folded}
+        self.folded = FoldedRows(widths, dtype, torch.device(device)) if widths else None
         self._cut()
         self.places = _zeros((slots,), torch.int64, device)
 
@@ -117,9 +115,9 @@ class TwoRegionCache:
 
     @property
     def own_bytes(self) -> int:
-        """Bytes of its rows and states, without the rows of the stems."""
-        states = (one.nbytes for mine in self.states.values() for one in mine.values())
-        return sum(layer.nbytes for layer in self._own) + sum(states)
+        """Bytes of its rows, without those of the stems."""
+        own = sum(layer.nbytes for layer in self._own)
+        return own if self.folded is None else own + self.folded.nbytes
 
     @property
     def layers(self) -> int:
@@ -141,7 +139,8 @@ class TwoRegionCache:
         """
         rows = positions.shape[0]
         self.make_room(rows)
-        self._keep_states(0, self.length)
+        if self.folded is not None:
+            self.folded.place(self.length, rows)
         self.places.narrow(0, self.length, rows).copy_(positions)
         return self.places.narrow(0, 0, self.length + rows)
 
@@ -157,7 +156,7 @@ class TwoRegionCache:
         """
         rows = key.shape[2]
         self.make_room(rows)
-        layer = layer_idx - self.first_layer
+        layer = layer_idx - self._first_layer
         keys, values = self._views[layer]
         begin = self.length - self._before
         keys.narrow(2, begin, rows).copy_(key)
@@ -169,7 +168,7 @@ class TwoRegionCache:
         """The same of all parts together: `rows` [parts, heads, R, width]."""
         new = rows.shape[2]
         self.make_room(new)
-        layer, begin = layer_idx - self.first_layer, self.length - self._before
+        layer, begin = layer_idx - self._first_layer, self.length - self._before
         # One copy: each is an operation that the host has to launch.
         self._own[layer].narrow(2, begin, new).copy_(rows)
         return self._held(layer, begin + new)
@@ -181,15 +180,13 @@ class TwoRegionCache:
             return own
         return tuple(zip(*(stem.views[layer] for stem in self.stems), own, strict=True))
 
-    def pieces(self, layer_idx: int) -> list[torch.Tensor]:
-        """The slots [parts, heads, slots, width] of a layer, those of the stems first."""
-        layer = layer_idx - self.first_layer
-        return [*(stem.layers[layer] for stem in self.stems), self._own[layer]]
-
     def memory(self, rows: int) -> Memory:
         """Where `rows` new rows, which there is room for (see `place`), and all before are."""
         if self._pieces is None:
-            every = (self.pieces(self.first_layer + number) for number in range(self.layers))
+            every = (
+                [*(stem.layers[number] for stem in self.stems), own]
+                for number, own in enumerate(self._own)
+            )
             self._pieces = torch.tensor(
                 [[(p.data_ptr(), p.shape[2]) for p in own] for own in every]
             )
@@ -225,18 +222,13 @@ class TwoRegionCache:
             for own in self._own:
                 # index_select copies, so rows may move onto slots that others still have to leave.
                 own.narrow(2, first, rows).copy_(own.index_select(2, source))
+            if self.folded is not None:
+                self.folded.move(start + skip, source + self._before)
             places = self.places.index_select(0, source + self._before)
             self.places.narrow(0, start + skip, rows).copy_(places)
-        # Rows to come stand behind the first `start` ones.
-        same = int(moved[0]) if len(moved) else count
-        self._keep_states(boundary_of(start), start + same)
+        if self.folded is not None:
+            self.folded.follow(start, start + (int(moved[0]) if len(moved) else count))
         self.length = start + count
-
-    def _keep_states(self, low: int, high: int) -> None:
-        """Drop those of other boundaries."""
-        for mine in self.states.values():
-            for at in [at for at in mine if not low <= at <= high]:
-                del mine[at]
 
     # --- rows that are shared -----------------------------------------------------------------
 
@@ -264,12 +256,11 @@ class TwoRegionCache:
         """A cache that begins with the first `stems` stems of this one, and with copies of the
         `copied` rows behind them."""
         other = object.__new__(TwoRegionCache)
-        other.first_layer = self.first_layer
+        other._first_layer = self._first_layer
         other.stems = self.stems[:stems]
         other._before = sum(stem.rows for stem in other.stems)
         other.length = other._before + copied
-        other.states = {layer: dict(mine) for layer, mine in self.states.items()}
-        other._keep_states(0, other.length)
+        other.folded = None if self.folded is None else self.folded.fork(other.length)
         slots = _whole_steps(copied)
         other._own = [
             _resized(self._rows(layer, other._before, copied), slots)

@@ -23,8 +23,8 @@ _ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh")
 @dataclass(frozen=True, slots=True)
 class LayerForm:
     """One decoder layer: norm, mixer, norm, gated MLP, each of the two added to what entered. What
-    mixes a row with those before it is attention, or a short convolution if there are `taps`, or the
-    `state` that they left.
+    mixes a row with those before it is attention, or a short convolution if there are `taps`, or
+    the `state` that they left.
 
     `taps`: rows that a convolution reads, its own included. `inner`: width of the MLP. `fused`:
     whether the checkpoint has one matrix for queries, keys and values, and one for gate and up;

@@ -62,11 +62,11 @@ class StateForm:
         return self.keys + self.inner + self.heads
 
     def row(self, held_as: torch.dtype) -> RowForm:
-        """What the cache holds of a row, as `held_as` numbers: its terms, of another type, and
-        behind them the inputs of its convolution."""
+        """What is held of a row, as `held_as` numbers: its terms, of another type, and behind them
+        the inputs of its convolution."""
         bytes_each = held_as.itemsize
         used = self.terms * wide(held_as).itemsize + self.conv * bytes_each
-        return RowForm(1, -(-used // _LINE) * _LINE // bytes_each, parts=1)
+        return RowForm(1, 0, parts=1, folded=-(-used // _LINE) * _LINE // bytes_each)
 
     def shapes(self) -> dict[str, torch.Size]:
         """The tensors of the module, by their names in the layer."""

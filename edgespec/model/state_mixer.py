@@ -16,11 +16,11 @@ from typing import Protocol
 
 import torch
 
-from edgespec.kernels.layers import Memory
 from edgespec.kernels.rows import Runs
 from edgespec.kernels.states import CompiledMixer, StateKernels, compiled_states
+from edgespec.model.folded_rows import FoldedRows
 from edgespec.model.joint import JointCache, RowCache
-from edgespec.model.kv_cache import States, TwoRegionCache
+from edgespec.model.kv_cache import TwoRegionCache
 from edgespec.model.matrices import MatrixReader
 from edgespec.model.row_math import CompiledRows, RowMath
 from edgespec.model.source import TensorSource, load_parameter
@@ -99,7 +99,9 @@ class StateMixer:
     ) -> torch.Tensor:
         """The rows [R, inner] before the last product, of one request, whose slots have room."""
         first, made = 0, []
-        given = self._math.given(cache, self._index, len(projected), seen)
+        rows = cache.folded
+        assert rows is not None
+        given = self._math.given(rows, self._index, seen)
         places = seen.rows.tolist()
         while first < len(places):
             boundary, end = boundary_of(places[first]), first + 1
@@ -108,20 +110,20 @@ class StateMixer:
                 if given.prefix(end) < boundary:
                     break
                 end += 1
-            state = self._state(cache.states, boundary, given, first, shared)
+            state = self._state(rows, boundary, given, first, shared)
             made.append(given.rows(projected[first:end], first, end, boundary, state))
             first = end
         return torch.cat(made) if len(made) > 1 else made[0]
 
     def _state(
-        self, states: States, boundary: int, given: _Given, row: int, shared: bool
+        self, rows: FoldedRows, boundary: int, given: _Given, row: int, shared: bool
     ) -> torch.Tensor:
         """The state that a row reads: of the first slots, which caches that begin alike share, so
         none that is there is written to; or else of its own path, which is not kept."""
-        mine = states.setdefault(self._index, {})
+        mine = rows.states[self._index]
         if shared and boundary in mine:
             return mine[boundary]
-        begin = max((at for at in mine if at <= min(boundary, given.prefix(row))), default=0)
+        begin = rows.before(self._index, min(boundary, given.prefix(row)))
         state = mine[begin].clone() if begin else given.zeros()
         if not shared:
             for slot, count in given.path(row, begin, boundary):
@@ -157,7 +159,7 @@ class _Given(Protocol):
 
 
 class _StateMath(Protocol):
-    def given(self, cache: TwoRegionCache, index: int, rows: int, seen: Visibility) -> _Given:
+    def given(self, rows: FoldedRows, index: int, seen: Visibility) -> _Given:
         """For new rows of layer `index`, whose slots are there."""
 
 
@@ -171,24 +173,21 @@ class _CompiledStates:
         last = int(form.delta)
         self.mixer = CompiledMixer(vectors, step_low=low, step_high=high, gate_last=last, **numbers)
 
-    def given(
-        self, cache: TwoRegionCache, index: int, rows: int, seen: Visibility
-    ) -> _CompiledPass:
-        return _CompiledPass(
-            self,
-            cache.memory(rows),
-            index - cache.first_layer,
-            seen,
-            self._row_math.runs(seen, None),
-        )
+    def given(self, rows: FoldedRows, index: int, seen: Visibility) -> _CompiledPass:
+        return _CompiledPass(self, rows, index, seen.rows, self._row_math.runs(seen, None))
 
 
 class _CompiledPass:
     def __init__(
-        self, states: _CompiledStates, memory: Memory, layer: int, seen: Visibility, runs: Runs
+        self,
+        states: _CompiledStates,
+        rows: FoldedRows,
+        layer: int,
+        places: torch.Tensor,
+        runs: Runs,
     ) -> None:
-        self._states, self._held_as, self._slots = states, memory.dtype, memory.pieces[layer]
-        self._runs, self._places = runs, seen.rows
+        self._states, self._held_as, self._slots = states, rows.dtype, rows.slots(layer)
+        self._runs, self._places = runs, places
         self._firsts, self._ends = runs.firsts.tolist(), runs.ends.tolist()
 
     def prefix(self, row: int) -> int:

@@ -3,12 +3,13 @@ for where nothing is compiled."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from functools import partial
 
 import torch
 from torch.nn.functional import pad, silu, softplus
 
-from edgespec.model.kv_cache import TwoRegionCache
+from edgespec.model.folded_rows import FoldedRows
 from edgespec.model.state_form import StateForm, wide
 from edgespec.model.tree_attention import Visibility
 
@@ -23,13 +24,13 @@ class TorchStates:
     def __init__(self, form: StateForm, vectors: Vectors) -> None:
         self.form, self.vectors = form, vectors
 
-    def given(self, cache: TwoRegionCache, index: int, rows: int, seen: Visibility) -> TorchPass:
-        return TorchPass(self, [one[0, 0] for one in cache.pieces(index)], seen)
+    def given(self, rows: FoldedRows, index: int, seen: Visibility) -> TorchPass:
+        return TorchPass(self, rows, index, seen)
 
 
 class TorchPass:
-    def __init__(self, states: TorchStates, held: Sequence[torch.Tensor], seen: Visibility) -> None:
-        self._states, self._held = states, held
+    def __init__(self, states: TorchStates, rows: FoldedRows, layer: int, seen: Visibility) -> None:
+        self._states, self._kept = states, partial(rows.row, layer)
         mask = seen.mask()[0, 0]
         self._paths = [row.nonzero().squeeze(1).tolist() for row in mask]
 
@@ -39,14 +40,6 @@ class TorchPass:
 
     def path(self, row: int, first: int, end: int) -> Iterator[tuple[int, int]]:
         return ((slot, 1) for slot in self._paths[row][first:end])
-
-    def _kept(self, slot: int) -> torch.Tensor:
-        """What the row in a slot keeps, [width], where it is."""
-        for piece in self._held:
-            if slot < len(piece):
-                return piece[slot]
-            slot -= len(piece)
-        raise AssertionError(slot)
 
     def _terms(self, kept: torch.Tensor) -> torch.Tensor:
         """Of rows [..., width] what they add to the state, [..., terms]."""
@@ -58,8 +51,9 @@ class TorchPass:
         return kept[..., begin : begin + form.conv]
 
     def zeros(self) -> torch.Tensor:
-        form, like = self._states.form, self._held[0]
-        return self._terms(like).new_zeros((form.heads, form.key, form.value))
+        form, decay = self._states.form, self._states.vectors["decay"]
+        assert decay is not None
+        return decay.new_zeros((form.heads, form.key, form.value))
 
     def fold(self, slot: int, count: int, state: torch.Tensor) -> None:
         form = self._states.form
