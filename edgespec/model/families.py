@@ -106,6 +106,12 @@ def logits_from(config: ModelConfig, product: torch.Tensor) -> torch.Tensor:
     return product if cap is None else torch.tanh(product / float(cap)) * float(cap)
 
 
+def folds(config: ModelConfig) -> bool:
+    """Whether some layer folds rows into a state."""
+    may = RECURRENT in FAMILIES[config.model_type].besides
+    return may and RECURRENT in config.layer_types
+
+
 def has_windows(config: ModelConfig) -> bool:
     """Whether some layer has a sliding window."""
     if FAMILIES[config.model_type].windows == "by type":

@@ -132,7 +132,9 @@ class StateMixer:
         for slot in range(begin, boundary, STRIDE):
             given.fold(slot, STRIDE, state)
         mine[boundary] = state
-        for at in [at for at in mine if at < boundary - AHEAD]:
+        # Rows at lower positions may still come: up to AHEAD as far as the coordinator knows, of
+        # which the stage may not have heard yet. FoldedRows.follow drops more.
+        for at in [at for at in mine if at < boundary - 2 * AHEAD]:
             del mine[at]
         return state
 
