@@ -313,7 +313,8 @@ class TwoRegionCache:
 
 def views(layer: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """The parts, [1, heads, slots, width], of a layer's [parts, ...]."""
-    return layer.split(1)
+    parts: tuple[torch.Tensor, ...] = layer.split(1)
+    return parts
 
 
 def _whole_steps(rows: int) -> int:

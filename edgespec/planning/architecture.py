@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from edgespec.config import Quantisation
 from edgespec.errors import ConfigError
 from edgespec.planning.refused import refusal_of
-from edgespec.planning.text_part import text_settings
+from edgespec.planning.text_part import CONVOLVING, text_settings
 
 MOST_LAYERS, MOST_EXPERTS = 1024, 4096
 """Of a model, whose parts are made one by one; the largest known have 126 and 512."""
@@ -16,13 +16,14 @@ MOST_LAYERS, MOST_EXPERTS = 1024, 4096
 _DEFAULT_HEAD_DIM = (
     *("llama", "mistral", "qwen2", "phi3", "granite", "granitemoehybrid", "smollm3"),
     *("olmo2", "olmo3", "exaone4", "cohere2", "olmoe", "mixtral", "hunyuan_v1_dense"),
+    "lfm2",
 )
 """Families whose config.json may leave head_dim out: hidden_size / num_attention_heads."""
 _DEFAULT_KV_HEADS = (
     *("llama", "phi3", "granite", "granitemoehybrid", "olmo2", "olmo3", "cohere2", "olmoe"),
 )
 """Families whose config.json may leave num_key_value_heads out: as many as heads."""
-_TIED = ("gemma", "gemma2", "gemma3_text", "smollm3", "ernie4_5", "cohere2")
+_TIED = ("gemma", "gemma2", "gemma3_text", "smollm3", "ernie4_5", "cohere2", "lfm2")
 """Families whose head is the embedding unless config.json says otherwise."""
 _EXPERTS = {
     "qwen3_moe": "num_experts",
@@ -49,7 +50,8 @@ FAMILIES = tuple(
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """The sizes of a decoder-only model whose layers are all alike.
+    """The sizes of a decoder-only model whose layers are all alike, but that `convolutions` of them
+    may have a short convolution in place of attention: then a layer is what they are on average.
 
     `intermediate`: inner width of the gated MLP, or of one expert. `head_dim` 0: hidden / heads.
     `tied`: the output head is the input embedding. `experts` 0: no mixture; else each row goes
@@ -66,6 +68,7 @@ class Architecture:
     tied: bool = False
     experts: int = 0
     active: int = 0
+    convolutions: int = 0
     family: str = "llama"
 
     @property
@@ -85,6 +88,11 @@ class Architecture:
         return ((self.width, self.hidden), kv, kv, (self.hidden, self.width))
 
     @property
+    def convolution_matrices(self) -> tuple[tuple[int, int], ...]:
+        """Shapes [out, in] of the matrices around a convolution."""
+        return ((3 * self.hidden, self.hidden), (self.hidden, self.hidden))
+
+    @property
     def mlp_matrices(self) -> tuple[tuple[int, int], ...]:
         """Shapes [out, in] of the three matrices of the gated MLP, or of one expert."""
         up = (self.intermediate, self.hidden)
@@ -96,7 +104,7 @@ class Architecture:
 
         Norms, biases and a mixture's router, together below 0.1 %, are left out.
         """
-        return sum(rows * columns for rows, columns in self.attention_matrices) + self.mlp_weights
+        return self._mixed(lambda rows, columns: rows * columns) + self.mlp_weights
 
     @property
     def mlp_weights(self) -> int:
@@ -111,16 +119,31 @@ class Architecture:
 
     @property
     def kv_bytes(self) -> int:
-        """Bytes of the keys and values of one row in one layer, in 16 bit."""
-        return 2 * 2 * self.kv_width
+        """Bytes of what one layer holds of one row, keys and values, in 16 bit."""
+        attending = self.layers - self.convolutions
+        return 2 * (attending * 2 * self.kv_width + self.convolutions * self.hidden) // self.layers
+
+    @property
+    def seen_share(self) -> float:
+        """How much of these is read of each earlier row: a convolution reads a few rows alone."""
+        attending = 2 * 2 * self.kv_width * (self.layers - self.convolutions)
+        return attending / self.layers / self.kv_bytes if self.convolutions else 1.0
 
     @property
     def largest_matrix(self) -> int:
         """Weights of the largest matrix of a layer."""
-        return max(r * c for r, c in (*self.attention_matrices, *self.mlp_matrices))
+        mixing = self.convolution_matrices if self.convolutions else ()
+        return max(r * c for r, c in (*self.attention_matrices, *mixing, *self.mlp_matrices))
 
     def attention_bytes(self, quantisation: Quantisation) -> int:
-        return sum(matrix_bytes(r, c, quantisation) for r, c in self.attention_matrices)
+        return self._mixed(lambda rows, columns: matrix_bytes(rows, columns, quantisation))
+
+    def _mixed(self, of: Callable[[int, int], int]) -> int:
+        """That of the matrices of attention, or of a convolution, of a layer on average."""
+        attention = sum(of(*shape) for shape in self.attention_matrices)
+        convolution = sum(of(*shape) for shape in self.convolution_matrices)
+        more = self.convolutions * (convolution - attention)
+        return attention + more // self.layers
 
     def mlp_bytes(self, quantisation: Quantisation) -> int:
         """Bytes of one layer's MLP; of all its experts, if it is a mixture."""
@@ -174,7 +197,8 @@ def gguf_bytes(of: Architecture, name: str, fused: bool = False) -> int:
         at < eighth or at >= 7 * of.layers // 8 or (at - eighth) % 3 == 2 for at in range(of.layers)
     )
     values = of.kv_width * of.hidden
-    finer = fine * (of.mlp_weights // 3 + (0 if fused else values)) + of.head_bytes // 2
+    of_values = 0 if fused else values * (of.layers - of.convolutions) // of.layers
+    finer = fine * (of.mlp_weights // 3 + of_values) + of.head_bytes // 2
     one = of.layers * (of.hidden * of.width + 2 * values) if fused else 0
     bits = (of.layers * of.layer_weights + ends) * Q4_K + one * (Q5_K - Q4_K)
     return int((bits + finer * (Q6_K - Q4_K)) / 8)
@@ -217,6 +241,7 @@ def architecture_of(config: Mapping[str, object], where: str) -> Architecture:
         tied=_flag(config, where, "tie_word_embeddings", family in _TIED),
         experts=experts,
         active=active,
+        convolutions=_convolutions(config, where) if family in CONVOLVING else 0,
         family=family,
     )
 
@@ -224,6 +249,17 @@ def architecture_of(config: Mapping[str, object], where: str) -> Architecture:
 def longest_context(config: Mapping[str, object], where: str) -> int:
     """Tokens that a model can hold. Raises ConfigError if config.json does not say it."""
     return _count(text_settings(config), where, "max_position_embeddings")
+
+
+def _convolutions(config: Mapping[str, object], where: str) -> int:
+    """How many layers convolve; all attend where config.json does not say it."""
+    listed = config.get("layer_types")
+    kinds = listed if isinstance(listed, list) else []
+    if listed is not None and len(kinds) != config.get("num_hidden_layers"):
+        raise ConfigError(
+            f"{where}: layer_types is no list of num_hidden_layers; download the model again"
+        )
+    return kinds.count("conv")
 
 
 def _experts(config: Mapping[str, object], where: str, family: str) -> tuple[int, int]:

@@ -21,8 +21,8 @@ OWN_OPERATIONS = {
     "qwen3": 19,
     "gemma2": 36,
     "gemma3_text": 30,
-    "lfm2": 19,
-    "granitemoehybrid": USUAL_OPERATIONS,
+    "lfm2": 19,  # whether it attends or convolves
+    "granitemoehybrid": USUAL_OPERATIONS,  # of those that attend
 }
 """By model type, of those whose layers are edgespec's own."""
 

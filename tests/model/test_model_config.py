@@ -13,11 +13,13 @@ import torch
 from support.cases import case
 from transformers import AutoConfig, PretrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+from transformers.models.lfm2.modeling_lfm2 import Lfm2MLP
 
 from edgespec.model.layer_form import layer_form
 from edgespec.model.model_config import ModelConfig
 from edgespec.model.rope import Angles
 from edgespec.planning.operations import OWN_OPERATIONS
+from edgespec.planning.text_part import text_settings
 
 SMALL = {
     "vocab_size": 64,
@@ -112,7 +114,7 @@ def is_refused(settings: dict[str, Any]) -> bool:
     return False
 
 
-@pytest.mark.parametrize("kind", OWN_OPERATIONS)
+@pytest.mark.parametrize("kind", set(OWN_OPERATIONS) - {"lfm2"})
 def test_every_field_that_is_read_is_as_in_transformers(kind: str) -> None:
     defaults = AutoConfig.for_model(kind)
     assert ModelConfig({"model_type": kind}).rope_parameters == defaults.rope_parameters
@@ -136,6 +138,30 @@ def test_every_field_that_is_read_is_as_in_transformers(kind: str) -> None:
     for field in (*READ, *OPTIONAL):  # of a file that says nothing at all
         if hasattr(defaults, field):
             assert getattr(ModelConfig({"model_type": kind}), field) == getattr(defaults, field)
+
+
+def test_a_model_with_convolutions_is_read_as_transformers_reads_it() -> None:
+    """The width of its MLP is that of the matrices, which no field of theirs has."""
+    ways: dict[str, dict[str, Any]] = {
+        "nothing else": {},
+        "by number": {"full_attn_idxs": [0, 3], "norm_eps": 1e-3, "tie_embedding": False},
+        "by name": {"layer_types": ["conv", "full_attention"] * 3 + ["conv"], "conv_L_cache": 4},
+        "an older width": {"block_ff_dim": 96, "block_multiple_of": 7},
+        "stretched": {"block_ffn_dim_multiplier": 1.3, "block_multiple_of": 16},
+        "as it is": {"block_auto_adjust_ff_dim": False, "rope_theta": 2e4},
+    }
+    for name, way in ways.items():
+        settings = {"model_type": "lfm2", **SMALL, "num_key_value_heads": 2, **way}
+        theirs = theirs_of(settings)
+        ours = ModelConfig(text_settings(settings))
+        with case(name):
+            assert ours.intermediate_size == Lfm2MLP(theirs).w1.out_features
+            assert ours.rms_norm_eps == theirs.norm_eps
+            for field in ("layer_types", "rope_parameters", "tie_word_embeddings", "conv_L_cache"):
+                assert getattr(ours, field) == getattr(theirs, field), field
+            assert text_settings(ours.settings) == ours.settings
+    strange = {"block_ffn_dim_multiplier": 1e300, "intermediate_size": 1 << 40, "full_attn_idxs": 3}
+    assert text_settings({"model_type": "lfm2", **strange})
 
 
 @pytest.mark.parametrize("form", ["linear", "llama3", "yarn"])

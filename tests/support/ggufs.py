@@ -39,6 +39,7 @@ ARCHITECTURES = {
     "exaone4": "exaone4",
     "glm4": "glm4",
     "cohere2": "cohere2",
+    "lfm2": "lfm2",
 }
 """What llama.cpp calls a model type."""
 
@@ -56,7 +57,7 @@ TypeOf = Callable[[str, tuple[int, ...]], str]
 
 def all_as(kind: str) -> TypeOf:
     """Matrices in one type, the rest in F32, as llama.cpp's own tool has it."""
-    return lambda name, shape: kind if len(shape) > 1 else "F32"
+    return lambda name, shape: kind if len(shape) == 2 else "F32"
 
 
 def write_gguf(
@@ -106,6 +107,8 @@ def write_gguf(
         meant = fused_experts(meant, source.config.num_experts)
     if settings["model_type"] == "mixtral":
         meant = {_in_mixtral(name): one for name, one in meant.items()}
+    if architecture == "lfm2":
+        meant = {_in_lfm2(name): one for name, one in meant.items()}
     save_file(meant, twin / "model.safetensors", {"format": "pt"})
     return twin
 
@@ -114,6 +117,26 @@ def _in_mixtral(name: str) -> str:
     for ours, theirs in (("gate_proj", "w1"), ("down_proj", "w2"), ("up_proj", "w3")):
         name = name.replace(ours, theirs)
     return name.replace(".mlp.", ".block_sparse_moe.")
+
+
+_LFM2 = {
+    "model.norm": "model.embedding_norm",
+    "input_layernorm": "operator_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "o_proj": "out_proj",
+    "q_norm": "q_layernorm",
+    "k_norm": "k_layernorm",
+    "mlp": "feed_forward",
+    "gate_proj": "w1",
+    "down_proj": "w2",
+    "up_proj": "w3",
+}
+
+
+def _in_lfm2(name: str) -> str:
+    for ours, theirs in _LFM2.items():
+        name = name.replace(ours, theirs)
+    return name
 
 
 def fused_experts(tensors: Mapping[str, torch.Tensor], experts: int) -> dict[str, torch.Tensor]:
@@ -136,6 +159,8 @@ def fused_experts(tensors: Mapping[str, torch.Tensor], experts: int) -> dict[str
 def write_gguf_family(root: Path, name: str, type_of: TypeOf, **settings: Any) -> tuple[Path, Path]:
     """A GGUF file of a small model of a family that GGUF can express, and the folder it equals."""
     chosen = {"intermediate_size": 64, "moe_intermediate_size": 32, "query_pre_attn_scalar": 16}
+    if name == "lfm2":
+        chosen |= {"block_multiple_of": 32}
     if name == "qwen3_moe":
         chosen |= {"mlp_only_layers": []}
     if name in ("mistral", "mixtral", "qwen3_moe"):
@@ -166,6 +191,8 @@ def _stored(numbers: np.ndarray, kind: GGMLQuantizationType, seed: int) -> np.nd
 def _their_name(architecture: str, name: str, layers: int) -> tuple[str, int | None]:
     """llama.cpp's name, and which expert of a stack it is."""
     kind = next(k for k, v in gguf.MODEL_ARCH_NAMES.items() if v == architecture)
+    if architecture == "lfm2":
+        name = name.replace("model.norm", "model.embedding_norm")
     parts, expert = name.split("."), None
     if "experts" in parts:
         expert = int(parts.pop(parts.index("experts") + 1))
@@ -182,6 +209,8 @@ def _as_converted(architecture: str, name: str, stored: np.ndarray, config: Any)
         heads = config.num_attention_heads if "_q." in name else config.num_key_value_heads
         halves = stored.reshape(heads, 2, stored.shape[0] // heads // 2, *stored.shape[1:])
         return np.ascontiguousarray(halves.swapaxes(1, 2).reshape(stored.shape))
+    if name.endswith("shortconv.conv.weight"):
+        return stored[:, 0]
     if architecture.startswith("gemma") and name.endswith("norm.weight"):
         return stored + 1
     return stored
@@ -206,7 +235,11 @@ def _add_settings(writer: GGUFWriter, config: Any, settings: Mapping[str, Any]) 
     writer.add_embedding_length(config.hidden_size)
     writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
+    kv_heads: int | list[int] = config.num_key_value_heads
+    if "conv" in (config.layer_types or ()):
+        kv_heads = [config.num_key_value_heads * (kind != "conv") for kind in config.layer_types]
+        writer.add_shortconv_l_cache(config.conv_L_cache)
+    writer.add_head_count_kv(kv_heads)
     if config.model_type == "cohere2":
         writer.add_layer_norm_eps(config.layer_norm_eps)
         writer.add_logit_scale(config.logit_scale)

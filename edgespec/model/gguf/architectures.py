@@ -18,6 +18,7 @@ from edgespec.planning.refused import refusal_of
 _ENDS = {
     "token_embd": "model.embed_tokens",
     "output_norm": "model.norm",
+    "token_embd_norm": "model.norm",  # as LFM2's files call it
     "output": "lm_head",
 }
 _LAYER = {
@@ -60,13 +61,18 @@ _GLM4 = {
     "post_ffw_norm": "post_mlp_layernorm",
     "ffn_up": "mlp.gate_up_proj",
 }
+_CONVOLUTIONS = {
+    "shortconv.conv": "conv.conv",
+    "shortconv.in_proj": "conv.in_proj",
+    "shortconv.out_proj": "conv.out_proj",
+}
 _BARE = ("self_attn.sinks",)
 """Tensors whose names in transformers' models end there."""
 ROPE = "rope_freqs.weight"
 SETTINGS = (ROPE, "rope_factors_long.weight", "rope_factors_short.weight")
 """Tensors that become settings."""
 
-_OF_LAYER = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
+_OF_LAYER = re.compile(r"blk\.(\d+)\.([\w.]+)\.(weight|bias)")
 
 
 @dataclass(frozen=True)
@@ -104,6 +110,7 @@ ARCHITECTURES = {
     "glm4": GgufArchitecture("glm4", _GLM4),
     "cohere2": GgufArchitecture("cohere2"),
     "gemma": GgufArchitecture("gemma", shifted_norms=True),
+    "lfm2": GgufArchitecture("lfm2", _CONVOLUTIONS),
     "phi3": GgufArchitecture("phi3", _FUSED),
     "gemma2": GgufArchitecture("gemma2", _FOUR_NORMS, shifted_norms=True),
     "gemma3": GgufArchitecture("gemma3_text", _FOUR_NORMS, shifted_norms=True),
@@ -182,7 +189,10 @@ def _named(
     if "{}" not in name:
         paired = heads.get(part[2], 0) if kind.paired else 0
         full = name if name in _BARE else f"{name}.{leaf}"
-        yield prefix + full, Place(stored, 0, stored.shape, paired, less)
+        shape = stored.shape
+        if full == "conv.conv.weight":  # of channels that each have one input
+            shape = (*shape[:-1], 1, shape[-1])
+        yield prefix + full, Place(stored, 0, shape, paired, less)
         return
     each = stored.rows // stored.shape[0]
     for expert in range(stored.shape[0]):

@@ -130,7 +130,7 @@ def _common(keys: _Keys) -> Settings:
         "num_hidden_layers": layers,
         "intermediate_size": keys.whole("feed_forward_length"),
         "num_attention_heads": heads,
-        "num_key_value_heads": keys.whole("attention.head_count_kv", heads),
+        "num_key_value_heads": max(_kv_heads(keys, heads)),
         "head_dim": keys.head,
         # A model with layer norms has no other.
         "rms_norm_eps": keys.real(
@@ -142,6 +142,31 @@ def _common(keys: _Keys) -> Settings:
         "tie_word_embeddings": "output.weight" not in tensors,
         **{name: keys.token(name) for name in ("bos_token_id", "eos_token_id")},
         "pad_token_id": None,
+    }
+
+
+def _kv_heads(keys: _Keys, heads: int) -> list[int]:
+    """Heads of keys: of each layer where the file tells of each, all alike or 0, else of all."""
+    name = "attention.head_count_kv"
+    if not isinstance(keys.get(name), LongArray):
+        return [keys.whole(name, heads)]
+    each = keys.array(name) or [0]
+    if len({*each, 0}) != 2 or not all(0 <= one <= _MOST for one in each):
+        raise keys.refusal(f"says that {keys.architecture}.{name} is {sorted(set(each))}")
+    return each
+
+
+def _lfm2(keys: _Keys) -> Settings:
+    heads = _kv_heads(keys, 0)
+    layers = keys.whole("block_count", most=MOST_LAYERS)
+    if len(heads) != layers:
+        raise keys.refusal(f"tells {len(heads)} layers' heads of keys, of {layers}")
+    bias = any(name.endswith("shortconv.in_proj.bias") for name in keys.file.tensors)
+    return {
+        "layer_types": ["full_attention" if one else "conv" for one in heads],
+        "conv_L_cache": keys.whole("shortconv.l_cache"),
+        "conv_bias": bias,
+        "block_auto_adjust_ff_dim": False,
     }
 
 
@@ -317,6 +342,7 @@ _FAMILY: Mapping[str, Callable[[_Keys], Settings]] = {
     "llama": _llama,
     "mistral3": _mistral3,
     "granite": _granite,
+    "lfm2": _lfm2,
     "smollm3": _smollm3,
     "qwen3moe": _qwen3_moe,
     "qwen3vlmoe": _qwen3_moe,

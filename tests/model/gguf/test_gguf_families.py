@@ -32,7 +32,7 @@ TYPES = ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "MXFP4"]
 FAMILIES = ["llama", "llama-rope", "llama-biases", "mistral", "qwen2", "qwen3", "qwen3_moe"]
 FAMILIES += ["granite", "smollm3", "phi3", "gemma2", "gemma3_text"]
 FAMILIES += ["gpt_oss", "ministral3", "olmo2", "olmo3", "olmoe", "mixtral", "ernie4_5", "gemma"]
-FAMILIES += ["exaone4", "glm4", "cohere2", "phi3-long"]
+FAMILIES += ["exaone4", "glm4", "cohere2", "phi3-long", "lfm2", "lfm2-biases"]
 
 
 @pytest.fixture(autouse=True)
