@@ -43,7 +43,7 @@ class CoordinatorSettings:
     source. `live`: requests that are answered at once, at most.
     `vocabulary`: how many tokens the model has. `own_stage`: the stage on the coordinator's device,
     0: none. `usual`: how it is sampled where a request does not say. `folds`: some layers fold
-    rows into states (tree.boundaries): guesses are not far ahead, and no request begins with rows
+    rows into states (types.boundaries): guesses are not far ahead, and no request begins with rows
     of another.
     """
 

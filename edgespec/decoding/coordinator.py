@@ -49,7 +49,7 @@ from edgespec.machines.events import (
     Tick,
 )
 from edgespec.policy.estimates import Learnt
-from edgespec.tree.boundaries import AHEAD
+from edgespec.types.boundaries import AHEAD
 from edgespec.wire.client_messages import Cancel, Failed, LiveRequest, Submit
 from edgespec.wire.messages import Credit, Fault
 from edgespec.wire.segment import Segment

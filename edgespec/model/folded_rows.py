@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import torch
 
 from edgespec.errors import LocalProtocolError
-from edgespec.tree.boundaries import boundary_of
+from edgespec.types.boundaries import boundary_of
 
 STEP = 64
 """Slots are given, and given back, in multiples of so many."""

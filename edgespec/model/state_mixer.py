@@ -27,7 +27,7 @@ from edgespec.model.source import TensorSource, load_parameter
 from edgespec.model.state_form import StateForm, wide
 from edgespec.model.state_torch import TorchStates, Vectors
 from edgespec.model.tree_attention import JointVisibility, Seen, Visibility
-from edgespec.tree.boundaries import AHEAD, STRIDE, boundary_of
+from edgespec.types.boundaries import AHEAD, STRIDE, boundary_of
 
 _NUMBERS = ("eps", "delta", "heads", "groups", "key", "value", "kernel", "normed")
 """Of a StateForm what a compiled mixer takes as it is."""
@@ -132,9 +132,9 @@ class StateMixer:
         for slot in range(begin, boundary, STRIDE):
             given.fold(slot, STRIDE, state)
         mine[boundary] = state
-        # Rows at lower positions may still come: up to AHEAD as far as the coordinator knows, of
-        # which the stage may not have heard yet. FoldedRows.follow drops more.
-        for at in [at for at in mine if at < boundary - 2 * AHEAD]:
+        # Rows that come later stand at most AHEAD positions before this one, as the coordinator
+        # sends none that are farther ahead, whatever of it this stage has heard.
+        for at in [at for at in mine if at < boundary - AHEAD]:
             del mine[at]
         return state
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from edgespec.config import Quantisation
 from edgespec.errors import ConfigError
 from edgespec.planning.refused import refusal_of
-from edgespec.planning.text_part import CONVOLVING, text_settings
+from edgespec.planning.text_part import CONVOLVING, FOLDING, text_settings
+from edgespec.types.boundaries import HELD_ROWS, HELD_STATES
 
 MOST_LAYERS, MOST_EXPERTS = 1024, 4096
 """Of a model, whose parts are made one by one; the largest known have 126 and 512."""
@@ -51,11 +52,13 @@ FAMILIES = tuple(
 @dataclass(frozen=True, slots=True)
 class Architecture:
     """The sizes of a decoder-only model whose layers are all alike, but that `convolutions` of them
-    may have a short convolution in place of attention: then a layer is what they are on average.
+    may have a short convolution in place of attention, and `states` of them a state: then a layer
+    is what they are on average.
 
     `intermediate`: inner width of the gated MLP, or of one expert. `head_dim` 0: hidden / heads.
     `tied`: the output head is the input embedding. `experts` 0: no mixture; else each row goes
-    through `active` of them. `family`: its `model_type`.
+    through `active` of them. A state has a matrix [`state_key`, `state_value`] for each of its
+    `state_heads`, whose keys are `state_groups`. `family`: its `model_type`.
     """
 
     layers: int
@@ -69,6 +72,11 @@ class Architecture:
     experts: int = 0
     active: int = 0
     convolutions: int = 0
+    states: int = 0
+    state_heads: int = 0
+    state_groups: int = 0
+    state_key: int = 0
+    state_value: int = 0
     family: str = "llama"
 
     @property
@@ -91,6 +99,14 @@ class Architecture:
     def convolution_matrices(self) -> tuple[tuple[int, int], ...]:
         """Shapes [out, in] of the matrices around a convolution."""
         return ((3 * self.hidden, self.hidden), (self.hidden, self.hidden))
+
+    @property
+    def state_matrices(self) -> tuple[tuple[int, int], ...]:
+        """Shapes [out, in] of the matrices around a state: gates, keys, queries, values and steps,
+        and what is made of all."""
+        inner = self.state_heads * self.state_value
+        entering = 2 * inner + 2 * self.state_groups * self.state_key + self.state_heads
+        return ((entering, self.hidden), (self.hidden, inner))
 
     @property
     def mlp_matrices(self) -> tuple[tuple[int, int], ...]:
@@ -120,29 +136,41 @@ class Architecture:
     @property
     def kv_bytes(self) -> int:
         """Bytes of what one layer holds of one row, keys and values, in 16 bit."""
-        attending = self.layers - self.convolutions
+        attending = self.layers - self.convolutions - self.states
         return 2 * (attending * 2 * self.kv_width + self.convolutions * self.hidden) // self.layers
 
     @property
     def seen_share(self) -> float:
         """How much of these is read of each earlier row: a convolution reads a few rows alone."""
-        attending = 2 * 2 * self.kv_width * (self.layers - self.convolutions)
+        attending = 2 * 2 * self.kv_width * (self.layers - self.convolutions - self.states)
         return attending / self.layers / self.kv_bytes if self.convolutions else 1.0
+
+    @property
+    def request_bytes(self) -> int:
+        """Bytes that one layer holds of a request however long it is: states and the rows that are
+        not folded into them, in 32 bit, and in 16 bit their convolution's inputs."""
+        keys = self.state_groups * self.state_key
+        inner = self.state_heads * self.state_value
+        row = 4 * (keys + inner + self.state_heads) + 2 * (2 * keys + inner)
+        state = HELD_STATES * 4 * inner * self.state_key
+        return self.states * (state + HELD_ROWS * row) // self.layers
 
     @property
     def largest_matrix(self) -> int:
         """Weights of the largest matrix of a layer."""
         mixing = self.convolution_matrices if self.convolutions else ()
+        mixing += self.state_matrices if self.states else ()
         return max(r * c for r, c in (*self.attention_matrices, *mixing, *self.mlp_matrices))
 
     def attention_bytes(self, quantisation: Quantisation) -> int:
         return self._mixed(lambda rows, columns: matrix_bytes(rows, columns, quantisation))
 
     def _mixed(self, of: Callable[[int, int], int]) -> int:
-        """That of the matrices of attention, or of a convolution, of a layer on average."""
+        """That of the matrices around what mixes rows, of a layer on average."""
         attention = sum(of(*shape) for shape in self.attention_matrices)
         convolution = sum(of(*shape) for shape in self.convolution_matrices)
-        more = self.convolutions * (convolution - attention)
+        state = sum(of(*shape) for shape in self.state_matrices) if self.states else 0
+        more = self.convolutions * (convolution - attention) + self.states * (state - attention)
         return attention + more // self.layers
 
     def mlp_bytes(self, quantisation: Quantisation) -> int:
@@ -241,7 +269,8 @@ def architecture_of(config: Mapping[str, object], where: str) -> Architecture:
         tied=_flag(config, where, "tie_word_embeddings", family in _TIED),
         experts=experts,
         active=active,
-        convolutions=_convolutions(config, where) if family in CONVOLVING else 0,
+        convolutions=_of_type(config, where, "conv") if family in CONVOLVING else 0,
+        **(_states(config, where, hidden) if family in FOLDING else {}),
         family=family,
     )
 
@@ -251,15 +280,31 @@ def longest_context(config: Mapping[str, object], where: str) -> int:
     return _count(text_settings(config), where, "max_position_embeddings")
 
 
-def _convolutions(config: Mapping[str, object], where: str) -> int:
-    """How many layers convolve; all attend where config.json does not say it."""
+def _states(config: Mapping[str, object], where: str, hidden: int) -> dict[str, int]:
+    """Sizes of Granite 4's states."""
+    states = _of_type(config, where, "linear_attention")
+    if not states:
+        return {}
+    heads = _count(config, where, "mamba_n_heads", 128)
+    inner = _count(config, where, "mamba_expand", 2) * hidden
+    return {
+        "states": states,
+        "state_heads": heads,
+        "state_groups": _count(config, where, "mamba_n_groups", 1),
+        "state_key": _count(config, where, "mamba_d_state", 256),
+        "state_value": max(1, inner // heads),
+    }
+
+
+def _of_type(config: Mapping[str, object], where: str, kind: str) -> int:
+    """How many layers are of that type; all attend where config.json does not say it."""
     listed = config.get("layer_types")
     kinds = listed if isinstance(listed, list) else []
     if listed is not None and len(kinds) != config.get("num_hidden_layers"):
         raise ConfigError(
             f"{where}: layer_types is no list of num_hidden_layers; download the model again"
         )
-    return kinds.count("conv")
+    return kinds.count(kind)
 
 
 def _experts(config: Mapping[str, object], where: str, family: str) -> tuple[int, int]:

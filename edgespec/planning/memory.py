@@ -118,7 +118,13 @@ class Needs:
     def layer(self) -> int:
         """Bytes of a layer and its cache."""
         costs = self.model.costs
-        return costs.layer_bytes + self.rows * costs.kv_bytes
+        return costs.layer_bytes + self._cache
+
+    @property
+    def _cache(self) -> int:
+        """Bytes of what a layer holds of all requests."""
+        costs = self.model.costs
+        return self.rows * costs.kv_bytes + self.requests * costs.of.request_bytes
 
     def stage(self, layers: int, last: bool = False) -> Need:
         """A stage of so many layers; `last`: and the head, if that is on a stage."""
@@ -126,7 +132,7 @@ class Needs:
         head, original, logits = self._head(last)
         return Need(
             weights=layers * costs.layer_bytes + head,
-            cache=layers * self.rows * costs.kv_bytes,
+            cache=layers * self._cache,
             overhead=RUNTIME_BYTES
             + max(self._work_space(), logits, original - layers * self.layer),
         )
