@@ -107,7 +107,9 @@ class Block:
         self._rotary = {kind: layers.rotary(kind, self.dtype, self.device) for kind in self._angles}
         self._plan = layer_plan(self._layers, self._angles, math, self.dtype)
         self.static: StaticPasses | None = None
-        if maker is not None and not self.has_experts:
+        # Neither has one shape for all passes: experts are chosen, folded rows are given back.
+        fixed = not self.has_experts and not any(form.folded for form in self._forms)
+        if maker is not None and fixed:
             self.static = StaticPasses(self, maker)
 
     def new_cache(self, reserve: int) -> TwoRegionCache:

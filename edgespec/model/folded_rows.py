@@ -80,25 +80,23 @@ class FoldedRows:
         other.dtype, other._gone, other._slots = self.dtype, self._gone, {}
         other.states = {layer: dict(mine) for layer, mine in self.states.items()}
         other._keep_states(0, length)
-        other._check(boundary_of(length))
+        for layer in other.states:
+            other.before(layer, boundary_of(length))
         other._own = {layer: own[: length - self._gone].clone() for layer, own in self._own.items()}
         return other
-
-    def _check(self, boundary: int) -> None:
-        for mine in self.states.values():
-            if self._gone and not any(at <= boundary for at in mine):
-                raise LocalProtocolError(
-                    f"rows before position {boundary} are folded into later states: guesses are "
-                    "too far ahead, or a request begins too early in another's rows"
-                )
 
     def before(self, layer: int, boundary: int) -> int:
         """The last boundary up to this one whose state is there; 0 if there is none.
 
         Raises LocalProtocolError if rows behind it were given back.
         """
-        self._check(boundary)
-        return max((at for at in self.states[layer] if at <= boundary), default=0)
+        here = [at for at in self.states[layer] if at <= boundary]
+        if self._gone and not here:
+            raise LocalProtocolError(
+                f"rows before position {boundary} are folded into later states: guesses are too "
+                "far ahead, or a request begins too early in another's rows"
+            )
+        return max(here, default=0)
 
     def slots(self, layer: int) -> torch.Tensor:
         """Where the rows of a layer are, as kernels.layers.Memory has it: int64 [1, 2]. Slots that

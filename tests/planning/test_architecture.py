@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -109,6 +110,22 @@ LFM2 = {
 }
 
 
+GRANITE_H = {
+    "model_type": "granitemoehybrid",
+    "num_hidden_layers": 40,
+    "hidden_size": 2048,
+    "intermediate_size": 8192,
+    "shared_intermediate_size": 8192,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 100352,
+    "tie_word_embeddings": True,
+    "layer_types": (["mamba"] * 5 + ["attention"] + ["mamba"] * 4) * 4,
+    "mamba_n_heads": 64,
+    "mamba_d_state": 128,
+}
+
+
 def test_a_published_config_gives_the_architecture_in_the_list() -> None:
     of = architecture_of(LLAMA, "config.json")
     listed = ARCHITECTURES["llama-2-13b"]
@@ -127,6 +144,7 @@ def test_a_published_config_gives_the_architecture_in_the_list() -> None:
         (MINISTRAL3, 8.49e9),
         (GPT_OSS, 20.91e9),
         (LFM2, 1.1703e9),
+        (GRANITE_H, 3.191e9),
     ],
 )
 def test_the_weights_add_up_to_the_published_count(
@@ -178,6 +196,16 @@ def test_a_layer_that_convolves_holds_its_inputs_and_reads_few_of_them() -> None
     assert architecture_of(all_attend, "config.json").convolutions == 0
     with pytest.raises(ConfigError, match="layer_types is no list of num_hidden_layers"):
         architecture_of({**LFM2, "layer_types": ["conv"]}, "config.json")
+
+
+def test_a_layer_with_a_state_holds_as_much_however_long_the_text_is() -> None:
+    of = architecture_of(GRANITE_H, "config.json")
+    assert (of.layers, of.states, of.state_value) == (40, 36, 64)
+    assert of.kv_bytes == 4 * 2 * 2 * 512 // 40, "of the layers that attend"
+    row = 4 * (128 + 4096 + 64) + 2 * (2 * 128 + 4096)
+    state = 4 * 4096 * 128
+    assert of.request_bytes == 36 * (3 * state + 256 * row) // 40
+    assert replace(ARCHITECTURES["granite-4-h-micro"], head_dim=64) == of
 
 
 def test_the_text_part_of_a_model_that_reads_images_counts() -> None:
