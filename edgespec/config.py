@@ -288,11 +288,8 @@ class CoordinatorConfig:
             raise ConfigError(f"live is {self.live}; it must be from 1 to {MOST_LIVE} requests")
         if self.dtype not in DTYPES:
             raise ConfigError(f"unknown dtype {self.dtype!r}; choose one of: {', '.join(DTYPES)}")
-        if self.cache_dtype and (self.dtype != "float32" or self.cache_dtype not in CACHE_DTYPES):
-            raise ConfigError(
-                f"caches in {self.cache_dtype!r} of a ring in {self.dtype}; one in float32 may "
-                f"have them in {' or '.join(CACHE_DTYPES)}"
-            )
+        if complaint := cache_complaint(self.dtype, self.cache_dtype):
+            raise ConfigError(complaint)
         if self.head not in HEADS:
             raise ConfigError(f"unknown head {self.head!r}; choose one of: {', '.join(HEADS)}")
         check_path("model", self.model)
@@ -308,6 +305,11 @@ class CoordinatorConfig:
             raise ConfigError(f"{min(self.layers)} layers; a stage needs at least one layer")
         if self.context != 0 and self.context < 2:
             raise ConfigError(f"context is {self.context}; it must be at least 2 tokens")
+        if self.emulation is not None and self.with_stage:
+            raise ConfigError(
+                "an emulated ring has a device of its own for each node: give --with-stage 0, or "
+                "play one that shares its device with `edgespec simulate --with-stage`"
+            )
         if not 0 <= self.with_stage <= self.stages:
             raise ConfigError(
                 f"with_stage is {self.with_stage}; the ring has the stages 1 to {self.stages}, and "
@@ -328,8 +330,7 @@ class StageConfig:
     that the coordinator sends. `cache`: the folder that keeps finished blocks; "" means the user's
     own. `metrics`: address of the Prometheus endpoint; None: no endpoint. `listen`: where the data
     socket listens; "": on the route to the coordinator. `reserved`: bytes of this machine's memory
-    that are not for its block. `shared_device`: the descriptor of the file by which an emulated
-    stage shares a device with the coordinator (runtime.shared_device); -1: it has one of its own.
+    that are not for its block.
     """
 
     stage: int
@@ -342,7 +343,6 @@ class StageConfig:
     metrics: Address | None = None
     listen: str = ""
     reserved: int = 0
-    shared_device: int = -1
 
     def __post_init__(self) -> None:
         if not 0 <= self.stage <= MOST_STAGES:
@@ -353,6 +353,17 @@ class StageConfig:
             raise ConfigError("the coordinator's port is missing; give --coordinator HOST:PORT")
         if not 0.0 < self.wait <= 86400.0:
             raise ConfigError(f"wait is {self.wait}; it must be between 0 and 86400 seconds")
+
+
+def cache_complaint(dtype: str, cache_dtype: str) -> str:
+    """What is wrong with caches of this dtype ("": that of the rows) in a ring of `dtype`; the
+    empty string if nothing is."""
+    if not cache_dtype or (dtype == "float32" and cache_dtype in CACHE_DTYPES):
+        return ""
+    return (
+        f"caches in {cache_dtype!r} of a ring in {dtype}; one in float32 may have them in "
+        f"{' or '.join(CACHE_DTYPES)}"
+    )
 
 
 def check_path(what: str, path: str) -> None:

@@ -109,6 +109,7 @@ class CoordinatorCompute:
             return _run_heads(self._head, effect)
         if self._draft is None:
             raise TypeError(f"{type(effect).__name__} without a draft source")
+        self._draft.take_work()  # of the effect before: where nothing is charged nobody did
         if isinstance(effect, INTERRUPTIBLE):
             self._draft.let_in(stop)
         match effect:

@@ -53,7 +53,7 @@ class Guesser(ABC):
 
     @property
     def is_model(self) -> bool:
-        """Whether a hybrid asks it or another model, as two name much the same tokens."""
+        """Whether a hybrid has it as its model: two would name much the same tokens."""
         return not self.is_free
 
     def spare(self, request: int, free: bool) -> None:  # noqa: B027
@@ -101,9 +101,9 @@ class Guesser(ABC):
         """
         self.allowed[request] = masks
 
-    @abstractmethod
     def close(self, request: int) -> None:
-        """Free the request's cache; unknown requests are ignored."""
+        """Free all that is held of the request; unknown requests are ignored."""
+        self.allowed.pop(request, None)
 
     def let_in(self, call: Callable[[], object]) -> None:
         """Have `call()` made from now on between two layers of every forward pass."""

@@ -125,9 +125,10 @@ def output_product(
     return linear_from(pack(matrix, form), None, matrix.shape, form, dtype, device)
 
 
-def tapped(features: Features, layers: Sequence[int]) -> torch.Tensor | None:
-    """The rows that enter these layers of the base side by side, [n, layers · H]; None for none."""
+def tapped(features: Features, layers: Sequence[int], hidden: int) -> torch.Tensor | None:
+    """The rows [n, hidden] that enter these layers of the base side by side, [n, layers · hidden];
+    None for none. Raises RemoteProtocolError for rows of another base."""
     if features.aux_hidden is None:
         return None
-    by_layer = unpacked(features.aux_hidden, len(features.aux_layers))
+    by_layer = unpacked(features.aux_hidden, len(features.aux_layers), hidden)
     return by_layer[:, [features.aux_layers.index(layer) for layer in layers]].flatten(1)

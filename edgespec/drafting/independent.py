@@ -131,6 +131,7 @@ class WholeModelGuesser(Guesser, Generic[RowsT]):
         return self._head.logits(hidden)[:, : self._vocab_size]
 
     def close(self, request: int) -> None:
+        super().close(request)
         self._rows.pop(request, None)
         self._ranking.close(request)
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from edgespec.drafting.base import Guesser, TokenPath
 from edgespec.drafting.steps import at_once
+from edgespec.policy.estimates import used
 from edgespec.tree.drafted import Children
 from edgespec.types.features import Features
 from edgespec.verify.noise import gumbel
@@ -95,7 +96,7 @@ class NgramGuesser(Guesser):
     def __init__(self) -> None:
         super().__init__("ngram")
         self._requests: dict[int, _IndexedText] = {}
-        self._successes: defaultdict[Sampling, _Successes] = defaultdict(_Successes)
+        self._successes: dict[Sampling, _Successes] = {}
 
     @property
     def one_pass(self) -> bool:
@@ -109,7 +110,7 @@ class NgramGuesser(Guesser):
         """Take new committed tokens; those after the first context tell which were right."""
         state = self._requests[request]
         answering = bool(state.tokens)
-        successes = self._successes[state.sampling.without_seed]
+        successes = self._successes_of(state.sampling)
         for token in context[len(state.tokens) :]:
             if answering:
                 for rank, (guess, length) in enumerate(state.candidates(())):
@@ -120,7 +121,7 @@ class NgramGuesser(Guesser):
     @at_once
     def guessing(self, request: int, paths: Sequence[TokenPath], width: int) -> Children:
         state = self._requests[request]
-        successes = self._successes[state.sampling.without_seed]
+        successes = self._successes_of(state.sampling)
         parents: list[int] = []
         tokens: list[int] = []
         scores: list[float] = []
@@ -142,7 +143,11 @@ class NgramGuesser(Guesser):
 
     def close(self, request: int) -> None:
         """Forget a request's tokens; what was learnt stays. Unknown requests are ignored."""
+        super().close(request)
         self._requests.pop(request, None)
+
+    def _successes_of(self, sampling: Sampling) -> _Successes:
+        return used(self._successes, sampling.without_seed, _Successes)
 
 
 def _with_noise(

@@ -118,6 +118,7 @@ class OwnGuesser(Guesser):
         )
 
     def close(self, request: int) -> None:
+        super().close(request)
         if self._read.pop(request, None) is not None:
             self._source.close(request)
 

@@ -214,6 +214,7 @@ class PPDGuesser(Guesser):
         return _for_all(found, levels, depths)
 
     def close(self, request: int) -> None:
+        super().close(request)
         self._requests.pop(request, None)
         self._ranking.close(request)
 

@@ -12,6 +12,7 @@ import torch
 
 from edgespec.drafting.base import TokenPath
 from edgespec.drafting.guess_scores import DEFAULT_DRAFT_TEMPERATURE, best_guesses
+from edgespec.policy.estimates import used
 from edgespec.tree.drafted import Children, Floats
 from edgespec.tree.ledger import IntArray
 from edgespec.verify.noise import gumbel_from_keys, position_keys
@@ -172,7 +173,8 @@ class Ranking:
         return self._requests[request].scoring
 
     def _learnt_of(self, sampling: Sampling) -> LearntSharpness:
-        return self._learnt.setdefault(sampling.without_seed, LearntSharpness(sampling.temperature))
+        way = sampling.without_seed
+        return used(self._learnt, way, lambda: LearntSharpness(way.temperature))
 
     def together(
         self,
@@ -268,4 +270,3 @@ class Ranking:
     def close(self, request: int) -> None:
         """Forget a request; unknown ones are ignored."""
         self._requests.pop(request, None)
-        self._allowed.pop(request, None)

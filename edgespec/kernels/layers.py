@@ -105,7 +105,8 @@ class CompiledPass:
     ) -> None:
         """`angles`, `seen`: as RowKernels makes them, of each kind that layers name by number."""
         self._held = requests, angles, seen
-        self.held_as, self.count = NUMBERS[requests[0].dtype], len(requests)
+        (dtype,) = {one.dtype for one in requests}  # one is told for all
+        self.held_as, self.count = NUMBERS[dtype], len(requests)
         # As Request, Angles and Seen of layers.h, all of whose fields have 8 bytes.
         self.requests = torch.tensor(
             [(o.pieces.data_ptr(), o.pieces.shape[1], o.begin, o.rows) for o in requests]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from edgespec.errors import RemoteProtocolError
 from edgespec.types.tensor import Tensor
 
 SCALE_BYTES = 4
@@ -27,15 +28,16 @@ def packed(aux_hidden: list[torch.Tensor]) -> Tensor:
     return Tensor("uint8", tuple(side.shape), array.reshape(-1).data)
 
 
-def unpacked(aux_hidden: Tensor, layers: int) -> torch.Tensor:
-    """The rows by layer: float32 [R, layers, H].
+def unpacked(aux_hidden: Tensor, layers: int, hidden: int) -> torch.Tensor:
+    """The rows by layer: float32 [R, layers, hidden].
 
-    Raises ValueError for a tensor that is not of so many layers.
+    Raises RemoteProtocolError for a tensor that is not of so many layers, each so wide.
     """
     rows, wide = aux_hidden.shape if len(aux_hidden.shape) == 2 else (0, 0)
-    if aux_hidden.dtype != "uint8" or not layers or wide % layers or wide // layers <= SCALE_BYTES:
-        raise ValueError(
-            f"a tensor {aux_hidden.dtype}{list(aux_hidden.shape)} is no rows of {layers} layers"
+    if aux_hidden.dtype != "uint8" or wide != layers * (hidden + SCALE_BYTES):
+        raise RemoteProtocolError(
+            f"a tensor {aux_hidden.dtype}{list(aux_hidden.shape)} is no rows of {layers} layers "
+            f"of {hidden} columns; give all stages the same model"
         )
     data = torch.frombuffer(bytearray(aux_hidden.data), dtype=torch.uint8)
     by_layer = data.reshape(rows, layers, wide // layers)

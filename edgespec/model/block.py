@@ -8,6 +8,8 @@ import torch
 from torch import nn
 from torch.nn.functional import embedding
 
+from edgespec.config import cache_complaint
+from edgespec.errors import ModelError
 from edgespec.kernels.gpu.usable import DTYPES, usable
 from edgespec.kernels.rows import compiled_rows
 from edgespec.model.cuda_graphs import GraphMaker
@@ -64,8 +66,11 @@ class Block:
 
         `cache_dtype`: of keys and values on a CPU, rounded once; "": that of the rows.
         `graphs`: what captures passes over few rows on that device; without it none are. Raises
-        ModelError if source and block do not fit.
+        ModelError if source and block do not fit, and for dtypes that do not go together: compiled
+        code reads caches by what they are said to be.
         """
+        if complaint := cache_complaint(dtype, cache_dtype):
+            raise ModelError(complaint)
         check_layers(source, first, end)
         self.first, self.end = first, end
         self.device = torch.device(device)

@@ -112,8 +112,11 @@ class JointPass:
     @property
     def memories(self) -> list[Memory]:
         """Where the keys and values of each part are."""
-        caches = [(part.cache, part.rows) for part, _ in self._parts]
-        return [cache.memory(n) for cache, n in caches if isinstance(cache, TwoRegionCache)]
+        found = []
+        for part, _ in self._parts:
+            assert isinstance(part.cache, TwoRegionCache), "compiled layers know no other cache"
+            found.append(part.cache.memory(part.rows))
+        return found
 
     def kept(self, stop: StopCheck, hidden: torch.Tensor) -> torch.Tensor | None:
         """Of `hidden` [R, H] the rows of the parts that are still wanted; None if none is.

@@ -106,9 +106,9 @@ def plain_product(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Pro
     if weight.device.type == "cpu":
         return row_product(weight, bias)
     if weight.dtype in DTYPES and usable(weight.device):
-        from edgespec.kernels.gpu import products  # only here, as it needs triton
+        from edgespec.kernels.gpu import plain_product  # only here, as it needs triton
 
-        return partial(products.plain_product, weight=weight, bias=bias)
+        return partial(plain_product.plain_product, weight=weight, bias=bias)
     return partial(linear, weight=weight, bias=bias)
 
 

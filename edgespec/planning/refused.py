@@ -33,7 +33,7 @@ _FAMILIES = (
     ("llama4|minimaxm|glm4moe", "other", "gpt-oss-120b"),
     ("starcoder2", "other", "qwen2.5-coder-7b"),
     ("mistral4", "other", "mistral-small-3.2"),
-    ("glm|exaone|cohere|hunyuan|phi|internlm|gptneox", "other", "qwen3-8b"),
+    ("glm|exaone|cohere|hunyuan(?!dense)|phi|internlm|gptneox", "other", "qwen3-8b"),
 )
 """How values of `model_type`, or architectures of GGUF files, begin without "-" and "_", the
 narrower one first; why; and a model that runs."""

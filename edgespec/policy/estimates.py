@@ -185,13 +185,14 @@ class RingEstimates:
 
     def calibration(self, sampling: object) -> Calibration:
         """What the draft's scores are worth, for that way of sampling."""
-        return _used(self.calibrations, sampling, Calibration)
+        return used(self.calibrations, sampling, Calibration)
 
 
-def _used(known: dict[K, V], key: K, new: Callable[[], V]) -> V:
-    """What is known for a key, or new; it stands last, and what was not used for longest goes."""
+def used(known: dict[K, V], key: K, new: Callable[[], V], most: int = MOST_CALIBRATIONS) -> V:
+    """What is known for a key, or new; it stands last, and of more than `most` that goes which was
+    not used for longest."""
     found = known[key] = known.pop(key) if key in known else new()
-    if len(known) > MOST_CALIBRATIONS:
+    if len(known) > most:
         del known[next(iter(known))]
     return found
 

@@ -74,6 +74,7 @@ class OracleGuesser(Guesser):
         return [(token, -loss) for token, loss in zip(guesses, losses, strict=True)]
 
     def close(self, request: int) -> None:
+        super().close(request)
         self.contexts.pop(request, None)
 
 

@@ -12,6 +12,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
+from edgespec.config import MOST_STAGES
 from edgespec.tree.ledger import RetainSet
 from edgespec.types.record import Finite, Record, Text, Whole
 
@@ -92,6 +93,13 @@ class Assign(Message, tag=4, frozen=True):
     rows: int = 0
     number: int = 0
     cache_dtype: Text = ""
+
+    def check(self) -> None:
+        require(1 <= self.stage <= self.stages <= MOST_STAGES, "a stage that no ring has")
+        require(0 <= self.first < self.end, "layers that no model has")
+        require(self.rows >= 0 < self.context_length, "rows or a context that cannot be")
+        require(0 < self.blocks_port < 1 << 16, "a port that cannot be")
+        require(self.block_number >= 0, "a number that no block has")
 
     @property
     def block(self) -> tuple[str, int, int, str, str, str, str]:

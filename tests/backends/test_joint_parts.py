@@ -172,8 +172,8 @@ def test_taps_and_prompt_rows_of_several_requests(root: Path) -> None:
         parts.append(part)
     joint, apart, taps, alone = twice.run(parts, Layers((0, 1, 3)), table)
     assert float((joint - apart).abs().max()) == 0
-    both = unpacked(taps[0].beside(taps[1]), 3)
-    each = torch.cat([unpacked(first.beside(second), 3) for first, second in alone])
+    both = unpacked(taps[0].beside(taps[1]), 3, 32)
+    each = torch.cat([unpacked(first.beside(second), 3, 32) for first, second in alone])
     assert float((both - each).abs().max()) <= float(each.abs().max()) / 127, "a step of int8"
     assert torch.equal(both[[1, 5], 0], both[[1, 1], 0]), "the same prompt token"
     assert not torch.equal(both[1, 0], both[2, 0])
@@ -220,8 +220,8 @@ def test_a_part_that_is_no_longer_wanted_is_left_out(root: Path, name: str, laye
     alone = torch.cat([rows for rows, _ in apart])
     assert float((hidden[left] - alone[left]).abs().max()) == 0
     assert not hidden[3:7].any()
-    tapped = unpacked(taps[0], 2)
-    known = torch.cat([unpacked(each[0], 2) for _, each in apart])
+    tapped = unpacked(taps[0], 2, 32)
+    known = torch.cat([unpacked(each[0], 2, 32) for _, each in apart])
     assert float((tapped[left] - known[left]).abs().max()) <= float(known.abs().max()) / 127
     assert bool(tapped[3:7, 1].any()) == (layer == 3), "of layer 2, if it was still wanted there"
     # The slots are taken, and what a retained set leaves is as it was.

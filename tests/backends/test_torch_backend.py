@@ -91,7 +91,7 @@ def test_what_enters_tapped_layers_is_handed_out(
     second = stages[1].take_aux_hidden()
     assert first is not None
     assert second is not None
-    found = unpacked(first.beside(second), 3)
+    found = unpacked(first.beside(second), 3, model.config.hidden_size)
     exact = model.model(torch.tensor([tokens]), output_hidden_states=True).hidden_states
     for index, layer in enumerate(job.aux_layers):
         wanted = exact[layer][0].float()

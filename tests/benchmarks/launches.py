@@ -50,7 +50,7 @@ def main() -> int:
     import triton
     from support.triton_device import launcher_device
 
-    from edgespec.kernels.gpu.products import plain_product
+    from edgespec.kernels.gpu.plain_product import plain_product
     from edgespec.model.quantised.triton_linear import TritonLinear
     from edgespec.model.triton_rows import TritonRows
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable
 from itertools import product
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.alive import alive
 from support.cases import case
 from support.checkpoints import write_checkpoint
 from support.draft_sources import Chained, dspark, eagle, easyspec
@@ -18,18 +20,25 @@ from support.fake_draft import FakeDraft
 from support.growers import SoloGrower, SoloOracle
 from support.passes import rows_of
 
-from edgespec.drafting.hybrid import HybridGuesser
+from edgespec.backends.compute import CoordinatorCompute
+from edgespec.decoding.effects import CloseDraft, Draft, OpenDraft
+from edgespec.drafting.hybrid import MOST_AGREED, HybridGuesser
 from edgespec.drafting.independent import IndependentGuesser
 from edgespec.drafting.ngram import NgramGuesser
+from edgespec.drafting.ranking import Ranking
+from edgespec.machines.effects import Effect
 from edgespec.model import layer_plan
 from edgespec.model.ends import OutputHead
 from edgespec.model.kv_cache import TwoRegionCache
 from edgespec.model.loader import Checkpoint
 from edgespec.planning.memory import STEP
+from edgespec.policy.base import Expand
 from edgespec.sim.toy import VOCABULARY
 from edgespec.sim.toy_model import toy_next
 from edgespec.tree.drafted import FROM_ROOT, Children, DraftedTree
 from edgespec.types.draft_pass import RankedRows
+from edgespec.types.features import Features
+from edgespec.verify.rules import Answer, Mask
 from edgespec.verify.sampling import Sampling
 
 CONTEXT = [5, 1, 30, 2, 5, 1, 7, 5]
@@ -340,3 +349,52 @@ def test_the_oracle_knows_what_it_was_told(accuracy: float) -> None:
         children = draft.expand(1, CONTEXT, [answer[:length]], 3)
         found += answer[length] in children.tokens.tolist()
     assert found == 19 if accuracy else found < 8
+
+
+class _Odd:
+    """A grammar of odd tokens."""
+
+    def allowed(self, answer: Answer) -> Mask:
+        return np.arange(VOCABULARY) % 2 == 1
+
+    def has_ended(self, answer: Answer) -> bool:
+        return False
+
+
+def test_what_was_asked_is_forgotten(draft: SoloGrower) -> None:
+    """Also where nobody is charged for it."""
+    if isinstance(draft, SoloOracle):
+        return  # it knows the texts
+    compute = CoordinatorCompute(None, draft)
+    found = []
+    for request in range(10, 26):
+        sampling = Sampling(0.5 + request % 4 / 10, seed=request)
+        held = _Odd() if request % 2 else None
+        effects: list[Effect] = [OpenDraft(request, sampling, grammar=held)]
+        for context in (CONTEXT, [*CONTEXT, 3], [*CONTEXT, 3, 5]):
+            effects.append(Draft(1, request, Expand((0,), 2, 2), tuple(context), ((),)))
+        for effect in (*effects, CloseDraft(request)):
+            compute.perform(effect, lambda: False)
+        found.append(alive(draft))
+    grown = found[-1] - found[7]
+    assert grown.pop("tuple", 0) < 20, "what a hybrid learns of a score, of which there are few"
+    assert grown == Counter()
+
+
+def test_ways_of_sampling_that_are_long_gone_are_forgotten() -> None:
+    two = HybridGuesser([NgramGuesser(), NgramGuesser()])
+    noted = Ranking(lambda positions, sampling, product: None)
+    found = []
+    for request in range(2 * MOST_AGREED):
+        sampling = Sampling(0.5 + request / MOST_AGREED / 2)
+        noted.open(request, sampling)
+        noted.close(request)
+        two.open(request, sampling)
+        for length in (6, 7):
+            two.read(request, CONTEXT[:length], Features())
+            two.guess(request, [()], 2)
+        two.close(request)
+        two.take_work()
+        if request + 1 in (MOST_AGREED, 2 * MOST_AGREED):
+            found.append(alive(noted, two))
+    assert found[1] - found[0] == Counter()

@@ -83,14 +83,14 @@ def test_success_raises_a_kind_of_guess_and_failure_lowers_it() -> None:
     after = guessed(guesser)[0]
     assert after[0] == 9
     guesser.read(1, [8, 9, 8, 7, 8, 6, 8, 5, 8, 4, 8, 3, 8], NO_FEATURES)
-    low = guesser._successes[Sampling()].share(1, 0)
-    assert low < NgramGuesser()._successes[Sampling()].share(1, 0) < 1
+    low = guesser._successes_of(Sampling()).share(1, 0)
+    assert low < NgramGuesser()._successes_of(Sampling()).share(1, 0) < 1
     assert before[1] <= after[1]
 
 
 def test_the_prompt_is_no_lesson() -> None:
     guesser = fresh([1, 2] * 20)
-    assert not guesser._successes[Sampling()]._seen
+    assert not guesser._successes_of(Sampling())._seen
 
 
 @pytest.mark.parametrize("seed", range(6))

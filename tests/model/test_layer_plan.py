@@ -14,7 +14,8 @@ from support.packed_forms import MixedSource
 from support.tiers import tiered
 
 from edgespec.config import QUANTISATIONS
-from edgespec.kernels.layers import compiles
+from edgespec.errors import ModelError
+from edgespec.kernels.layers import CompiledPass, compiles
 from edgespec.machines.effects import BlockPart
 from edgespec.model import block as block_module
 from edgespec.model.block import Block
@@ -123,6 +124,23 @@ def test_caches_of_16_bits(root: Path, cache_dtype: str, monkeypatch: pytest.Mon
             one = held.shape[0] // source.layers
             first = whole.joint.caches(2)[:one]
             assert torch.equal(held[:one, : WINDOW + 30], first.to(held.dtype)), "rounded once"
+
+
+def test_caches_that_compiled_code_would_misread(root: Path) -> None:
+    source = family(root, "llama")
+    for dtype, caches in (
+        *(("float32", wrong) for wrong in ("float64", "float32", "int64", "half", "\0")),
+        *((other, "float16") for other in ("float64", "bfloat16", "float16", "int64")),
+    ):
+        with case(dtype, caches), pytest.raises(ModelError, match="may have them in float16"):
+            Block(source, 0, 1, dtype, cache_dtype=caches)
+    narrow, wide = (
+        Block(source, 0, 1, "float32", cache_dtype=caches).new_cache(1).memory(1)
+        for caches in ("float16", "")
+    )
+    assert CompiledPass([narrow, narrow], [], []).count == 2
+    with pytest.raises(ValueError, match="too many"):
+        CompiledPass([narrow, wide], [], [])
 
 
 def test_what_is_cancelled_is_looked_at_between_calls_of_so_much_work(root: Path) -> None:

@@ -12,10 +12,14 @@ import pytest
 
 from edgespec.daemon.planning import Quants, model_to_plan
 from edgespec.drafting.choice import NONE, SOURCES
+from edgespec.model.gguf.architectures import ARCHITECTURES
+from edgespec.model.gguf.block_types import BLOCK_TYPES
+from edgespec.planning import architecture
 from edgespec.planning.architecture import FAMILIES, Architecture, gguf_bytes
 from edgespec.planning.catalogue import MODELS, NAMES, REFUSED, squeezed
 from edgespec.planning.cost_model import COST_MODELS
 from edgespec.planning.refused import REASONS, refusal_of
+from edgespec.planning.text_part import WRAPPERS
 
 PUBLISHED = json.loads((Path(__file__).parent / "published_sizes.json").read_bytes())
 """Published figures by the catalogue's names, and where they are from."""
@@ -55,6 +59,12 @@ def test_the_size_of_a_gguf_file_follows_from_the_config() -> None:
     assert gguf_bytes(of, "x-Q8_0.gguf") == pytest.approx(285018624, rel=0.01)
 
 
+def test_a_weight_takes_the_bits_of_its_block_type() -> None:
+    blocks = {kind.name: 8 * kind.bytes / kind.columns for kind in BLOCK_TYPES.values()}
+    for name in ("Q4_K", "Q5_K", "Q6_K", "Q8_0", "MXFP4"):
+        assert getattr(architecture, name) == blocks[name], name
+
+
 def test_no_two_models_have_one_name_and_refusals_name_one_that_runs() -> None:
     every = {**MODELS, **REFUSED}
     names = [
@@ -75,9 +85,18 @@ def test_no_two_models_have_one_name_and_refusals_name_one_that_runs() -> None:
         assert runs or refusal_of({"model_type": refused.family}, FAMILIES), name
 
 
+def test_no_refusal_is_of_what_runs() -> None:
+    from_gguf = {*ARCHITECTURES, *FAMILIES}
+    elsewhere = ("hunyuan-dense", "seed_oss")  # from safetensors, which are called otherwise
+    for kind in (*from_gguf, *elsewhere, "gpt2", ""):
+        assert refusal_of({"model_type": kind}, from_gguf) is None, kind
+    for kind in (*FAMILIES, *WRAPPERS, *WRAPPERS.values(), "gpt2", ""):
+        assert refusal_of({"model_type": kind}, FAMILIES) is None, kind
+    for name, model in MODELS.items():
+        assert refusal_of({"model_type": model.family}, FAMILIES) is None, name
+
+
 def test_families_that_are_refused_name_one_that_runs() -> None:
-    for beginning in (*FAMILIES, "gpt2", ""):
-        assert refusal_of({"model_type": beginning}, FAMILIES) is None
     for kind in ("gemma3n_text", "qwen3next", "deepseek2", "qwen2_moe", "llama4", "falcon-h1"):
         refusal = refusal_of({"model_type": kind}, FAMILIES)
         assert refusal is not None

@@ -50,6 +50,7 @@ class FakeGuesser(Guesser):
 
     def close(self, request: int) -> None:
         """Free the request."""
+        super().close(request)
         self.seeds.pop(request, None)
         self._contexts.pop(request, None)
 

@@ -24,7 +24,7 @@ from edgespec.types.tensor import ITEM_SIZES, NO_LAYERS, Layers, Tensor
 from edgespec.wire.block_messages import CHUNK_STEP, BlockOffer, Piece, PieceRequest
 from edgespec.wire.client_messages import ChatMessage
 from edgespec.wire.codec import MAGIC, TAGS, VERSION, decode, encode
-from edgespec.wire.messages import Health, Message, Ready
+from edgespec.wire.messages import Assign, Health, Message, Ready
 from edgespec.wire.segment import Segment, StageTime
 from edgespec.wire.snapshots import (
     Snapshot,
@@ -128,6 +128,7 @@ class Fuzzer:
         kind = kind or self._random.choice(self._kinds)
         special: dict[Any, Callable[[], Message]] = {
             Segment: self._segment,
+            Assign: self._assign,
             Health: self._health,
             Ready: lambda: Ready(2.5, self._random.choice(INTS)),
             Subscribe: lambda: Subscribe(5.0),
@@ -216,6 +217,20 @@ class Fuzzer:
             self._times(),
             aux_layers=dice.choice((NO_LAYERS, Layers((0, 3)))),
         )
+
+    def _assign(self) -> Assign:
+        ports, whole = (1, 7, 65535), self._whole
+        place = Assign(2, 3, 0, 4, "m", "f", "float32", "none", 1024, 7, "key")
+        end = whole() or 1
+        numbers = {"first": self._random.choice((0, end - 1)), "end": end, "rows": whole()}
+        made: Assign = replace(
+            self._any(Assign),
+            **{"stage": 2, "stages": self._random.choice((2, 256)), **numbers},
+            context_length=whole() or 1,
+            blocks_port=self._random.choice(ports),
+            block_number=whole(),
+        )
+        return self._random.choice((place, made))
 
     def _health(self) -> Health:
         free = self._random.choice((0, 5, 2**33))

@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 import torch
 import triton
 
-from edgespec.kernels.gpu.products import Codes, CodesProduct, chunk_of
+from edgespec.kernels.gpu.code_words import Codes, chunk_of
+from edgespec.kernels.gpu.products import CodesProduct
 
 TOOL = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
 """Of NVIDIA, beside Triton's own."""

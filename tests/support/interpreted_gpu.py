@@ -18,7 +18,7 @@ import torch
 import triton.language as tl
 from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
-from edgespec.kernels.gpu import products
+from edgespec.kernels.gpu.plain_product import plain_product
 from edgespec.kernels.gpu.usable import DTYPES
 from edgespec.model import block as blocks
 from edgespec.model import matrices
@@ -129,7 +129,7 @@ def as_on_a_gpu() -> Iterator[None]:
     def plain(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Any:
         if weight.dtype not in DTYPES:
             return plain_by_cpu(weight, bias)
-        return partial(products.plain_product, weight=weight, bias=bias)
+        return partial(plain_product, weight=weight, bias=bias)
 
     def rows(device: torch.device, dtype: torch.dtype, captured: bool) -> Any:
         return TritonRows() if dtype in DTYPES else rows_by_cpu(device, dtype, captured)

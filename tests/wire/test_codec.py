@@ -15,8 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import msgpack
 from msgspec.structs import fields, replace
+from support.cases import case
 from support.segments import changed, one_part, retain_message
 
+from edgespec.config import MOST_STAGES
 from edgespec.errors import LocalProtocolError, RemoteProtocolError
 from edgespec.tree.ledger import MOST_RETAINED, RetainSet
 from edgespec.types.record import MOST_CHARS, MOST_NUMBERS, IntArray, Record
@@ -47,7 +49,7 @@ from edgespec.wire.codec import (
     encode,
     packed,
 )
-from edgespec.wire.messages import Credit, Fault, Health, Heartbeat, Message, Ready, Retain
+from edgespec.wire.messages import Assign, Credit, Fault, Health, Heartbeat, Message, Ready, Retain
 from edgespec.wire.segment import Segment, StageTime
 from edgespec.wire.snapshots import (
     SnapshotNode,
@@ -215,6 +217,26 @@ def stage_runs(draw: st.DrawFn) -> StageRun:
     return StageRun(*numbers, rows, draw(st.integers(0, rows)))
 
 
+@st.composite
+def assigns(draw: st.DrawFn) -> Assign:
+    """Places that a ring and a model can have."""
+    hints, numbers = get_type_hints(Assign), {}
+    stages, end = draw(st.integers(1, MOST_STAGES)), draw(st.integers(1, 2**63))
+    for name, least, most in (
+        ("stage", 1, stages),
+        ("stages", stages, stages),
+        ("first", 0, end - 1),
+        ("end", end, end),
+        ("context_length", 1, 2**64 - 1),
+        ("blocks_port", 1, 65535),
+        ("block_number", 0, 2**64 - 1),
+        ("rows", 0, 2**64 - 1),
+    ):
+        numbers[name] = draw(st.integers(least, most))
+    others = {one.name: VALUES[hints[one.name]] for one in fields(Assign)}
+    return Assign(**({n: draw(one) for n, one in others.items() if n not in numbers} | numbers))
+
+
 RUNS = st.lists(stage_runs(), max_size=3).map(tuple)
 VALUES[tuple[StageRun, ...]] = RUNS
 SECONDS = st.floats(0.0, allow_infinity=False)
@@ -222,6 +244,7 @@ SECONDS = st.floats(0.0, allow_infinity=False)
 
 CHECKED: dict[type[Message], st.SearchStrategy[Any]] = {
     Segment: segments(),
+    Assign: assigns(),
     BlockOffer: offers(),
     Health: healths(),
     Subscribe: st.builds(Subscribe, SECONDS, st.lists(INT64, max_size=8).map(tuple)),
@@ -813,6 +836,25 @@ def test_taps_travel_beside_the_rows(changes: dict[str, Any], fits: bool) -> Non
         segment.header.aux_layers,
         segment.aux_hidden,
     )
+
+
+def test_an_assign_that_no_ring_or_model_has_is_none() -> None:
+    place = Assign(2, 3, 4, 8, "m", "f", "float32", "none", 1024, 7, "key", rows=9)
+    assert decode(encode(place)) == place
+    lies = {
+        "stage": (0, -1, 4),
+        "stages": (1, MOST_STAGES + 1, 2**63),
+        "first": (-1, 8, 2**63),
+        "end": (4, 0, -(2**63)),
+        "context_length": (0, -1),
+        "blocks_port": (0, 65536),
+        "block_number": (-1,),
+        "rows": (-1, -(2**63)),
+    }
+    for field, values in lies.items():
+        for value in values:
+            with case(field, value), pytest.raises(RemoteProtocolError, match="Assign: "):
+                decode(packed(replace(place, **{field: value})))
 
 
 @pytest.mark.parametrize("seconds", [5e-324, 1e-10, 1e10, 1e308])

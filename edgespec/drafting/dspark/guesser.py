@@ -119,7 +119,7 @@ class DSparkGuesser(HeadGuesser):
         if news:
             state.context = tuple(context)
             state.rows.said.clear()
-        given = tapped(features, self._shape.aux_hidden)
+        given = tapped(features, self._shape.aux_hidden, self._shape.base_hidden)
         if state.broken:
             return False
         if given is not None:
@@ -143,6 +143,7 @@ class DSparkGuesser(HeadGuesser):
         return replace(found, parents=np.array(usable)[found.parents])
 
     def close(self, request: int) -> None:
+        super().close(request)
         self._requests.pop(request, None)
         self._ranking.close(request)
 

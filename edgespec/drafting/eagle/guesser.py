@@ -19,7 +19,7 @@ from edgespec.drafting.eagle.shape import Kind
 from edgespec.drafting.held_head import HeadGuesser, filled, output_product, tapped
 from edgespec.drafting.ranking import Unranked
 from edgespec.drafting.steps import Steps, call
-from edgespec.errors import ModelError
+from edgespec.errors import ModelError, RemoteProtocolError
 from edgespec.model.ends import OutputHead
 from edgespec.model.source import TensorSource
 from edgespec.model.tensors import to_torch
@@ -153,6 +153,7 @@ class EagleGuesser(HeadGuesser):
         return self._ranking.together(asked, self._logits, self._tokens)
 
     def close(self, request: int) -> None:
+        super().close(request)
         self._requests.pop(request, None)
         self._ranking.close(request)
 
@@ -166,9 +167,14 @@ class EagleGuesser(HeadGuesser):
     def _given(self, features: Features) -> torch.Tensor | None:
         """What the head takes of the features, [n, width], in its dtype."""
         if self._shape.kind == "eagle3":
-            rows = tapped(features, self._shape.aux_hidden)
+            rows = tapped(features, self._shape.aux_hidden, self._shape.base_hidden)
         else:
             rows = None if features.final is None else to_torch(features.final)
+            if rows is not None and rows.shape[1] != self._shape.base_hidden:
+                raise RemoteProtocolError(
+                    f"the ring's rows have {rows.shape[1]} columns, the base's "
+                    f"{self._shape.base_hidden}; give all stages the same model"
+                )
         return None if rows is None else rows.to(self._device, self._dtype)
 
     def _logits(self, rows: torch.Tensor) -> torch.Tensor:

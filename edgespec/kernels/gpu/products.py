@@ -1,4 +1,4 @@
-"""Products of rows by a matrix: codes of 4 or 8 bits in groups, or numbers as they are.
+"""Products of rows by a matrix of codes, of 4 or 8 bits in groups, on GPUs.
 
 A row's bits depend on the row and the matrix alone. Every program multiplies a tile of the
 matrix by a block of rows. Tensor cores do eight rows in one instruction, whether so many are there
@@ -7,35 +7,28 @@ cut into sections by the matrix alone; each is summed up from left to right, and
 are added in their order, by whichever program comes last or by one that has all. What is compiled
 is not made for a number of rows (`do_not_specialize`).
 
-Codes lie in words of 16 bits: of a step of 4 chunks of columns, a word has the codes of one row of
-the matrix at the same column of each chunk, the first chunk's in the low bits. Words lie as the
-threads of a warp want them: what a thread reads at once, 16 bytes, is all that it gives to a tensor
-core's instruction for each of four chunks. Nothing is exchanged between threads. Two words side by
-side are taken apart by one logic operation for each two codes, behind a shift: the codes become the
-last bits of two numbers of 16 bits.
-
-Codes are multiplied as whole numbers, which 16 bits hold exactly, and summed up in float32; what
-they are too large by, scales and zeros come in behind each group, also in float32, by way of the
-rows' own sums, so that only the result is rounded.
+Two words (code_words.py) side by side are taken apart by one logic operation for each two codes,
+behind a shift: the codes become the last bits of two numbers of 16 bits. They are multiplied as
+whole numbers, which 16 bits hold exactly, and summed up in float32; what they are too large by,
+scales and zeros come in behind each group, also in float32, by way of the rows' own sums, so that
+only the result is rounded.
 """
 
 from __future__ import annotations
 
 from functools import cache
-from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 
+from edgespec.kernels.gpu.code_words import PARTS, STRIP, WARPS, Codes
 from edgespec.kernels.gpu.launch import Launcher, cdiv
 
-STRIP, _STRIPS = 32, 4
-"""Rows of a matrix whose words lie together, and such strips of which a program has a tile."""
+_STRIPS = 4
+"""Strips of which a program has a tile."""
 
 _TILE = STRIP * _STRIPS
-PADDED = 64
-"""Rows of a matrix are filled up to a multiple of this."""
 
 _BLOCKS = (8, 16, 32)
 """Rows that are multiplied at once: the least of these that holds all, or the last; by codes of 8
@@ -44,19 +37,11 @@ bits not the last of these, as its sums do not fit into registers."""
 _APART_BLOCK = 16
 """The most where sections are shared out: there are few programs then, and registers."""
 
-_PARTS = 4
-"""Chunks of a step: codes of a word."""
-
-_CHUNKS = (32, 16)
 _SPREAD = 256
 """Columns that share a number of `blocks`."""
 
-_SCALE_BYTES = 8
-"""What a row's scales of one step may take: they are read as one number."""
-
-_WARPS, _STAGES = 2, 4
-"""Threads / 32 of a program by codes, and steps that it reads ahead. Not measured. More threads
-would have other instructions of tensor cores on devices of 9.0 and later."""
+_STAGES = 4
+"""Steps that a program reads ahead. Not measured."""
 
 _PROGRAMS, _SECTIONS, _LEAST_STEPS = 512, 16, 4
 """Programs into which a matrix is cut, by so many sections at most, of at least so many steps."""
@@ -64,15 +49,13 @@ _PROGRAMS, _SECTIONS, _LEAST_STEPS = 512, 16, 4
 _PROGRAMS_EACH = 4
 """Programs of a multiprocessor from which on sections are not shared out."""
 
-_PLAIN_TILE, _PLAIN_DEPTH, _PLAIN_BLOCK, _PLAIN_WARPS = 32, 128, 16, 4
-
 
 def _parts(shifts: tuple[str, str, str, str], mask: int, bits: int) -> tl.constexpr:
     """PTX that takes two words of 16 bits apart: of each the four codes, behind `shifts`, with
     `bits` above them."""
     moved = [f"{shift} part, $4, {by};" for shift, by in (one.split() for one in shifts)]
     taken = f"lop3.b32 ${{}}, part, {mask:#010x}, {bits:#010x}, 0xea;"  # (a & b) | c
-    lines = [f"{moved[one]} {taken.format(one)}" for one in range(_PARTS)]
+    lines = [f"{moved[one]} {taken.format(one)}" for one in range(PARTS)]
     return tl.constexpr("{ .reg .b32 part; " + " ".join(lines) + " }")
 
 
@@ -81,86 +64,6 @@ _BRAIN_PARTS = _parts(("shr.u32 0", "shr.u32 4", "shr.u32 8", "shr.u32 12"), 0x0
 
 _HALF_PARTS = _parts(("shl.b32 4", "shl.b32 0", "shr.u32 4", "shr.u32 8"), 0x00F000F0, 0)
 """float16: code times 2 ** -20, which is subnormal, and exact in tensor cores."""
-
-
-class Codes(NamedTuple):
-    """A matrix [out, in] of codes, as the kernel takes it.
-
-    `words` int16 [planes, strips, steps, chunk * 32] (see `words_of`); of 8 bits the high halves
-    are the first plane. `scales`, `zeros` [units, rows]: see `numbers_of`; `scale_type` and
-    `zero_type` are their dtypes. With `blocks` both are whole numbers, and `blocks`, `zero_blocks`
-    [in / 256, rows] their factors. `zero`: what zeros are, "middle", "low" or "points" (see
-    Quantisation), or "". `levels` [16]: the numbers that codes of 4 bits stand for, in the rows'
-    dtype; without them code - 8. Rows are filled up to a multiple of PADDED.
-    """
-
-    words: torch.Tensor
-    out: int
-    columns: int
-    group: int
-    scales: torch.Tensor
-    scale_type: torch.dtype
-    zeros: torch.Tensor | None = None
-    zero_type: torch.dtype | None = None
-    zero: str = ""
-    blocks: torch.Tensor | None = None
-    zero_blocks: torch.Tensor | None = None
-    levels: torch.Tensor | None = None
-
-
-def chunk_of(group: int, columns: int, scale_bytes: int) -> int | None:
-    """Columns of a chunk for groups that divide `columns`, with scales of so many bytes; None where
-    the kernel cannot take them.
-
-    Groups and steps have to end together, unless all columns are one group. Steps that end with
-    the columns need not be filled up.
-    """
-    fits = [
-        chunk
-        for chunk in _CHUNKS
-        if group == columns
-        or (
-            group % chunk == 0
-            and 0 in (group % (_PARTS * chunk), _PARTS * chunk % group)
-            and _groups_of_step(group, chunk) * scale_bytes <= _SCALE_BYTES
-        )
-    ]
-    whole = (chunk for chunk in fits if columns % (_PARTS * chunk) == 0)
-    return next(whole, fits[0] if fits else None)
-
-
-def _groups_of_step(group: int, chunk: int) -> int:
-    return max(1, _PARTS * chunk // group)
-
-
-def words_of(codes: torch.Tensor, chunk: int) -> torch.Tensor:
-    """Words int16 [strips, steps, chunk * 32] of codes, uint8 [rows, columns] of 0 to 15.
-
-    Rows and columns are filled up. In a step of a strip the order is that of `_fragment`.
-    """
-    rows, columns = codes.shape
-    strips, steps = cdiv(rows, PADDED) * PADDED // STRIP, cdiv(columns, _PARTS * chunk)
-    whole = codes.new_zeros(strips * STRIP, steps * _PARTS * chunk)
-    whole[:rows, :columns] = codes
-    # Of a row: strip, warp, 8 rows of an instruction's 16, row. Of a column: step, part, 16 of the
-    # chunk, 8 of these, pair, number.
-    parts = whole.view(strips, _WARPS, 2, 8, steps, _PARTS, chunk // 16, 2, 4, 2)
-    parts = parts.permute(5, 0, 4, 6, 1, 3, 8, 7, 2, 9).to(torch.int32)
-    words = parts[0] | parts[1] << 4 | parts[2] << 8 | parts[3] << 12
-    return words.to(torch.int16).reshape(strips, steps, chunk * STRIP)
-
-
-def numbers_of(numbers: torch.Tensor, group: int, chunk: int) -> torch.Tensor:
-    """Scales or zeros [out, groups] of any dtype: whole numbers [units, rows, filled up], each with
-    the bits of a row's groups of one step, the first ones the lowest, or of a longer group."""
-    out, count = numbers.shape
-    each = _groups_of_step(group, chunk)
-    units = cdiv(count, each)
-    turned = numbers.new_zeros(cdiv(out, PADDED) * PADDED, units * each)
-    turned[:out, :count] = numbers
-    kind = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-    whole = turned.view(-1, units, each).view(kind[each * numbers.itemsize])
-    return whole[:, :, 0].T.contiguous()
 
 
 class CodesProduct:
@@ -200,7 +103,7 @@ class CodesProduct:
             "STRIPS": _STRIPS,
             "FULL": strips % _STRIPS == 0,
             "STAGES": _STAGES,
-            "num_warps": _WARPS,
+            "num_warps": WARPS,
             "num_stages": _STAGES,
             "enable_fp_fusion": False,
         }
@@ -248,39 +151,6 @@ def _processors(device: torch.device) -> int:
     if device.type != "cuda":
         return _PROGRAMS
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
-
-
-def plain_product(
-    rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
-) -> torch.Tensor:
-    """x Wᵀ + bias, [R, out], of rows [R, in] and a weight [out, in], in one of these."""
-    rows = rows.contiguous()
-    count, columns = rows.shape
-    out_features = weight.shape[0]
-    out = rows.new_empty(count, out_features)
-    if count:
-        _plain_launcher(columns, rows.element_size(), bias is not None).launch(
-            (cdiv(count, _PLAIN_BLOCK), cdiv(out_features, _PLAIN_TILE), 1),
-            rows.get_device(),
-            (rows, weight, bias, out),
-            (count, out_features, weight.stride(0)),
-        )
-    return out
-
-
-@cache
-def _plain_launcher(columns: int, element_bytes: int, biased: bool) -> Launcher:
-    return Launcher(
-        _plain_product,
-        COLUMNS=columns,
-        DEPTH=_PLAIN_DEPTH * 2 // element_bytes,
-        BIASED=biased,
-        TILE=_PLAIN_TILE,
-        BLOCK=_PLAIN_BLOCK,
-        num_warps=_PLAIN_WARPS,
-        num_stages=_STAGES,
-        enable_fp_fusion=False,
-    )
 
 
 @triton.jit
@@ -590,44 +460,3 @@ def _finish(
         whole += tl.load(bias + column, mask=inside, other=0.0).to(tl.float32)[:, None]
     at = out + row.to(tl.int64)[None, :] * out_features + column[:, None]
     tl.store(at, whole.to(out.dtype.element_ty), mask=there & inside[:, None])
-
-
-@triton.jit(do_not_specialize=["count"])
-def _plain_product(
-    rows,
-    weight,
-    bias,
-    out,
-    count,
-    out_features,
-    stride,
-    COLUMNS: tl.constexpr,
-    DEPTH: tl.constexpr,
-    BIASED: tl.constexpr,
-    TILE: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    """A block of rows by a tile of the matrix."""
-    row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    column = tl.program_id(1) * TILE + tl.arange(0, TILE)
-    there = (row < count)[:, None]
-    inside = column < out_features
-    depth = tl.arange(0, DEPTH)
-    row_at = rows + row.to(tl.int64)[:, None] * COLUMNS + depth[None, :]
-    # Rows of the tile that the matrix does not have are read as its last one, and not stored.
-    least = tl.minimum(column, out_features - 1)
-    weight_at = weight + least.to(tl.int64)[None, :] * stride + depth[:, None]
-    total = tl.zeros([BLOCK, TILE], tl.float32)
-    for at in range(0, COLUMNS, DEPTH):
-        if COLUMNS % DEPTH == 0:
-            x = tl.load(row_at + at, mask=there, other=0.0)
-            part = tl.load(weight_at + at)
-        else:
-            left = at + depth < COLUMNS
-            x = tl.load(row_at + at, mask=there & left[None, :], other=0.0)
-            part = tl.load(weight_at + at, mask=left[:, None], other=0.0)
-        total = tl.dot(x, part, total, input_precision="ieee")
-    if BIASED:
-        total += tl.load(bias + column, mask=inside, other=0.0).to(tl.float32)[None, :]
-    out_at = out + row.to(tl.int64)[:, None] * out_features + column[None, :]
-    tl.store(out_at, total.to(rows.dtype.element_ty), mask=there & inside[None, :])

@@ -55,14 +55,10 @@ def trial(device: torch.device) -> str:
     Each is compared with float64, and to the bit with that of single rows.
     """
     from edgespec.kernels.gpu.attention import attention
+    from edgespec.kernels.gpu.code_words import Codes, numbers_of, words_of
     from edgespec.kernels.gpu.places import places_of
-    from edgespec.kernels.gpu.products import (
-        Codes,
-        CodesProduct,
-        numbers_of,
-        plain_product,
-        words_of,
-    )
+    from edgespec.kernels.gpu.plain_product import plain_product
+    from edgespec.kernels.gpu.products import CodesProduct
     from edgespec.kernels.gpu.rows import norm
 
     generator = torch.Generator().manual_seed(0)

@@ -140,7 +140,8 @@ def architecture_of(file: GgufFile) -> GgufArchitecture:
     name = file.values.get("general.architecture")
     if not isinstance(name, str) or name not in ARCHITECTURES:
         refusal = refusal_of({"model_type": name}, {*ARCHITECTURES, *FAMILIES})
-        why = f": {refusal}" if refusal else f"; it runs {', '.join(ARCHITECTURES)}"
+        others = f"it runs {', '.join(ARCHITECTURES)}, and more families from their safetensors"
+        why = f": {refusal}" if refusal else f"; {others} (docs/families.md)"
         raise ModelError(
             f"the model in {file.path} is of architecture {name!r}, which edgespec does not run "
             f"from a GGUF file{why}"

@@ -72,14 +72,20 @@ def _half(blocks: torch.Tensor, start: int) -> torch.Tensor:
     return blocks[:, start : start + 2].contiguous().view(torch.float16).squeeze(1)
 
 
+def _split(bytes_: torch.Tensor, bits: int) -> torch.Tensor:
+    """Pieces of so many bits, of all bytes the lowest first: [..., b] to [..., 8 / bits, b]."""
+    places = torch.arange(0, 8, bits, dtype=torch.uint8).view(-1, 1)
+    return bytes_.unsqueeze(-2) >> places & ((1 << bits) - 1)
+
+
+def _split_each(bytes_: torch.Tensor, bits: int) -> torch.Tensor:
+    """Pieces of so many bits, byte by byte, the lowest first: [..., b] to [..., b · 8 / bits]."""
+    return _split(bytes_, bits).transpose(-1, -2).flatten(-2)
+
+
 def _nibbles(bytes_: torch.Tensor) -> torch.Tensor:
     """All low halves, then all high ones: [..., b] to [..., 2 b]."""
-    return torch.cat((bytes_ & 15, bytes_ >> 4), dim=-1)
-
-
-def _bits(bytes_: torch.Tensor) -> torch.Tensor:
-    """The bits of each block's bytes, the lowest first: [n, b] to [n, 8 b]."""
-    return (bytes_.unsqueeze(-1) >> torch.arange(8, dtype=torch.uint8) & 1).flatten(-2)
+    return _split(bytes_, 4).flatten(-2)
 
 
 def _q4_0(blocks: torch.Tensor) -> Unpacked:
@@ -92,12 +98,12 @@ def _q4_1(blocks: torch.Tensor) -> Unpacked:
 
 
 def _q5_0(blocks: torch.Tensor) -> Unpacked:
-    codes = _nibbles(blocks[:, 6:]) | _bits(blocks[:, 2:6]) << 4
+    codes = _nibbles(blocks[:, 6:]) | _split_each(blocks[:, 2:6], 1) << 4
     return Unpacked(codes.view(torch.int8) - 16, _half(blocks, 0))
 
 
 def _q5_1(blocks: torch.Tensor) -> Unpacked:
-    codes = _nibbles(blocks[:, 8:]) | _bits(blocks[:, 4:8]) << 4
+    codes = _nibbles(blocks[:, 8:]) | _split_each(blocks[:, 4:8], 1) << 4
     return Unpacked(codes.view(torch.int8), _half(blocks, 0), offset=_half(blocks, 2))
 
 
@@ -130,22 +136,20 @@ def _q4_k(blocks: torch.Tensor) -> Unpacked:
 
 def _q5_k(blocks: torch.Tensor) -> Unpacked:
     low = _nibbles(blocks[:, 48:].view(-1, 4, 32)).view(-1, 8, 32)
-    fifth = blocks[:, 16:48].unsqueeze(1) >> torch.arange(8, dtype=torch.uint8).view(8, 1) & 1
+    fifth = _split(blocks[:, 16:48], 1)
     return _k_with_offsets(blocks, (low | fifth << 4).view(-1, 256))
 
 
 def _q6_k(blocks: torch.Tensor) -> Unpacked:
     low = _nibbles(blocks[:, :128].view(-1, 2, 64)).view(-1, 2, 4, 32)
-    places = torch.tensor((0, 2, 4, 6), dtype=torch.uint8).view(4, 1)
-    high = blocks[:, 128:192].view(-1, 2, 1, 32) >> places & 3
+    high = _split(blocks[:, 128:192].view(-1, 2, 32), 2)
     codes = (low | high << 4).view(-1, 256).view(torch.int8) - 32
     return Unpacked(codes, _half(blocks, 208), blocks[:, 192:208].contiguous().view(torch.int8))
 
 
 def _crumbs(packed: torch.Tensor) -> torch.Tensor:
     """Codes of 2 bits, uint8 [n, 8, 32]: of each 32 bytes all lowest ones first."""
-    places = torch.tensor((0, 2, 4, 6), dtype=torch.uint8).view(4, 1)
-    return (packed.view(-1, 2, 1, 32) >> places & 3).view(-1, 8, 32)
+    return _split(packed.view(-1, 2, 32), 2).view(-1, 8, 32)
 
 
 def _q2_k(blocks: torch.Tensor) -> Unpacked:
@@ -160,11 +164,10 @@ def _q2_k(blocks: torch.Tensor) -> Unpacked:
 
 
 def _q3_k(blocks: torch.Tensor) -> Unpacked:
-    third = blocks[:, :32].unsqueeze(1) >> torch.arange(8, dtype=torch.uint8).view(8, 1) & 1
+    third = _split(blocks[:, :32], 1)
     codes = _crumbs(blocks[:, 32:96].contiguous()) | third << 2
     low = _nibbles(blocks[:, 96:104])
-    places = torch.tensor((0, 2, 4, 6), dtype=torch.uint8).view(4, 1)
-    high = (blocks[:, 104:108].unsqueeze(1) >> places & 3).flatten(1)
+    high = _split(blocks[:, 104:108], 2).flatten(1)
     steps = (low | high << 4).view(torch.int8) - 32
     return Unpacked(codes.view(-1, 256).view(torch.int8) - 4, _half(blocks, 108), steps)
 
@@ -175,9 +178,7 @@ def _iq4_nl(blocks: torch.Tensor) -> Unpacked:
 
 
 def _iq4_xs(blocks: torch.Tensor) -> Unpacked:
-    places = torch.tensor((0, 2, 4, 6), dtype=torch.uint8)
-    high = (blocks[:, 2:4].unsqueeze(2) >> places & 3).flatten(1)
-    low = torch.stack((blocks[:, 4:8] & 15, blocks[:, 4:8] >> 4), 2).flatten(1)
+    high, low = _split_each(blocks[:, 2:4], 2), _split_each(blocks[:, 4:8], 4)
     codes = _nibbles(blocks[:, 8:].view(-1, 8, 16)).view(-1, 256).view(torch.int8)
     steps = (low | high << 4).view(torch.int8) - 32
     return Unpacked(codes, _half(blocks, 0), steps, levels="iq4")

@@ -25,6 +25,9 @@ whole and exact in 16 bits."""
 _WIDTH = {"iq4": 32, "fp4": 32, "fp8": 16}
 """Columns of which groups have whole numbers, as the kernel adds them up side by side."""
 
+KINDS = tuple(_WIDTH)
+"""Kinds of quantisation that are held so."""
+
 
 def stored_parts(form: Quantisation, shape: torch.Size) -> Parts:
     """`codes` uint8: of 4 bits [out, in / 2], two a byte, the first in the high nibble; of 8
@@ -61,8 +64,8 @@ def power_scale(exponents: torch.Tensor) -> torch.Tensor:
 
 
 def unpacked(codes: torch.Tensor, kind: str) -> torch.Tensor:
-    """Stored codes of some rows as uint8 [rows, in]."""
-    return torch.stack((codes >> 4, codes & 15), 2).flatten(1) if kind in LEVELS else codes
+    """Stored codes of some rows as uint8 [rows, in]; those of "nf4", too."""
+    return codes if kind == "fp8" else torch.stack((codes >> 4, codes & 15), 2).flatten(1)
 
 
 def product_parts(packed: Packed, form: Quantisation, dtype: torch.dtype) -> dict[str, Any]:

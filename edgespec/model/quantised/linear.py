@@ -23,8 +23,7 @@ from edgespec.model.quantised.slices import SlicedLinear
 from edgespec.model.tensors import one_view
 
 _log = logging.getLogger(__name__)
-_TABLES = ("iq4", "fp4", "fp8")
-_KINDS = {"int4": int4, "int8": int8, "nf4": nf4, **dict.fromkeys(_TABLES, levels)}
+_KINDS = {"int4": int4, "int8": int8, "nf4": nf4, **dict.fromkeys(levels.KINDS, levels)}
 _STEP = 128  # columns of a step of the kernel for GPUs, or half as many
 _CODES = ("tiles", "codes")
 """The parts that have nearly all bytes of a stored form."""
@@ -32,7 +31,7 @@ _SLICED: dict[str, type[SlicedLinear]] = {
     "int4": int4.Int4Linear,
     "int8": int8.Int8Linear,
     "nf4": nf4.Nf4Linear,
-    **dict.fromkeys(_TABLES, levels.LevelsLinear),
+    **dict.fromkeys(levels.KINDS, levels.LevelsLinear),
 }
 
 
@@ -172,7 +171,7 @@ def held_bytes(form: Quantisation, shape: torch.Size, dtype: torch.dtype) -> int
 
     Scales are held in the dtype in which it computes or which loses nothing of them, with a zero
     for each where a kernel wants so. On a GPU every kind has whole tiles of outputs, and codes and
-    scales in whole steps of columns (see kernels.gpu.products); it is not worth telling devices
+    scales in whole steps of columns (see kernels.gpu.code_words); it is not worth telling devices
     apart.
     """
     if form.kind == "none":
@@ -187,7 +186,7 @@ def held_bytes(form: Quantisation, shape: torch.Size, dtype: torch.dtype) -> int
     check_columns(form, columns)
     made = form.double or form.zeros == "points" or form.scales == "float32"  # see kept_type
     kept = max(dtype.itemsize, 4 if made else 2)
-    if form.kind in _TABLES:
+    if form.kind in levels.KINDS:
         codes = filled if form.kind == "fp8" else filled // 2
         return out * (codes + -(-filled // form.group) * kept) + 64
     if form.kind == "int4":

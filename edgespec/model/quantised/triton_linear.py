@@ -143,6 +143,6 @@ def _planes(
         return [int4_kernels.codes_of(tiles)[: end - first]]
     codes = packed["codes"][first:end].to(device)
     if form.kind == "nf4" or form.kind in levels.LEVELS:
-        return [torch.stack((codes >> 4, codes & 15), 2).flatten(1)]
+        return [levels.unpacked(codes, form.kind)]
     shifted = codes.view(torch.uint8) ^ 128
     return [shifted >> 4, shifted & 15]

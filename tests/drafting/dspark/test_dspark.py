@@ -53,7 +53,7 @@ def given_rows(count: int, first: int = 0) -> tuple[torch.Tensor, Features]:
     rows = [torch.randn((300, HIDDEN), generator=random)[first : first + count] for _ in range(4)]
     # They come from the ring in the order of the layers, and others with them.
     aux_hidden = packed([rows[3], *rows[:3]])
-    known = unpacked(aux_hidden, 4)[:, 1:].flatten(1).double()
+    known = unpacked(aux_hidden, 4, HIDDEN)[:, 1:].flatten(1).double()
     return known, Features(aux_hidden=aux_hidden, aux_layers=Layers((0, *TAPS)))
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from support.cases import case
 from support.checkpoints import write_checkpoint
 from support.eagle_heads import DIM, FORMS, HEADS, HIDDEN, VOCAB, Form, write_eagle
 from support.passes import rows_of
@@ -16,7 +17,7 @@ from edgespec.config import Quantisation
 from edgespec.drafting.eagle.format import read_head
 from edgespec.drafting.eagle.guesser import EagleGuesser, load_eagle
 from edgespec.drafting.eagle.shape import Kind
-from edgespec.errors import ModelError
+from edgespec.errors import ModelError, RemoteProtocolError
 from edgespec.model.aux_hidden import packed, unpacked
 from edgespec.model.ends import OutputHead
 from edgespec.model.loader import Checkpoint
@@ -132,7 +133,7 @@ def given_rows(form: Form, count: int, seed: int = 1) -> tuple[torch.Tensor, Fea
     aux_layers = Layers((*sorted(layers), 7))
     aux_hidden = packed([*(rows[layers.index(layer)] for layer in aux_layers[:3]), rows[0]])
     at = [aux_layers.index(layer) for layer in layers]
-    return unpacked(aux_hidden, 4)[:, at].flatten(1).double(), Features(
+    return unpacked(aux_hidden, 4, HIDDEN)[:, at].flatten(1).double(), Features(
         aux_hidden=aux_hidden, aux_layers=aux_layers
     )
 
@@ -176,6 +177,23 @@ def test_how_the_rows_came_makes_no_difference(name: str, base: Path, tmp_path: 
     np.testing.assert_allclose(
         draft.guess(2, PATHS, 4).scores, draft.guess(1, PATHS, 4).scores, rtol=0, atol=1e-9
     )
+
+
+def test_rows_of_another_base_are_the_rings_fault(base: Path, tmp_path: Path) -> None:
+    plain = torch.zeros((6, HIDDEN - 4))
+    for name, features in {
+        "eagle-llama3": Features(from_torch(plain.double())),
+        "eagle3-official": Features(
+            aux_hidden=packed([plain] * 4), aux_layers=Layers((2, 4, 5, 7))
+        ),
+    }.items():
+        folder = tmp_path / name
+        folder.mkdir()
+        write_eagle(folder, FORMS[name])
+        draft = guesser(base, folder, FORMS[name])
+        draft.open(1, Sampling())
+        with case(name), pytest.raises(RemoteProtocolError, match="the same model"):
+            draft.read(1, CONTEXT, features)
 
 
 def test_nothing_is_guessed_while_features_of_the_prompt_are_missing(

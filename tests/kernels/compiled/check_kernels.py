@@ -14,7 +14,7 @@ from support.triton_device import Device
 from edgespec.kernels.gpu import rows as rows_kernels
 from edgespec.kernels.gpu.attention import attention
 from edgespec.kernels.gpu.places import Places
-from edgespec.kernels.gpu.products import plain_product
+from edgespec.kernels.gpu.plain_product import plain_product
 
 HALF, BRAIN, FLOAT = torch.float16, torch.bfloat16, torch.float32
 MOST = {"int4-g128": 1.8, "int4": 2.0, "int4-g32": 2.4, "GPTQ, AWQ": 2.0, "Q4_0": 2.0}

@@ -13,10 +13,13 @@ import triton
 from support.triton_device import Launched, RecordingDevice
 from triton.runtime.jit import JITFunction
 
-from edgespec.kernels.gpu import launch, products, rows
+from edgespec.kernels.gpu import launch, rows
 from edgespec.kernels.gpu.attention import attention
+from edgespec.kernels.gpu.code_words import Codes
 from edgespec.kernels.gpu.launch import Launcher
 from edgespec.kernels.gpu.places import Places
+from edgespec.kernels.gpu.plain_product import plain_product
+from edgespec.kernels.gpu.products import CodesProduct
 
 HALF, BRAIN = torch.float16, torch.bfloat16
 DEVICE = RecordingDevice()
@@ -76,12 +79,12 @@ def layer_parts(count: int, dtype: torch.dtype) -> list[Callable[[], object]]:
     angles = (torch.zeros(count, 1, 16, dtype=dtype),) * 2
     words = torch.zeros(1, 4, 1, 1024, dtype=torch.int16)
     numbers = torch.zeros(1, 128, dtype=torch.int32)
-    codes = products.Codes(words, 96, 128, 64, numbers, HALF, numbers, HALF, "middle")
+    codes = Codes(words, 96, 128, 64, numbers, HALF, numbers, HALF, "middle")
     heads = x.view(count, 8, 16)
     return [
-        partial(products.CodesProduct(codes), x),
-        partial(products.CodesProduct(codes, torch.zeros(96, dtype=dtype)), x),
-        lambda: products.plain_product(x, torch.zeros(70, 128, dtype=dtype)),
+        partial(CodesProduct(codes), x),
+        partial(CodesProduct(codes, torch.zeros(96, dtype=dtype)), x),
+        lambda: plain_product(x, torch.zeros(70, 128, dtype=dtype)),
         lambda: rows.norm(x, gain, 1e-5),
         lambda: rows.add(x, x, 1.0, None, gain, 1e-5),
         lambda: rows.rotate(heads, 4, 2, angles, None, 0.0),
@@ -120,9 +123,9 @@ def check_each_kind_is_dispatched_once(launches: Launches) -> None:
 def check_arguments_are_those_of_this_launch(launches: Launches) -> None:
     """Of a known kind: other tensors, and another number of rows."""
     weight = torch.zeros(70, 128, dtype=BRAIN)
-    launches.of(lambda: products.plain_product(torch.zeros(17, 128, dtype=BRAIN), weight))
+    launches.of(lambda: plain_product(torch.zeros(17, 128, dtype=BRAIN), weight))
     other, x = torch.ones(70, 128, dtype=BRAIN), torch.zeros(33, 128, dtype=BRAIN)
-    (one,), asked = launches.of(lambda: products.plain_product(x, other))
+    (one,), asked = launches.of(lambda: plain_product(x, other))
     assert asked == 0
     assert one.grid == (3, 3, 1)
     assert one.args[:2] == [x.data_ptr(), other.data_ptr()]
@@ -133,12 +136,12 @@ def check_what_is_not_aligned_goes_by_triton(launches: Launches) -> None:
     weight = torch.zeros(70, 128, dtype=BRAIN)
     held = torch.zeros(1 + 5 * 128, dtype=BRAIN)
     aligned, shifted = held[:-1].view(5, 128), held[1:].view(5, 128)
-    (code,), _ = launches.of(lambda: products.plain_product(aligned, weight))
+    (code,), _ = launches.of(lambda: plain_product(aligned, weight))
     for _ in range(2):
-        (one,), asked = launches.of(lambda: products.plain_product(shifted, weight))
+        (one,), asked = launches.of(lambda: plain_product(shifted, weight))
         assert asked == 1
         assert one.compiled != code.compiled
-        (one,), asked = launches.of(lambda: products.plain_product(aligned, weight))
+        (one,), asked = launches.of(lambda: plain_product(aligned, weight))
         assert (asked, one.compiled) == (0, code.compiled)
 
 

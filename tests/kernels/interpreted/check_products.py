@@ -9,14 +9,9 @@ import pytest
 import torch
 from support.tiers import tiered
 
-from edgespec.kernels.gpu.products import (
-    Codes,
-    CodesProduct,
-    chunk_of,
-    numbers_of,
-    plain_product,
-    words_of,
-)
+from edgespec.kernels.gpu.code_words import Codes, chunk_of, numbers_of, words_of
+from edgespec.kernels.gpu.plain_product import plain_product
+from edgespec.kernels.gpu.products import CodesProduct
 from edgespec.model.quantised.kernels import relative_error
 
 ROUNDING = {torch.float32: 3e-7, torch.float16: 4e-4, torch.bfloat16: 3e-3}
