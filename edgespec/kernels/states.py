@@ -32,14 +32,12 @@ class _CMixer(ctypes.Structure):
 class CompiledMixer:
     """What such a layer is, as `Mixer` in rows.c has it."""
 
-    def __init__(self, vectors: dict[str, torch.Tensor | None], **numbers: float) -> None:
-        """`vectors`: float32, or float64 for rows of float64."""
-        self._held = {
-            name: None if one is None else one.contiguous() for name, one in vectors.items()
-        }
+    def __init__(self, vectors: dict[str, torch.Tensor], **numbers: float) -> None:
+        """`vectors`: those that it has, float32, or float64 for rows of float64."""
+        self._held = {name: one.contiguous() for name, one in vectors.items()}
         self.mixer = _CMixer(**numbers)
         for name, one in self._held.items():
-            setattr(self.mixer, name, None if one is None else one.data_ptr())
+            setattr(self.mixer, name, one.data_ptr())
 
 
 class StateKernels:

@@ -70,6 +70,7 @@ class StateForm:
 
     def shapes(self) -> dict[str, torch.Size]:
         """The tensors of the module, by their names in the layer."""
+        found: dict[str, tuple[int, ...]]
         found = {f"{name}.weight": (rows, self.hidden) for name, rows in self.entering}
         if self.bias:
             found |= {f"{name}.bias": (rows,) for name, rows in self.entering}

@@ -64,21 +64,22 @@ class StateMixer:
 
         self._enter = product(*(name for name, _ in form.entering))
         self._leave = product("out_proj")
-        gain = vector("norm.weight") if form.normed else None
         vectors: Vectors = {
             "taps": vector("conv1d.weight")[:, 0].T.contiguous(),
-            "bias": vector("conv1d.bias") if form.conv_bias else None,
             "step_bias": vector("dt_bias"),
             "decay": -vector("A_log").exp(),
-            "skip": None if form.delta else vector("D"),
-            "gain": gain.repeat(form.heads) if form.delta and gain is not None else gain,
         }
-        compiled = compiled_states() if isinstance(row_math, CompiledRows) else None
-        self._math: _StateMath = (
-            TorchStates(form, vectors)
-            if compiled is None
-            else _CompiledStates(form, vectors, compiled, row_math)
-        )
+        if form.conv_bias:
+            vectors["bias"] = vector("conv1d.bias")
+        if not form.delta:
+            vectors["skip"] = vector("D")
+        if form.normed:
+            gain = vector("norm.weight")
+            vectors["gain"] = gain.repeat(form.heads) if form.delta else gain
+        self._math: _StateMath = TorchStates(form, vectors)
+        kernels = compiled_states()
+        if isinstance(row_math, CompiledRows) and kernels is not None:
+            self._math = _CompiledStates(form, vectors, kernels, row_math)
 
     def __call__(
         self, rows: torch.Tensor, cache: RowCache | JointCache, seen: Seen
@@ -90,15 +91,13 @@ class StateMixer:
             assert isinstance(seen, JointVisibility)
             shares = zip(cache.caches, projected.split(seen.rows), seen.parts, strict=True)
             return self._leave(torch.cat([self._mix(*share) for share in shares]))
-        assert isinstance(cache, TwoRegionCache)
         assert isinstance(seen, Visibility)
         return self._leave(self._mix(cache, projected, seen))
 
-    def _mix(
-        self, cache: TwoRegionCache, projected: torch.Tensor, seen: Visibility
-    ) -> torch.Tensor:
+    def _mix(self, cache: RowCache, projected: torch.Tensor, seen: Visibility) -> torch.Tensor:
         """The rows [R, inner] before the last product, of one request, whose slots have room."""
         first, made = 0, []
+        assert isinstance(cache, TwoRegionCache)
         rows = cache.folded
         assert rows is not None
         given = self._math.given(rows, self._index, seen)

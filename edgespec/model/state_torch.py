@@ -13,8 +13,8 @@ from edgespec.model.folded_rows import FoldedRows
 from edgespec.model.state_form import StateForm, wide
 from edgespec.model.tree_attention import Visibility
 
-Vectors = dict[str, torch.Tensor | None]
-"""By the names of CompiledMixer's, on the rows' device."""
+Vectors = dict[str, torch.Tensor]
+"""Those of a layer, by the names of CompiledMixer's, on the rows' device."""
 
 
 class TorchStates:
@@ -52,7 +52,6 @@ class TorchPass:
 
     def zeros(self) -> torch.Tensor:
         form, decay = self._states.form, self._states.vectors["decay"]
-        assert decay is not None
         return decay.new_zeros((form.heads, form.key, form.value))
 
     def fold(self, slot: int, count: int, state: torch.Tensor) -> None:
@@ -88,7 +87,7 @@ class TorchPass:
         self._inputs(kept[-1]).copy_(inputs)
         near = torch.stack([self._inputs(one) for one in kept[-form.kernel :]]).to(state.dtype)
         mixed = (near * by["taps"][-len(near) :]).sum(0)
-        mixed = silu(mixed if by["bias"] is None else mixed + by["bias"])
+        mixed = silu(mixed + by["bias"] if "bias" in by else mixed)
         step = softplus(steps[-form.heads :] + by["step_bias"])
         every = self._terms(torch.stack(kept))
         keys, adds, decays = (one[:-1] for one in self._split(every))
@@ -121,15 +120,16 @@ class TorchPass:
             new = step[:, None] * value
         self._terms(kept[-1]).copy_(torch.cat((key.flatten(), new.flatten(), decay[:, 0])))
         out = decay * read(query) + (key * query).sum(-1).repeat_interleave(ratio)[:, None] * new
-        if by["skip"] is not None:
+        if "skip" in by:
             out = out + by["skip"][:, None] * value
         out = out.flatten()
         if not form.delta:
             out = out * silu(gate)
-        if by["gain"] is not None:
+        if "gain" in by:
             groups = out.view(-1, form.normed)
             out = (groups / (groups.square().mean(1, True) + form.eps).sqrt()).flatten()
             out = out * by["gain"]
         if form.delta:
             out = out * silu(gate)
-        return out.to(projected.dtype)
+        rounded: torch.Tensor = out.to(projected.dtype)
+        return rounded

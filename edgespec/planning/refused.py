@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from edgespec.planning.text_part import CONVOLVING, FOLDING
 
 REASONS = {
-    "recurrent": "its layers keep a recurrent state (linear attention, convolution, Mamba), from "
-    "which no single guess can be pruned as its keys can",
+    "recurrent": "its layers keep a recurrent state (linear attention, convolution, Mamba) of a "
+    "kind that edgespec does not compute",
     "uneven": "its layers have keys of different shapes, or take keys and token embeddings that "
     "are on other stages",
     "latent": "its layers keep latent rows in place of keys (MLA), which the cache does not hold",
