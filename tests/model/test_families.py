@@ -596,7 +596,7 @@ DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
         ),
         ("qwen3", {"model_type": "qwen3_next"}, "recurrent state.*use qwen3-8b$"),
         ("qwen3", QWEN35, "'qwen3_6'.*linear attention.*use qwen3-8b$"),
-        ("qwen3", {"model_type": "nemotron_h"}, "of a kind that edgespec does not compute; use qwen3-8b$"),
+        ("qwen3", {"model_type": "nemotron_h"}, "edgespec does not compute; use qwen3-8b$"),
         ("gemma3_text", {"model_type": "gemma4"}, "keys of different shapes.*use gemma-3-4b$"),
         (
             "granitemoehybrid",
