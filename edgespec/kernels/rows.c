@@ -21,7 +21,7 @@
 
 #include "numbers.h"
 
-enum { SILU, GELU, GELU_TANH };
+enum { SILU, GELU, GELU_TANH, SIGMOID };
 
 /* How attention is shared out, which no result depends on. */
 #define TILE_ROWS 16

@@ -52,6 +52,7 @@ FAMILIES: dict[str, Family] = {
     "ministral3": Family(windows="all"),
     "granite": Family(multipliers=True),
     "granitemoehybrid": Family(multipliers=True, besides=frozenset((RECURRENT,))),
+    "qwen3_5_text": Family(besides=frozenset((RECURRENT,))),
     "smollm3": Family(windows="by type"),
     "olmo2": Family(),
     "olmo3": Family(windows="by type", own_angles=True),

@@ -12,7 +12,7 @@ from edgespec.model.model_config import CONVOLUTION, SLIDING, ModelConfig
 from edgespec.model.state_form import StateForm, state_form
 from edgespec.planning.operations import OWN_OPERATIONS
 
-_NORMED_HEADS = ("qwen3", "gemma3_text", "lfm2")
+_NORMED_HEADS = ("qwen3", "qwen3_5_text", "gemma3_text", "lfm2")
 _GEMMAS = ("gemma2", "gemma3_text")
 _MLP_BIAS = ("llama", "granite", "smollm3")
 _NO_BIAS = ("mistral", "ministral", "phi3", "lfm2")
@@ -29,7 +29,8 @@ class LayerForm:
     `taps`: rows that a convolution reads, its own included. `inner`: width of the MLP. `fused`:
     whether the checkpoint has one matrix for queries, keys and values, and one for gate and up;
     `fused_up`: the latter alone.
-    `head_norms`: each head's queries and keys are normed.
+    `gated`: queries come with a gate each, of what their attention gives. `head_norms`: each
+    head's queries and keys are normed.
     `around`: what attention and MLP give is normed too, before it is added. `above_one`: a norm's
     gain is 1 + its weight. `window`: see Visibility. `softcap`: c of c · tanh(score / c).
     `turned`: whether rotary embeddings are applied. `share`: what is added counts so much.
@@ -48,6 +49,7 @@ class LayerForm:
     mlp_bias: bool = False
     fused: bool = False
     fused_up: bool = False
+    gated: bool = False
     head_norms: bool = False
     around: bool = False
     above_one: bool = False
@@ -104,7 +106,7 @@ class LayerForm:
     def shapes(self) -> dict[str, torch.Size]:
         """All tensors of a layer, by their names in it; matrices [out, in], all else flat."""
         width, kv_width = self.heads * self.head_dim, self.kv_heads * self.head_dim
-        outs: tuple[int, ...] = (width, kv_width, kv_width)
+        outs: tuple[int, ...] = (width * (1 + self.gated), kv_width, kv_width)
         found: dict[str, torch.Size] = {}
 
         def add(name: str, out: int, columns: int, bias: bool) -> None:
@@ -165,7 +167,8 @@ def layer_form(config: ModelConfig, index: int) -> LayerForm | None:
         fused_up=hybrid,
         head_norms=kind in _NORMED_HEADS,
         around=gemma,
-        above_one=gemma,
+        above_one=gemma or kind == "qwen3_5_text",
+        gated=kind == "qwen3_5_text",
         window=_window(config, index),
         softcap=None if softcap is None else float(softcap),
         turned=_is_turned(config, index),

@@ -149,7 +149,7 @@ class DecoderLayer:
         """The layer for `kernels.layers`, by the numbers of the angles and of the runs that it is
         given in each pass; None where that cannot run it."""
         form = self.form
-        if form.state is not None:
+        if form.state is not None or form.gated:
             return None
         ways = (self._qkv, self._out, self._gate_up, self._down)
         products = [found for found in map(row_products, ways) if found is not None]
@@ -201,12 +201,19 @@ class DecoderLayer:
             gates, _, inputs = qkv.chunk(3, 1)
             (held,) = cache.append((gates * inputs)[None, None], self._index)
             return math.convolved(held, qkv, seen, self._taps)
+        gates = None
+        if form.gated:
+            both, kv = qkv.split([2 * heads * form.head_dim, 2 * form.kv_heads * form.head_dim], 1)
+            both = both.view(-1, heads, 2 * form.head_dim)
+            gates = both[..., form.head_dim :].flatten(1)
+            qkv = torch.cat((both[..., : form.head_dim].flatten(1), kv), 1)
         qkv = qkv.view(qkv.shape[0], -1, form.head_dim)
         math.rotate(qkv, heads, form.kv_heads, rotary if form.turned else None, self._head_norm)
         kv = qkv.narrow(1, heads, 2 * form.kv_heads)
         kv = kv.view(-1, 2, form.kv_heads, form.head_dim).permute(1, 2, 0, 3)
         keys, values = cache.append(kv, self._index)
-        return math.attention(qkv.narrow(1, 0, heads), keys, values, seen, self._attention)
+        out = math.attention(qkv.narrow(1, 0, heads), keys, values, seen, self._attention)
+        return out if gates is None else math.gated(torch.cat((gates, out), 1), "sigmoid")
 
 
 class OwnLayers:

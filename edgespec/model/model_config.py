@@ -90,6 +90,12 @@ class _Fields(Struct, kw_only=True):
     mamba_conv_bias: bool = True
     mamba_proj_bias: bool = False
     time_step_limit: tuple[Any, Any] = (0.0, math.inf)
+    full_attention_interval: Count = 4
+    linear_conv_kernel_dim: Annotated[int, Meta(ge=1, le=MOST_TAPS)] = 4
+    linear_key_head_dim: Annotated[int, Meta(ge=1, le=MOST_STATE)] = 128
+    linear_value_head_dim: Annotated[int, Meta(ge=1, le=MOST_STATE)] = 128
+    linear_num_key_heads: Count = 16
+    linear_num_value_heads: Count = 32
 
 
 def _sizes(
@@ -128,6 +134,12 @@ _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "llama": _LLAMA,
     "granite": _LLAMA,
     "granitemoehybrid": _LLAMA,
+    "qwen3_5_text": {
+        **_sizes(248_320, 4_096, 12_288, 32, 16, 32_768),
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "partial_rotary_factor": 0.25,
+    },
     "mistral": _MISTRAL,
     "ministral": _MISTRAL,
     "qwen2": _QWEN,
@@ -241,6 +253,11 @@ def _completed(kind: str, settings: Mapping[str, Any]) -> dict[str, Any]:
             )
     if kind == "granitemoehybrid":
         _complete_states(found)
+    if kind == "qwen3_5_text" and found.linear_num_value_heads % found.linear_num_key_heads:
+        raise ValueError(
+            f"linear_num_value_heads {found.linear_num_value_heads} is no multiple of "
+            f"linear_num_key_heads, {found.linear_num_key_heads}"
+        )
     found.rope_parameters = _rope_parameters(kind, found)
     return structs.asdict(found)
 
@@ -281,6 +298,9 @@ def _layer_types(kind: str, found: _Fields) -> list[str] | None:
             return [FULL for _ in numbers]
         case "granitemoehybrid":
             return [RECURRENT for _ in numbers]
+        case "qwen3_5_text":
+            every = found.full_attention_interval
+            return [RECURRENT if (n + 1) % every else FULL for n in numbers]
         case _:
             return None
     return [SLIDING if one else FULL for one in slides]

@@ -9,6 +9,7 @@ import torch
 
 from edgespec.model.kv_cache import RowForm
 from edgespec.model.model_config import RECURRENT, ModelConfig
+from edgespec.planning.text_part import FOLDING
 
 _LINE = 64
 """Bytes: a row takes a multiple of them, as kernels/states_of.h has it."""
@@ -89,8 +90,13 @@ class StateForm:
 
 def state_form(config: ModelConfig, index: int) -> StateForm | None:
     """The form of layer `index`, if it keeps a state."""
-    if config.model_type != "granitemoehybrid" or config.layer_types[index] != RECURRENT:
+    if config.model_type not in FOLDING or config.layer_types[index] != RECURRENT:
         return None
+    return _delta(config) if config.model_type == "qwen3_5_text" else _mamba2(config)
+
+
+def _mamba2(config: ModelConfig) -> StateForm:
+    """As Granite 4 has it."""
     heads, groups = int(config.mamba_n_heads), int(config.mamba_n_groups)
     value, key = int(config.mamba_d_head), int(config.mamba_d_state)
     inner = heads * value
@@ -110,6 +116,31 @@ def state_form(config: ModelConfig, index: int) -> StateForm | None:
         bias=bool(config.mamba_proj_bias),
         conv_bias=bool(config.mamba_conv_bias),
         steps=(float(low), float(high)),
+    )
+
+
+def _delta(config: ModelConfig) -> StateForm:
+    """As Qwen 3.5 has it."""
+    heads, groups = int(config.linear_num_value_heads), int(config.linear_num_key_heads)
+    value, key = int(config.linear_value_head_dim), int(config.linear_key_head_dim)
+    inner = heads * value
+    return StateForm(
+        delta=True,
+        name="linear_attn",
+        entering=(
+            ("in_proj_z", inner),
+            ("in_proj_qkv", 2 * groups * key + inner),
+            ("in_proj_b", heads),
+            ("in_proj_a", heads),
+        ),
+        hidden=int(config.hidden_size),
+        heads=heads,
+        groups=groups,
+        key=key,
+        value=value,
+        kernel=int(config.linear_conv_kernel_dim),
+        eps=float(config.rms_norm_eps),
+        normed=value,
     )
 
 

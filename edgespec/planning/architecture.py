@@ -42,7 +42,7 @@ FAMILIES = tuple(
     dict.fromkeys(
         (
             *(*_DEFAULT_HEAD_DIM, *_TIED, *_EXPERTS),
-            *("qwen3", "ministral", "ministral3", "seed_oss", "glm4"),
+            *("qwen3", "qwen3_5_text", "ministral", "ministral3", "seed_oss", "glm4"),
         )
     )
 )
@@ -58,7 +58,8 @@ class Architecture:
     `intermediate`: inner width of the gated MLP, or of one expert. `head_dim` 0: hidden / heads.
     `tied`: the output head is the input embedding. `experts` 0: no mixture; else each row goes
     through `active` of them. A state has a matrix [`state_key`, `state_value`] for each of its
-    `state_heads`, whose keys are `state_groups`. `family`: its `model_type`.
+    `state_heads`, whose keys are `state_groups`. `gated`: attention and states have a gate more, by
+    number or by head. `family`: its `model_type`.
     """
 
     layers: int
@@ -77,6 +78,7 @@ class Architecture:
     state_groups: int = 0
     state_key: int = 0
     state_value: int = 0
+    gated: bool = False
     family: str = "llama"
 
     @property
@@ -93,7 +95,8 @@ class Architecture:
     def attention_matrices(self) -> tuple[tuple[int, int], ...]:
         """Shapes [out, in] of the queries', keys', values' and output matrices."""
         kv = (self.kv_width, self.hidden)
-        return ((self.width, self.hidden), kv, kv, (self.hidden, self.width))
+        queries = (self.width * (1 + self.gated), self.hidden)
+        return (queries, kv, kv, (self.hidden, self.width))
 
     @property
     def convolution_matrices(self) -> tuple[tuple[int, int], ...]:
@@ -105,7 +108,8 @@ class Architecture:
         """Shapes [out, in] of the matrices around a state: gates, keys, queries, values and steps,
         and what is made of all."""
         inner = self.state_heads * self.state_value
-        entering = 2 * inner + 2 * self.state_groups * self.state_key + self.state_heads
+        entering = 2 * inner + 2 * self.state_groups * self.state_key
+        entering += self.state_heads * (1 + self.gated)
         return ((entering, self.hidden), (self.hidden, inner))
 
     @property
@@ -270,7 +274,8 @@ def architecture_of(config: Mapping[str, object], where: str) -> Architecture:
         experts=experts,
         active=active,
         convolutions=_of_type(config, where, "conv") if family in CONVOLVING else 0,
-        **(_states(config, where, hidden) if family in FOLDING else {}),
+        gated=family == "qwen3_5_text",
+        **_states(config, where, family, hidden),
         family=family,
     )
 
@@ -280,20 +285,27 @@ def longest_context(config: Mapping[str, object], where: str) -> int:
     return _count(text_settings(config), where, "max_position_embeddings")
 
 
-def _states(config: Mapping[str, object], where: str, hidden: int) -> dict[str, int]:
-    """Sizes of Granite 4's states."""
-    states = _of_type(config, where, "linear_attention")
-    if not states:
+def _states(config: Mapping[str, object], where: str, family: str, hidden: int) -> dict[str, int]:
+    """Sizes of states, where there are some."""
+    if family == "qwen3_5_text":
+        layers = _count(config, where, "num_hidden_layers", most=MOST_LAYERS)
+        listed = config.get("layer_types") is not None
+        every = _count(config, where, "full_attention_interval", 4)
+        states = _of_type(config, where, "linear_attention") if listed else layers - layers // every
+        heads = _count(config, where, "linear_num_value_heads", 32)
+        groups = _count(config, where, "linear_num_key_heads", 16)
+        key = _count(config, where, "linear_key_head_dim", 128)
+        value = _count(config, where, "linear_value_head_dim", 128)
+    elif family in FOLDING:
+        states = _of_type(config, where, "linear_attention")
+        heads = _count(config, where, "mamba_n_heads", 128)
+        groups = _count(config, where, "mamba_n_groups", 1)
+        key = _count(config, where, "mamba_d_state", 256)
+        value = max(1, _count(config, where, "mamba_expand", 2) * hidden // heads)
+    else:
         return {}
-    heads = _count(config, where, "mamba_n_heads", 128)
-    inner = _count(config, where, "mamba_expand", 2) * hidden
-    return {
-        "states": states,
-        "state_heads": heads,
-        "state_groups": _count(config, where, "mamba_n_groups", 1),
-        "state_key": _count(config, where, "mamba_d_state", 256),
-        "state_value": max(1, inner // heads),
-    }
+    sizes = {"heads": heads, "groups": groups, "key": key, "value": value}
+    return {"states": states, **{f"state_{name}": n for name, n in sizes.items()}} if states else {}
 
 
 def _of_type(config: Mapping[str, object], where: str, kind: str) -> int:

@@ -22,7 +22,9 @@ OWN_OPERATIONS = {
     "gemma2": 36,
     "gemma3_text": 30,
     "lfm2": 19,  # whether it attends or convolves
-    "granitemoehybrid": USUAL_OPERATIONS,  # of those that attend
+    # Of the layers that attend; states are read row by row where no kernel does it.
+    "granitemoehybrid": USUAL_OPERATIONS,
+    "qwen3_5_text": 30,
 }
 """By model type, of those whose layers are edgespec's own."""
 

@@ -19,8 +19,7 @@ REASONS = {
 """docs/families.md tells more of each."""
 
 _FAMILIES = (
-    ("qwen3[5-9]|qwen3next|qwen4exp", "recurrent", "qwen3-8b"),
-    ("granitehybrid", "recurrent", "granite-4-micro"),
+    ("qwen35moe|qwen3[6-9]|qwen3next|qwen4exp", "recurrent", "qwen3-8b"),
     (
         "bailinghybrid|bamba|falconh1|falconmamba|jamba|kimilinear|lfm[23]|mamba|minimax$|"
         "nemotronh|olmohybrid|recurrentgemma|rwkv|xlstm|zamba",

@@ -11,6 +11,7 @@ WRAPPERS = {
     "qwen3_vl": "qwen3",
     "qwen2_5_vl": "qwen2",
     "qwen3_vl_moe": "qwen3_moe",
+    "qwen3_5": "qwen3_5_text",
 }
 """Model types around a text model, and of which type that is unless `text_config` names one."""
 
@@ -24,7 +25,7 @@ _SAME = {
 CONVOLVING = ("lfm2", "lfm2_moe")
 """Types with layers of short convolutions."""
 
-FOLDING = ("granitemoehybrid",)
+FOLDING = ("granitemoehybrid", "qwen3_5_text")
 """Types with layers that fold the rows before a boundary into a state."""
 
 _NEWER = {"mamba": "linear_attention", "attention": "full_attention"}

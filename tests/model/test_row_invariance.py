@@ -29,7 +29,7 @@ from edgespec.model.tree_attention import tree_mask
 
 DTYPES = ("bfloat16", "float16", "float32")
 NAMES = list(FAMILY_SETTINGS)
-FOLDING = ["granitemoehybrid-mamba"]
+FOLDING = ["granitemoehybrid-mamba", "qwen3_5_text"]
 QUICK = ["llama", "gemma2", "phi3", "gpt_oss", "granite", "lfm2"]
 
 

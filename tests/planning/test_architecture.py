@@ -232,7 +232,7 @@ def test_a_wrong_field_is_named(field: str) -> None:
     ("change", "message"),
     [
         ({"model_type": "gpt2"}, "model_type is 'gpt2', whose sizes are not known; known ones: "),
-        ({"model_type": "qwen3_5"}, "'qwen3_5', which does not run: .*recurrent.*use qwen3-8b$"),
+        ({"model_type": "qwen3_5_moe"}, "'qwen3_5_moe', which does not run: .*recurrent.*use qwen3-8b$"),
         ({"layer_types": ["mamba", "attention"]}, "does not run: .*recurrent state"),
         ({"model_type": None}, "model_type is None"),
         ({"num_key_value_heads": 7}, "num_key_value_heads is 7, which does not divide"),
