@@ -66,6 +66,7 @@ FAMILIES: dict[str, Family] = {
     "mixtral": Family(windows="all"),
     "hunyuan_v1_dense": Family(),
     "lfm2": Family(besides=frozenset((CONVOLUTION,))),
+    "lfm2_moe": Family(besides=frozenset((CONVOLUTION,))),
 }
 """Every value of `model_type` that is accepted."""
 

@@ -8,14 +8,16 @@ import torch
 
 from edgespec.model.families import FAMILIES
 from edgespec.model.kv_cache import RowForm
+from edgespec.model.mixture import ROUTER, MixtureForm
 from edgespec.model.model_config import CONVOLUTION, SLIDING, ModelConfig
 from edgespec.model.state_form import StateForm, state_form
 from edgespec.planning.operations import OWN_OPERATIONS
+from edgespec.planning.text_part import CONVOLVING
 
-_NORMED_HEADS = ("qwen3", "qwen3_5_text", "gemma3_text", "lfm2")
+_NORMED_HEADS = ("qwen3", "qwen3_5_text", "gemma3_text", *CONVOLVING)
 _GEMMAS = ("gemma2", "gemma3_text")
 _MLP_BIAS = ("llama", "granite", "smollm3")
-_NO_BIAS = ("mistral", "ministral", "phi3", "lfm2")
+_NO_BIAS = ("mistral", "ministral", "phi3", *CONVOLVING)
 _GRANITES = ("granite", "granitemoehybrid")
 _ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh")
 
@@ -26,9 +28,9 @@ class LayerForm:
     mixes a row with those before it is attention, or a short convolution if there are `taps`, or
     the `state` that they left.
 
-    `taps`: rows that a convolution reads, its own included. `inner`: width of the MLP. `fused`:
-    whether the checkpoint has one matrix for queries, keys and values, and one for gate and up;
-    `fused_up`: the latter alone.
+    `taps`: rows that a convolution reads, its own included. `inner`: width of the MLP, if that is
+    no `mixture`. `fused`: whether the checkpoint has one matrix for queries, keys and values, and
+    one for gate and up; `fused_up`: the latter alone.
     `gated`: queries come with a gate each, of what their attention gives. `head_norms`: each
     head's queries and keys are normed.
     `around`: what attention and MLP give is normed too, before it is added. `above_one`: a norm's
@@ -60,6 +62,7 @@ class LayerForm:
     taps: int = 0
     taps_bias: bool = False
     state: StateForm | None = None
+    mixture: MixtureForm | None = None
 
     def rows(self, held_as: torch.dtype) -> RowForm:
         """What its layer holds of each row, in numbers of that type."""
@@ -103,6 +106,13 @@ class LayerForm:
         before, last = "pre_feedforward_layernorm", "post_feedforward_layernorm"
         return "input_layernorm", behind, before, last
 
+    @property
+    def matrices(self) -> frozenset[str]:
+        """The tensors that rows are multiplied by, but for a router: it is small, and its errors
+        change everything."""
+        every = self.shapes().items()
+        return frozenset(n for n, shape in every if len(shape) == 2 and n != f"mlp.{ROUTER}")
+
     def shapes(self) -> dict[str, torch.Size]:
         """All tensors of a layer, by their names in it; matrices [out, in], all else flat."""
         width, kv_width = self.heads * self.head_dim, self.kv_heads * self.head_dim
@@ -129,10 +139,13 @@ class LayerForm:
         if self.head_norms and not self.taps and self.state is None:
             for name in "qk":
                 found[f"self_attn.{name}_norm.weight"] = torch.Size((self.head_dim,))
-        inner = 2 * self.inner if self.fused or self.fused_up else self.inner
-        for name in self.gate_up_names:
-            add(name, inner, self.hidden, self.mlp_bias)
-        add("mlp.down_proj", self.hidden, self.inner, self.mlp_bias)
+        if self.mixture is not None:
+            found |= {f"mlp.{name}": shape for name, shape in self.mixture.shapes().items()}
+        else:
+            inner = 2 * self.inner if self.fused or self.fused_up else self.inner
+            for name in self.gate_up_names:
+                add(name, inner, self.hidden, self.mlp_bias)
+            add("mlp.down_proj", self.hidden, self.inner, self.mlp_bias)
         for name in filter(None, self.norm_names):
             found[f"{name}.weight"] = torch.Size((self.hidden,))
         return found
@@ -148,7 +161,7 @@ def layer_form(config: ModelConfig, index: int) -> LayerForm | None:
     heads, hidden = int(config.num_attention_heads), int(config.hidden_size)
     head_dim = int(getattr(config, "head_dim", None) or hidden // heads)
     hybrid = kind == "granitemoehybrid"
-    convolves = kind == "lfm2" and config.layer_types[index] == CONVOLUTION
+    convolves = kind in CONVOLVING and config.layer_types[index] == CONVOLUTION
     biased = kind == "qwen2" or (kind not in _NO_BIAS and bool(config.attention_bias))
     softcap = config.attn_logit_softcapping if kind == "gemma2" else None
     return LayerForm(
@@ -176,6 +189,22 @@ def layer_form(config: ModelConfig, index: int) -> LayerForm | None:
         taps=int(config.conv_L_cache) if convolves else 0,
         taps_bias=convolves and bool(config.conv_bias),
         state=state_form(config, index),
+        mixture=_mixture(config, index) if kind == "lfm2_moe" else None,
+    )
+
+
+def _mixture(config: ModelConfig, index: int) -> MixtureForm | None:
+    """The experts of layer `index`; None where its MLP is one."""
+    if index < int(config.num_dense_layers):
+        return None
+    return MixtureForm(
+        hidden=int(config.hidden_size),
+        inner=int(config.moe_intermediate_size),
+        experts=int(config.num_experts),
+        active=int(config.num_experts_per_tok),
+        biased=bool(config.use_expert_bias),
+        normed=bool(config.norm_topk_prob),
+        scaling=float(config.routed_scaling_factor),
     )
 
 

@@ -13,6 +13,7 @@ from edgespec.model.joint import JointCache, RowCache
 from edgespec.model.kv_cache import RowForm
 from edgespec.model.layer_form import LayerForm, layer_form
 from edgespec.model.matrices import MatrixReader, row_products
+from edgespec.model.mixture import Mixture
 from edgespec.model.model_config import ModelConfig
 from edgespec.model.rope import Angles, Rotary
 from edgespec.model.row_math import BATCHED, HeadNorm, Norm, RowMath, Taps
@@ -128,8 +129,13 @@ class DecoderLayer:
         else:
             self._qkv = product(*form.qkv_names)
             self._out = product(form.out_name)
-        self._gate_up = product(*form.gate_up_names)
-        self._down = product("mlp.down_proj")
+        self.mixture: Mixture | None = None
+        if form.mixture is not None:
+            how = form.mixture, form.activation, f"{prefix}mlp.", source, dtype, device, math
+            self.mixture = Mixture(*how)
+        else:
+            self._gate_up = product(*form.gate_up_names)
+            self._down = product("mlp.down_proj")
         enter, self._attended, middle, self._left = map(norm, form.norm_names)
         assert enter is not None
         assert middle is not None
@@ -149,7 +155,7 @@ class DecoderLayer:
         """The layer for `kernels.layers`, by the numbers of the angles and of the runs that it is
         given in each pass; None where that cannot run it."""
         form = self.form
-        if form.state is not None or form.gated:
+        if form.state is not None or form.gated or self.mixture is not None:
             return None
         ways = (self._qkv, self._out, self._gate_up, self._down)
         products = [found for found in map(row_products, ways) if found is not None]
@@ -188,7 +194,10 @@ class DecoderLayer:
         hidden, entering = math.add_and_norm(
             hidden, added, form.share, self._attended, self._middle
         )
-        added = self._down(math.gated(self._gate_up(entering), form.activation))
+        if self.mixture is not None:
+            added = self.mixture(entering)
+        else:
+            added = self._down(math.gated(self._gate_up(entering), form.activation))
         return math.add(hidden, added, form.share, self._left)
 
     def _mixed(
@@ -219,10 +228,9 @@ class DecoderLayer:
 class OwnLayers:
     """Layers of a model whose form `layer_form` knows (see model.layers)."""
 
-    has_experts = False
-
     def __init__(self, config: ModelConfig, forms: dict[int, LayerForm], math: RowMath) -> None:
         self._config, self._forms, self._math = config, forms, math
+        self.has_experts = any(form.mixture is not None for form in forms.values())
 
     def rows(self, index: int, held_as: torch.dtype) -> RowForm:
         return self._forms[index].rows(held_as)
@@ -231,7 +239,7 @@ class OwnLayers:
         return self._forms[index].shapes()
 
     def matrices(self, index: int) -> frozenset[str]:
-        return frozenset(name for name, shape in self.shapes(index).items() if len(shape) == 2)
+        return self._forms[index].matrices
 
     def layer(
         self, index: int, source: TensorSource, dtype: torch.dtype, device: torch.device

@@ -234,6 +234,7 @@ _LFM2 = {
     r"\.feed_forward\.(.*)w1\.": r".mlp.\1gate_proj.",
     r"\.feed_forward\.(.*)w2\.": r".mlp.\1down_proj.",
     r"\.feed_forward\.(.*)w3\.": r".mlp.\1up_proj.",
+    r"\.feed_forward\.": ".mlp.",
 }
 """The same in LFM2's."""
 _GRANITE = {
@@ -241,7 +242,7 @@ _GRANITE = {
     r"\.shared_mlp\.output_linear\.": ".mlp.down_proj.",
 }
 """The same in Granite 4's."""
-_WITH_FUSED = ("gpt_oss", "qwen3_moe")
+_WITH_FUSED = ("gpt_oss", "qwen3_moe", "lfm2_moe")
 """Families of which some folders have one tensor for all experts of a layer."""
 _FUSED = re.compile(r"(.*\.experts)\.(gate_up_proj|down_proj)(?:_(bias|blocks|scales))?")
 

@@ -96,6 +96,13 @@ class _Fields(Struct, kw_only=True):
     linear_value_head_dim: Annotated[int, Meta(ge=1, le=MOST_STATE)] = 128
     linear_num_key_heads: Count = 16
     linear_num_value_heads: Count = 32
+    num_experts: int | None = None
+    num_experts_per_tok: int | None = None
+    moe_intermediate_size: Count = 1_792
+    num_dense_layers: Annotated[int, Meta(ge=0)] = 2
+    use_expert_bias: bool = True
+    norm_topk_prob: bool = True
+    routed_scaling_factor: float = 1.0
 
 
 def _sizes(
@@ -130,6 +137,7 @@ _GEMMA = {
     "tie_word_embeddings": True,
     "sliding_window": 4_096,
 }
+_LFM2 = {"rms_norm_eps": 1e-5, "num_key_value_heads": 8, "tie_word_embeddings": True}
 _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "llama": _LLAMA,
     "granite": _LLAMA,
@@ -157,16 +165,20 @@ _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "num_key_value_heads": 4,
         "tie_word_embeddings": True,
     },
-    "lfm2": {
-        **_sizes(65_536, 2_560, 12_288, 32, 32, 128_000),
-        "rms_norm_eps": 1e-5,
-        "num_key_value_heads": 8,
-        "tie_word_embeddings": True,
+    "lfm2": {**_sizes(65_536, 2_560, 12_288, 32, 32, 128_000), **_LFM2},
+    "lfm2_moe": {
+        **_sizes(65_536, 2_048, 7_168, 32, 32, 128_000),
+        **_LFM2,
+        "num_experts": 32,
+        "num_experts_per_tok": 4,
     },
 }
 """By model type, what a field that config.json leaves out stands for, if not _Fields says it."""
 
-_THETA = {"smollm3": 2_000_000.0, "gemma3_text": 1_000_000.0, "lfm2": 1_000_000.0}
+_THETA = {
+    "smollm3": 2_000_000.0,
+    **dict.fromkeys(("gemma3_text", "lfm2", "lfm2_moe"), 1_000_000.0),
+}
 _WINDOW_ON_REQUEST = ("qwen2", "qwen3")
 
 
@@ -294,7 +306,7 @@ def _layer_types(kind: str, found: _Fields) -> list[str] | None:
         case "smollm3":
             turned = found.no_rope_layers or []
             slides = [found.use_sliding_window and window and not turns for turns in turned]
-        case "lfm2":
+        case "lfm2" | "lfm2_moe":
             return [FULL for _ in numbers]
         case "granitemoehybrid":
             return [RECURRENT for _ in numbers]

@@ -17,24 +17,26 @@ MOST_LAYERS, MOST_EXPERTS = 1024, 4096
 _DEFAULT_HEAD_DIM = (
     *("llama", "mistral", "qwen2", "phi3", "granite", "granitemoehybrid", "smollm3"),
     *("olmo2", "olmo3", "exaone4", "cohere2", "olmoe", "mixtral", "hunyuan_v1_dense"),
-    "lfm2",
+    *CONVOLVING,
 )
 """Families whose config.json may leave head_dim out: hidden_size / num_attention_heads."""
 _DEFAULT_KV_HEADS = (
     *("llama", "phi3", "granite", "granitemoehybrid", "olmo2", "olmo3", "cohere2", "olmoe"),
 )
 """Families whose config.json may leave num_key_value_heads out: as many as heads."""
-_TIED = ("gemma", "gemma2", "gemma3_text", "smollm3", "ernie4_5", "cohere2", "lfm2")
+_TIED = ("gemma", "gemma2", "gemma3_text", "smollm3", "ernie4_5", "cohere2", *CONVOLVING)
 """Families whose head is the embedding unless config.json says otherwise."""
 _EXPERTS = {
     "qwen3_moe": "num_experts",
     "gpt_oss": "num_local_experts",
     "olmoe": "num_experts",
     "mixtral": "num_local_experts",
+    "lfm2_moe": "num_experts",
 }
 """Mixtures, and the field that counts their experts."""
 _WIDTHS = {
     "qwen3_moe": "moe_intermediate_size",
+    "lfm2_moe": "moe_intermediate_size",
     "granitemoehybrid": "shared_intermediate_size",
 }
 """Families that have another field for the inner width than intermediate_size."""
@@ -52,8 +54,9 @@ FAMILIES = tuple(
 @dataclass(frozen=True, slots=True)
 class Architecture:
     """The sizes of a decoder-only model whose layers are all alike, but that `convolutions` of them
-    may have a short convolution in place of attention, and `states` of them a state: then a layer
-    is what they are on average.
+    may have a short convolution in place of attention, and `states` of them a state, and `dense`
+    ones of a mixture one MLP of a width of their own, `dense_width`: then a layer is what they are
+    on average.
 
     `intermediate`: inner width of the gated MLP, or of one expert. `head_dim` 0: hidden / heads.
     `tied`: the output head is the input embedding. `experts` 0: no mixture; else each row goes
@@ -79,6 +82,8 @@ class Architecture:
     state_key: int = 0
     state_value: int = 0
     gated: bool = False
+    dense: int = 0
+    dense_width: int = 0
     family: str = "llama"
 
     @property
@@ -129,8 +134,7 @@ class Architecture:
     @property
     def mlp_weights(self) -> int:
         """Weights of the matrices of one layer's MLP, or of all its experts."""
-        one = sum(rows * columns for rows, columns in self.mlp_matrices)
-        return one * max(1, self.experts)
+        return self._mlp(lambda rows, columns: rows * columns)
 
     @property
     def head_bytes(self) -> int:
@@ -164,7 +168,8 @@ class Architecture:
         """Weights of the largest matrix of a layer."""
         mixing = self.convolution_matrices if self.convolutions else ()
         mixing += self.state_matrices if self.states else ()
-        return max(r * c for r, c in (*self.attention_matrices, *mixing, *self.mlp_matrices))
+        matrices = (*self.attention_matrices, *mixing, *self.mlp_matrices)
+        return max(self.dense_width * self.hidden, *(r * c for r, c in matrices))
 
     def attention_bytes(self, quantisation: Quantisation) -> int:
         return self._mixed(lambda rows, columns: matrix_bytes(rows, columns, quantisation))
@@ -179,8 +184,15 @@ class Architecture:
 
     def mlp_bytes(self, quantisation: Quantisation) -> int:
         """Bytes of one layer's MLP; of all its experts, if it is a mixture."""
-        one = sum(matrix_bytes(r, c, quantisation) for r, c in self.mlp_matrices)
-        return one * max(1, self.experts)
+        return self._mlp(lambda rows, columns: matrix_bytes(rows, columns, quantisation))
+
+    def _mlp(self, of: Callable[[int, int], int]) -> int:
+        """That of the matrices of an MLP, or of all its experts, of a layer on average."""
+        one = max(1, self.experts) * sum(of(*shape) for shape in self.mlp_matrices)
+        if not self.dense:
+            return one
+        dense = 2 * of(self.dense_width, self.hidden) + of(self.hidden, self.dense_width)
+        return one + self.dense * (dense - one) // self.layers
 
     def layer_bytes(self, quantisation: Quantisation) -> int:
         """Bytes of one layer's matrices, scales included."""
@@ -262,6 +274,12 @@ def architecture_of(config: Mapping[str, object], where: str) -> Architecture:
         )
     default_dim = hidden // heads if family in _DEFAULT_HEAD_DIM else 0
     experts, active = _experts(config, where, family) if family in _EXPERTS else (0, 0)
+    dense = 0
+    if family == "lfm2_moe":
+        dense = min(
+            _count({"num_dense_layers": 2, **config}, where, "num_dense_layers", least=0),
+            _count(config, where, "num_hidden_layers", most=MOST_LAYERS) - 1,
+        )
     return Architecture(
         layers=_count(config, where, "num_hidden_layers", most=MOST_LAYERS),
         hidden=hidden,
@@ -275,6 +293,8 @@ def architecture_of(config: Mapping[str, object], where: str) -> Architecture:
         active=active,
         convolutions=_of_type(config, where, "conv") if family in CONVOLVING else 0,
         gated=family == "qwen3_5_text",
+        dense=dense,
+        dense_width=_count(config, where, "intermediate_size") if dense else 0,
         **_states(config, where, family, hidden),
         family=family,
     )
@@ -335,18 +355,23 @@ def _experts(config: Mapping[str, object], where: str, family: str) -> tuple[int
 
 
 def _count(
-    config: Mapping[str, object], where: str, field: str, default: int = 0, most: int = 1 << 31
+    config: Mapping[str, object],
+    where: str,
+    field: str,
+    default: int = 0,
+    most: int = 1 << 31,
+    least: int = 1,
 ) -> int:
-    """A positive integer; `default` > 0 stands for one that is missing or null."""
+    """An integer from `least` on; `default` > 0 stands for one that is missing or null."""
     value = config.get(field)
     if value is None and default > 0:
         return default
     if value is None:
         raise ConfigError(f"{where}: {field} is missing; download the model again")
     # The upper limit keeps out what no model has, so that no sum of sizes can grow absurd.
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= most:
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
         raise ConfigError(
-            f"{where}: {field} is {value!r}; it must be a whole number from 1 to {most}"
+            f"{where}: {field} is {value!r}; it must be a whole number from {least} to {most}"
         )
     return value
 

@@ -22,11 +22,12 @@ OWN_OPERATIONS = {
     "gemma2": 36,
     "gemma3_text": 30,
     "lfm2": 19,  # whether it attends or convolves
+    "lfm2_moe": 26,
     # Of the layers that attend; states are read row by row where no kernel does it.
     "granitemoehybrid": USUAL_OPERATIONS,
     "qwen3_5_text": 30,
 }
-"""By model type, of those whose layers are edgespec's own."""
+"""By model type, of those whose layers are edgespec's own; of mixtures without experts."""
 
 LIBRARY_OPERATIONS = {
     "ministral3": 50,
@@ -46,7 +47,7 @@ LIBRARY_OPERATIONS = {
 }
 """Of those that run transformers' layers; of mixtures without experts."""
 
-EXPERT_OPERATIONS = {"qwen3_moe": 11, "olmoe": 11, "mixtral": 12, "gpt_oss": 16}
+EXPERT_OPERATIONS = {"lfm2_moe": 10, "qwen3_moe": 11, "olmoe": 11, "mixtral": 12, "gpt_oss": 16}
 """More for each expert that some row goes through."""
 
 DRAFT_HEAD_OPERATIONS = 40

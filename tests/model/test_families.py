@@ -579,7 +579,7 @@ DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
         (
             "llama",
             {"model_type": "gpt2"},
-            r"'gpt2', which .* runs llama, mistral, .*, lfm2$",
+            r"'gpt2', which .* runs llama, mistral, .*, lfm2_moe$",
         ),
         (
             "llama",

@@ -19,7 +19,7 @@ from edgespec.model.layer_form import layer_form
 from edgespec.model.model_config import ModelConfig
 from edgespec.model.rope import Angles
 from edgespec.planning.operations import OWN_OPERATIONS
-from edgespec.planning.text_part import text_settings
+from edgespec.planning.text_part import CONVOLVING, text_settings
 
 SMALL = {
     "vocab_size": 64,
@@ -90,6 +90,12 @@ OPTIONAL = (
 )
 
 
+MIXED = (
+    *("intermediate_size", "moe_intermediate_size", "num_experts", "num_experts_per_tok"),
+    *("num_dense_layers", "use_expert_bias", "norm_topk_prob", "routed_scaling_factor"),
+)
+
+
 def ways_of(kind: str) -> dict[str, dict[str, Any]]:
     ways = WAYS | OWN_WAYS.get(kind, {})
     if kind in ("mistral", "ministral", "gemma2", "gemma3_text", "qwen3_5_text"):
@@ -116,7 +122,7 @@ def is_refused(settings: dict[str, Any]) -> bool:
     return False
 
 
-@pytest.mark.parametrize("kind", set(OWN_OPERATIONS) - {"lfm2"})
+@pytest.mark.parametrize("kind", sorted(set(OWN_OPERATIONS) - set(CONVOLVING)))
 def test_every_field_that_is_read_is_as_in_transformers(kind: str) -> None:
     defaults = AutoConfig.for_model(kind)
     assert ModelConfig({"model_type": kind}).rope_parameters == defaults.rope_parameters
@@ -164,6 +170,10 @@ def test_a_model_with_convolutions_is_read_as_transformers_reads_it() -> None:
             for field in ("layer_types", "rope_parameters", "tie_word_embeddings", "conv_L_cache"):
                 assert getattr(ours, field) == getattr(theirs, field), field
             assert text_settings(ours.settings) == ours.settings
+    settings = {"model_type": "lfm2_moe", **SMALL, "num_dense_layers": 3, "norm_topk_prob": False}
+    theirs, ours = theirs_of(settings), ModelConfig(text_settings(settings))
+    for field in MIXED:
+        assert getattr(ours, field) == getattr(theirs, field), field
     strange = {"block_ffn_dim_multiplier": 1e300, "intermediate_size": 1 << 40, "full_attn_idxs": 3}
     assert text_settings({"model_type": "lfm2", **strange})
 

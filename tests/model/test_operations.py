@@ -20,8 +20,10 @@ from edgespec.model import block as block_module
 from edgespec.model.block import Block
 from edgespec.model.families import FAMILIES
 from edgespec.model.joint import CachedPart
+from edgespec.model.layers import DecoderLayer
 from edgespec.model.library_layers import LibraryLayer
 from edgespec.model.loader import Checkpoint
+from edgespec.model.matrices import Product
 from edgespec.model.row_math import BATCHED
 from edgespec.model.sources import quantising
 from edgespec.model.tree_attention import tree_mask
@@ -59,6 +61,8 @@ def layer_of(block: Block, rows: int, requests: int = 1) -> Callable[[], object]
 def experts_used(block: Block, run: Callable[[], object]) -> int:
     """Of a layer's experts, how many its rows go through."""
     layer = block._layers[0]
+    if isinstance(layer, DecoderLayer):
+        return len(own_experts_used(layer, run))
     assert isinstance(layer, LibraryLayer)
     used: list[int] = []
     hooks = [
@@ -69,6 +73,24 @@ def experts_used(block: Block, run: Callable[[], object]) -> int:
     for hook in hooks:
         hook.remove()
     return len(set(used))
+
+
+def own_experts_used(layer: DecoderLayer, run: Callable[[], object]) -> set[int]:
+    mixture, used = layer.mixture, set()
+    assert mixture is not None
+
+    def counting(number: int, product: Product) -> Product:
+        def multiply(rows: torch.Tensor) -> torch.Tensor:
+            used.add(number)
+            return product(rows)
+
+        return multiply
+
+    experts = mixture.experts
+    mixture.experts = [(counting(n, up), down) for n, (up, down) in enumerate(experts)]
+    run()
+    mixture.experts = experts
+    return used
 
 
 def test_every_family_is_charged_what_its_layers_are_made_of(tmp_path: Path) -> None:

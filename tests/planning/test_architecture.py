@@ -108,6 +108,18 @@ LFM2 = {
     "vocab_size": 65536,
     "full_attn_idxs": [2, 5, 8, 10, 12, 14],
 }
+LFM2_MOE = {
+    **LFM2,
+    "model_type": "lfm2_moe",
+    "num_hidden_layers": 24,
+    "intermediate_size": 7168,
+    "moe_intermediate_size": 1792,
+    "num_dense_layers": 2,
+    "num_experts": 32,
+    "num_experts_per_tok": 4,
+    "full_attn_idxs": None,
+    "layer_types": [("conv", "full_attention")[n in (2, 6, 10, 14, 18, 21)] for n in range(24)],
+}
 
 
 GRANITE_H = {
@@ -145,6 +157,7 @@ def test_a_published_config_gives_the_architecture_in_the_list() -> None:
         (GPT_OSS, 20.91e9),
         (LFM2, 1.1703e9),
         (GRANITE_H, 3.191e9),
+        (LFM2_MOE, 8.34e9),
     ],
 )
 def test_the_weights_add_up_to_the_published_count(
@@ -180,8 +193,9 @@ def test_every_family_is_read(family: str) -> None:
     other: dict[str, object] = {"shared_intermediate_size": 512, "num_local_experts": 32}
     other["block_auto_adjust_ff_dim"] = False
     of = architecture_of({**MIXTURE, **other, "model_type": family}, "config.json")
-    assert of.intermediate == {"qwen3_moe": 768, "granitemoehybrid": 512}.get(family, 6144)
-    experts = {"qwen3_moe": 128, "olmoe": 128, "gpt_oss": 32, "mixtral": 32}
+    widths = {"qwen3_moe": 768, "granitemoehybrid": 512, "lfm2_moe": 768}
+    assert of.intermediate == widths.get(family, 6144)
+    experts = {"qwen3_moe": 128, "olmoe": 128, "gpt_oss": 32, "mixtral": 32, "lfm2_moe": 128}
     assert of.experts == experts.get(family, 0)
     assert of.layers == 48
 
@@ -232,7 +246,7 @@ def test_a_wrong_field_is_named(field: str) -> None:
     ("change", "message"),
     [
         ({"model_type": "gpt2"}, "model_type is 'gpt2', whose sizes are not known; known ones: "),
-        ({"model_type": "qwen3_5_moe"}, "'qwen3_5_moe', which does not run: .*recurrent.*use qwen3-8b$"),
+        ({"model_type": "qwen3_5_moe"}, "'qwen3_5_moe', which does not run: .*use qwen3-8b$"),
         ({"layer_types": ["mamba", "attention"]}, "does not run: .*recurrent state"),
         ({"model_type": None}, "model_type is None"),
         ({"num_key_value_heads": 7}, "num_key_value_heads is 7, which does not divide"),

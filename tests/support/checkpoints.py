@@ -233,13 +233,22 @@ FAMILY_SETTINGS: dict[str, dict[str, Any]] = {
         "conv_bias": True,
         "full_attn_idxs": [0, 2],
     },
+    "lfm2_moe": {
+        "layer_types": ["conv", "full_attention", "conv", "full_attention"],
+        "num_dense_layers": 1,
+        "num_experts": 6,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 24,
+        "routed_scaling_factor": 1.3,
+        "tie_word_embeddings": True,
+    },
 }
 """A small model of every family and variant that runs: settings by model type, then "-variant"."""
 
 LATER_TYPES = (
     *("gpt_oss", "ministral", "ministral3", "granite", "granitemoehybrid", "smollm3"),
     *("olmo2", "olmo3", "gemma", "exaone4", "seed_oss", "ernie4_5", "glm4", "cohere2", "olmoe"),
-    *("mixtral", "hunyuan_v1_dense"),
+    *("mixtral", "hunyuan_v1_dense", "lfm2_moe"),
 )
 """Families whose parts are those of earlier ones in new numbers: most of their cases are thorough,
 but for the parts that are their own."""
@@ -290,6 +299,9 @@ def write_checkpoint(
             for name, parameter in model.named_parameters():
                 if parameter.dim() == 1 or name.endswith("bias"):
                     parameter += 0.3 * torch.randn_like(parameter)
+            for name, buffer in model.named_buffers():
+                if name.endswith("expert_bias"):
+                    buffer += 0.3 * torch.randn_like(buffer)
     model.save_pretrained(folder, max_shard_size=shard_size or "5GB")
     return folder
 

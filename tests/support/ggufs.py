@@ -40,6 +40,7 @@ ARCHITECTURES = {
     "glm4": "glm4",
     "cohere2": "cohere2",
     "lfm2": "lfm2",
+    "lfm2_moe": "lfm2moe",
 }
 """What llama.cpp calls a model type."""
 
@@ -107,7 +108,7 @@ def write_gguf(
         meant = fused_experts(meant, source.config.num_experts)
     if settings["model_type"] == "mixtral":
         meant = {_in_mixtral(name): one for name, one in meant.items()}
-    if architecture == "lfm2":
+    if architecture in ("lfm2", "lfm2moe"):
         meant = {_in_lfm2(name): one for name, one in meant.items()}
     save_file(meant, twin / "model.safetensors", {"format": "pt"})
     return twin
@@ -161,6 +162,8 @@ def write_gguf_family(root: Path, name: str, type_of: TypeOf, **settings: Any) -
     chosen = {"intermediate_size": 64, "moe_intermediate_size": 32, "query_pre_attn_scalar": 16}
     if name == "lfm2":
         chosen |= {"block_multiple_of": 32}
+    if name == "lfm2_moe":
+        chosen |= {"routed_scaling_factor": 1.0}
     if name == "qwen3_moe":
         chosen |= {"mlp_only_layers": []}
     if name in ("mistral", "mixtral", "qwen3_moe"):
@@ -191,14 +194,16 @@ def _stored(numbers: np.ndarray, kind: GGMLQuantizationType, seed: int) -> np.nd
 def _their_name(architecture: str, name: str, layers: int) -> tuple[str, int | None]:
     """llama.cpp's name, and which expert of a stack it is."""
     kind = next(k for k, v in gguf.MODEL_ARCH_NAMES.items() if v == architecture)
-    if architecture == "lfm2":
+    if architecture in ("lfm2", "lfm2moe"):
         name = name.replace("model.norm", "model.embedding_norm")
+        name = name.replace("mlp.expert_bias", "feed_forward.expert_bias")
     parts, expert = name.split("."), None
     if "experts" in parts:
         expert = int(parts.pop(parts.index("experts") + 1))
     found = gguf.get_tensor_name_map(kind, layers).get_name(".".join(parts), (".weight", ".bias"))
     assert found is not None, name
-    return found if "sinks" not in found else f"{found}.weight", expert
+    bare = {"attn_sinks": ".weight", "exp_probs_b": ".bias"}
+    return found + bare.get(found.rpartition(".")[2], ""), expert
 
 
 def _as_converted(architecture: str, name: str, stored: np.ndarray, config: Any) -> np.ndarray:
@@ -236,7 +241,7 @@ def _add_settings(writer: GGUFWriter, config: Any, settings: Mapping[str, Any]) 
     writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
     kv_heads: int | list[int] = config.num_key_value_heads
-    if "conv" in (config.layer_types or ()):
+    if "conv" in (getattr(config, "layer_types", None) or ()):
         kv_heads = [config.num_key_value_heads * (kind != "conv") for kind in config.layer_types]
         writer.add_shortconv_l_cache(config.conv_L_cache)
     writer.add_head_count_kv(kv_heads)
@@ -272,6 +277,12 @@ def _of_family(config: Any) -> Iterator[tuple[str, Any]]:
         yield "expert_count", config.num_experts
         yield "expert_used_count", config.num_experts_per_tok
         yield "expert_feed_forward_length", config.moe_intermediate_size
+    if config.model_type == "lfm2_moe":
+        yield "expert_count", config.num_experts
+        yield "expert_used_count", config.num_experts_per_tok
+        yield "expert_feed_forward_length", config.moe_intermediate_size
+        yield "leading_dense_block_count", config.num_dense_layers
+        yield "expert_gating_func", gguf.ExpertGatingFuncType.SIGMOID.value
     if config.model_type in ("gpt_oss", "olmoe", "mixtral"):
         yield "expert_count", config.num_local_experts
         yield "expert_used_count", config.num_experts_per_tok

@@ -66,7 +66,8 @@ _CONVOLUTIONS = {
     "shortconv.in_proj": "conv.in_proj",
     "shortconv.out_proj": "conv.out_proj",
 }
-_BARE = ("self_attn.sinks",)
+_CONVOLVING_MIXTURE = _EXPERTS | _CONVOLUTIONS | {"exp_probs_b": "mlp.expert_bias"}
+_BARE = ("self_attn.sinks", "mlp.expert_bias")
 """Tensors whose names in transformers' models end there."""
 ROPE = "rope_freqs.weight"
 SETTINGS = (ROPE, "rope_factors_long.weight", "rope_factors_short.weight")
@@ -111,6 +112,7 @@ ARCHITECTURES = {
     "cohere2": GgufArchitecture("cohere2"),
     "gemma": GgufArchitecture("gemma", shifted_norms=True),
     "lfm2": GgufArchitecture("lfm2", _CONVOLUTIONS),
+    "lfm2moe": GgufArchitecture("lfm2_moe", _CONVOLVING_MIXTURE),
     "phi3": GgufArchitecture("phi3", _FUSED),
     "gemma2": GgufArchitecture("gemma2", _FOUR_NORMS, shifted_norms=True),
     "gemma3": GgufArchitecture("gemma3_text", _FOUR_NORMS, shifted_norms=True),

@@ -170,6 +170,21 @@ def _lfm2(keys: _Keys) -> Settings:
     }
 
 
+def _lfm2_moe(keys: _Keys) -> Settings:
+    # Shares are normed by their sum, which no key says.
+    experts, with_experts = _experts(keys)
+    layers, dense = keys.whole("block_count", most=MOST_LAYERS), len(with_experts)
+    if with_experts != set(range(layers - dense, layers)):
+        raise keys.refusal("has layers without experts behind such that have them")
+    return _lfm2(keys) | {
+        "num_experts": experts,
+        "num_experts_per_tok": keys.whole("expert_used_count", most=experts),
+        "moe_intermediate_size": keys.whole("expert_feed_forward_length"),
+        "num_dense_layers": layers - dense,
+        "use_expert_bias": any("exp_probs_b" in name for name in keys.file.tensors),
+    }
+
+
 def _llama(keys: _Keys) -> Settings:
     tensors = keys.file.tensors
     biases = {
@@ -343,6 +358,7 @@ _FAMILY: Mapping[str, Callable[[_Keys], Settings]] = {
     "mistral3": _mistral3,
     "granite": _granite,
     "lfm2": _lfm2,
+    "lfm2moe": _lfm2_moe,
     "smollm3": _smollm3,
     "qwen3moe": _qwen3_moe,
     "qwen3vlmoe": _qwen3_moe,

@@ -33,6 +33,7 @@ FAMILIES = ["llama", "llama-rope", "llama-biases", "mistral", "qwen2", "qwen3", 
 FAMILIES += ["granite", "smollm3", "phi3", "gemma2", "gemma3_text"]
 FAMILIES += ["gpt_oss", "ministral3", "olmo2", "olmo3", "olmoe", "mixtral", "ernie4_5", "gemma"]
 FAMILIES += ["exaone4", "glm4", "cohere2", "phi3-long", "lfm2", "lfm2-biases"]
+FAMILIES += ["lfm2_moe"]
 
 
 @pytest.fixture(autouse=True)
