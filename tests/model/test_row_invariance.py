@@ -15,7 +15,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from support.cases import case
-from support.checkpoints import FAMILY_SETTINGS, write_family
+from support.checkpoints import FAMILY_SETTINGS, FOLDING, write_family
 from support.pipelines import CUTS, Grower, Pipeline, random_tokens
 from support.tiers import examples, tiered
 
@@ -29,7 +29,6 @@ from edgespec.model.tree_attention import tree_mask
 
 DTYPES = ("bfloat16", "float16", "float32")
 NAMES = list(FAMILY_SETTINGS)
-FOLDING = ["granitemoehybrid-mamba", "qwen3_5_text"]
 QUICK = ["llama", "gemma2", "phi3", "gpt_oss", "granite", "lfm2"]
 
 

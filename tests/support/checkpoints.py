@@ -245,6 +245,9 @@ FAMILY_SETTINGS: dict[str, dict[str, Any]] = {
 }
 """A small model of every family and variant that runs: settings by model type, then "-variant"."""
 
+FOLDING = ("granitemoehybrid-mamba", "qwen3_5_text")
+"""Those with layers that keep a state: no plan and no graph runs them, and rows are given back."""
+
 LATER_TYPES = (
     *("gpt_oss", "ministral", "ministral3", "granite", "granitemoehybrid", "smollm3"),
     *("olmo2", "olmo3", "gemma", "exaone4", "seed_oss", "ernie4_5", "glm4", "cohere2", "olmoe"),
