@@ -187,7 +187,8 @@ def _build(home: Home, trace: Trace | None) -> tuple[CoordinatorNode, BlockServe
         busy=lambda: machine.is_working,
     )
     like = loaded.assign(blocks.port)
-    assignment = LayerAssignment(loaded.model.layers, like, config.layers, planned)
+    model = loaded.model
+    assignment = LayerAssignment(model.layers, like, config.layers, planned, model.bound)
     draft = loaded.draft
     pace = None if costs is None else lambda _: coordinator_pace(costs, draft)
     node = CoordinatorNode(

@@ -79,8 +79,8 @@ def machine_needs(config: CoordinatorConfig) -> MachineNeeds | None:
     needs = planned_needs(config, config.context, what)
     if needs is None:
         return None
-    layers, number = needs.model.of.layers, config.with_stage
-    first, end = blocks_of(layers, config.stages, config.layers)[number - 1]
+    of, number = needs.model.of, config.with_stage
+    first, end = blocks_of(of.layers, config.stages, config.layers, of.bound)[number - 1]
     stage = needs.stage(end - first, last=number == config.stages)
     return MachineNeeds(needs.coordinator(beside_stage=True).total, stage.total, first, end)
 

@@ -240,6 +240,8 @@ def _file_bytes(model: str, made: Manifest | None) -> int:
             needed += block_inventory(file, block.first, block.end)
     layers = Counter[int]()
     for one in needed:
+        if one.looked_up:
+            continue
         layers[one.layer] += held_bytes(one.form, one.shape, torch.bfloat16)
     del layers[-1]  # embedding and final norm
     return max(layers.values())

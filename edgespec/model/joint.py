@@ -31,6 +31,9 @@ class RowCache(Protocol):
     def append(self, rows: torch.Tensor, layer_idx: int) -> tuple[Held, ...]:
         """The same of all parts together."""
 
+    def held(self, rows: int, layer_idx: int) -> tuple[Held, ...]:
+        """What `append` of so many rows gave, for another layer that reads the same keys."""
+
     def advance(self, rows: int) -> None:
         """Take the slots of new rows."""
 
@@ -70,6 +73,12 @@ class JointCache:
         """What TwoRegionCache.append does, for each part's share of the rows, as `update`."""
         share = zip(self.caches, rows.split(self._rows, 2), strict=True)
         held = [cache.append(new, layer_idx) for cache, new in share]
+        return tuple(list(of) for of in zip(*held, strict=True))
+
+    def held(self, rows: int, layer_idx: int) -> tuple[list[Held], ...]:
+        """What TwoRegionCache.held gives, for each part's share of the rows."""
+        share = zip(self._caches, self._rows, strict=True)
+        held = [cache.held(own, layer_idx) for cache, own in share]
         return tuple(list(of) for of in zip(*held, strict=True))
 
 

@@ -173,6 +173,10 @@ class TwoRegionCache:
         self._own[layer].narrow(2, begin, new).copy_(rows)
         return self._held(layer, begin + new)
 
+    def held(self, rows: int, layer_idx: int) -> tuple[Held, ...]:
+        """What `append` of so many rows gave, for another layer that reads the same keys."""
+        return self._held(layer_idx - self._first_layer, self.length - self._before + rows)
+
     def _held(self, layer: int, end: int) -> tuple[Held, ...]:
         """Each part in the stems, and in the `end` slots behind them."""
         own = tuple(part.narrow(2, 0, end) for part in self._views[layer])

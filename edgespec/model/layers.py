@@ -9,6 +9,7 @@ from typing import Protocol
 import torch
 
 from edgespec.kernels.layers import CompiledLayer
+from edgespec.model.gemma4 import Gemma4Layers
 from edgespec.model.joint import JointCache, RowCache
 from edgespec.model.kv_cache import RowForm
 from edgespec.model.layer_form import LayerForm, layer_form
@@ -74,6 +75,8 @@ class ModelLayers(Protocol):
 
 def layers_of(config: ModelConfig, first: int, end: int, math: RowMath = BATCHED) -> ModelLayers:
     """The way to make layers [first, end) of a model, which compute by `math`."""
+    if config.model_type == "gemma4_text":
+        return Gemma4Layers(config, first, end, math)
     forms = {index: layer_form(config, index) for index in range(first, end)}
     own = {index: form for index, form in forms.items() if form is not None}
     if len(own) == len(forms):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
-from edgespec.model.matrices import MatrixReader, plain_product
+from edgespec.model.matrices import MatrixReader, Product, plain_product
 from edgespec.model.row_math import RowMath
 from edgespec.model.source import TensorSource, load_parameter
 
@@ -83,14 +84,8 @@ class Mixture:
         """The sum of what the experts of each row [R, hidden] make of it, by their shares. One that
         no row chose is not touched."""
         chosen, shares = self._math.by_row(self._route, self._router(rows))
-        out = torch.zeros_like(rows)
-        # In the order of the experts, so that sums are rounded as transformers rounds them.
-        for number in torch.unique(chosen).tolist():
-            row, rank = torch.where(chosen == number)
-            gate_up, down = self.experts[number]
-            made = down(self._math.gated(gate_up(rows[row]), self._activation))
-            out.index_add_(0, row, (made * shares[row, rank, None]).to(out.dtype))
-        return out
+        how = rows, self._activation, self._math
+        return sum_of_experts(self.experts, chosen, shares, *how)
 
     def _route(self, scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The experts [R, active] of rows whose scores are [R, experts], and their shares."""
@@ -101,3 +96,25 @@ class Mixture:
         if form.normed:
             shares = shares / (shares.sum(-1, keepdim=True) + 1e-6)
         return chosen, shares * form.scaling
+
+
+def sum_of_experts(
+    experts: Sequence[tuple[Product, Product]],
+    chosen: torch.Tensor,
+    shares: torch.Tensor,
+    rows: torch.Tensor,
+    activation: str,
+    math: RowMath,
+) -> torch.Tensor:
+    """What the `chosen` experts [R, active] of `rows` [R, hidden] make of them, by their `shares`.
+
+    `experts`: of each the products of gate and up, and down. One that no row chose is not touched.
+    """
+    out = torch.zeros_like(rows)
+    # In the order of the experts, so that sums are rounded as transformers rounds them.
+    for number in torch.unique(chosen).tolist():
+        row, rank = torch.where(chosen == number)
+        gate_up, down = experts[number]
+        made = down(math.gated(gate_up(rows[row]), activation))
+        out.index_add_(0, row, (made * shares[row, rank, None]).to(out.dtype))
+    return out

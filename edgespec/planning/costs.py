@@ -395,7 +395,7 @@ def ring_costs(
             f"stage {with_stage} is on the coordinator's device, a {profiles[0].name}, and its "
             f"profile is {profiles[with_stage].name}; give the same one for both"
         )
-    blocks = blocks_of(model.layers, len(profiles) - 1, split)
+    blocks = blocks_of(model.layers, len(profiles) - 1, split, model.of.bound)
     stages = []
     for stage, (profile, (first, end)) in enumerate(zip(profiles[1:], blocks, strict=True), 1):
         needed = (end - first) * model.layer_bytes

@@ -11,8 +11,9 @@ from edgespec.planning.text_part import CONVOLVING, FOLDING
 REASONS = {
     "recurrent": "its layers keep a recurrent state (linear attention, convolution, Mamba) of a "
     "kind that edgespec does not compute",
-    "uneven": "its layers have keys of different shapes, or take keys and token embeddings that "
-    "are on other stages",
+    "uneven": "its layers exchange rows of several widths with earlier ones (AltUp, Laurel)",
+    "assistant": "it reads the keys of the model that it drafts for, which are on the stages, and "
+    "drafts run with the coordinator",
     "latent": "its layers keep latent rows in place of keys (MLA), which the cache does not hold",
     "other": "its layers differ from those that edgespec computes",
 }
@@ -26,7 +27,8 @@ _FAMILIES = (
         "recurrent",
         "qwen3-8b",
     ),
-    ("gemma(4|3n)", "uneven", "gemma-3-4b"),
+    ("gemma3n", "uneven", "gemma-4-e2b"),
+    ("gemma4(unified)?assistant", "assistant", "gemma-4-e2b"),
     ("deepseekv|deepseek2|glm4moelite|kimik|minicpm3", "latent", "qwen3-30b-a3b-2507"),
     ("qwen2moe|ernie45moe", "other", "qwen3-30b-a3b-2507"),
     ("llama4|minimaxm|glm4moe", "other", "gpt-oss-120b"),

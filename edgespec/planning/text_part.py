@@ -7,6 +7,8 @@ from typing import Any, TypeGuard
 
 WRAPPERS = {
     "gemma3": "gemma3_text",
+    "gemma4": "gemma4_text",
+    "gemma4_unified": "gemma4_text",
     "mistral3": "mistral",
     "qwen3_vl": "qwen3",
     "qwen2_5_vl": "qwen2",
@@ -19,6 +21,7 @@ _SAME = {
     "qwen3_vl_text": "qwen3",
     "qwen2_5_vl_text": "qwen2",
     "qwen3_vl_moe_text": "qwen3_moe",
+    "gemma4_unified_text": "gemma4_text",
 }
 """Types that `text_config` names, and which they are for text."""
 
@@ -55,6 +58,8 @@ def text_settings(settings: Mapping[str, object]) -> dict[str, Any]:
     outer = {field: settings[field] for field in OUTER if field in settings}
     found: dict[str, Any] = {"model_type": WRAPPERS[kind], **outer, **inner}
     found["model_type"] = _SAME.get(str(found["model_type"]), found["model_type"])
+    if kind == "gemma4_unified":  # it has no such tables
+        found["hidden_size_per_layer_input"] = 0
     if kind == "qwen3_vl_moe":
         found["norm_topk_prob"] = True  # as it always is there
     for name in ("rope_scaling", "rope_parameters"):

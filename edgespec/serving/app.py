@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
+import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Container, Sequence
 from functools import partial
@@ -18,6 +20,7 @@ from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from edgespec.errors import EdgespecError, PeerLost
 from edgespec.planning.catalogue import squeezed
@@ -36,8 +39,10 @@ from edgespec.serving.reply_bodies import HealthReply, Model, ModelList, ReadyRe
 from edgespec.serving.request_bodies import MOST_INT, ChatRequest, TextRequest
 from edgespec.serving.requests import Body, Kind, checked, submits_of
 from edgespec.serving.responses import ResponsesFormat, ResponsesRequest
+from edgespec.serving.tokens import TokensApi
+from edgespec.types.grammar_spec import LEFT_OUT, leaves_out
 from edgespec.types.tool_forms import form_named
-from edgespec.wire.client_messages import Finished, Status, Submit
+from edgespec.wire.client_messages import Echoed, Finished, Status, Submit
 
 SMALL_BODY = 64 << 10
 """Bytes of each body that do not count towards the limit of all bodies together."""
@@ -73,6 +78,7 @@ class Service:
             Route("/v1/messages", self.message, methods=["POST"]),
             Route("/v1/messages/count_tokens", self.count, methods=["POST"]),
             *OllamaApi(self).routes(),
+            *TokensApi(self).routes(),
             Route("/v1/embeddings", self.embeddings, methods=["POST"]),
             Route("/metrics", self.figures, methods=["GET"]),
             Route("/openapi.json", self.document, methods=["GET"]),
@@ -98,31 +104,39 @@ class Service:
         """Answer a conversation, in the form of OpenAI's Responses."""
         ignored: list[str] = []
         asked = await self.asked(request, ResponsesRequest, ignored)
-        chat = ChatRequest, asked.as_chat()
+        chat = ChatRequest, asked.as_chat(ignored)
         return await self.answer(request, chat, partial(ResponsesFormat, asked), ignored)
 
     async def message(self, request: Request) -> AnswerResponse:
         """Answer a conversation, in Anthropic's form."""
         ignored: list[str] = []
         asked = await self.asked(request, MessagesRequest, ignored)
-        return await self.answer(request, (ChatRequest, asked.as_chat()), MessagesFormat, ignored)
+        chat = ChatRequest, asked.as_chat(ignored)
+        return await self.answer(request, chat, MessagesFormat, ignored)
 
     async def count(self, request: Request) -> Response:
         """Count the tokens of a conversation as the model reads it."""
         asked = await self.asked(request, MessagesRequest)
-        chat, status = checked(ChatRequest, asked.as_chat()), await self.status()
+        prompt = await self.prompt_of(request, ChatRequest, asked.as_chat())
+        return _json(CountReply(len(prompt.token_ids)))
+
+    async def prompt_of(
+        self, request: Request, kind: type[ChatRequest | TextRequest], body: Body
+    ) -> Echoed:
+        """The prompt of such a body as the model reads it. Raises ApiProblem."""
+        asked, status = checked(kind, body), await self.status()
         if asked.model:
             self.check_model(asked.model, status)
-        (submit,) = await self._submits(request, chat, status)
-        told = self.client.ask(replace(submit, max_new_tokens=0, grammar=""))
+        (submit,) = await self._submits(request, asked, status)
+        told = self.client.ask(replace(submit, max_new_tokens=0, grammar="", echo=True))
+        prompt = Echoed(0)
         try:
             async with contextlib.aclosing(told):
                 async for message in told:
-                    if isinstance(message, Finished):
-                        return _json(CountReply(message.prompt_tokens))
+                    prompt = message if isinstance(message, Echoed) else prompt
         except EdgespecError as error:
             raise problem_of(error) from None
-        raise AssertionError("an answer ends with Finished")
+        return prompt
 
     async def completion(self, request: Request) -> AnswerResponse:
         """Continue a text."""
@@ -241,9 +255,10 @@ class Service:
         if self.answers + asked.choices > self.limits.answers:
             words = f"{self.answers} requests are being answered already; try again later"
             raise ApiProblem(429, words, code="too_many_requests")
-        if status.context_length < asked.limit < MOST_INT:
+        if status.context_length < (asked.limit or 0) < MOST_INT:
             left_out.append(f"max_tokens above {status.context_length}")
         submits = await self._submits(request, asked, status)
+        left_out += [f"{LEFT_OUT} of a JSON schema"] if any(map(leaves_out, asked.schemas)) else []
         served = Served(form_named(status.tools), status.thinking, status.model, int(time.time()))
         told = form(asked, served)
         for _ in submits:
@@ -279,6 +294,26 @@ class Service:
         self.client.end(PeerLost("the HTTP API is ending; ask again when it is back"))
 
 
+class RequestIds:
+    """ASGI middleware: every answer has an id, the client's own if it sent one."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def told(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message = {**message, "headers": [*message["headers"], (b"x-request-id", id)]}
+            await send(message)
+
+        sent = next((v for k, v in scope.get("headers", ()) if k == b"x-request-id"), b"")
+        id = sent if _ID.fullmatch(sent) else f"req_{secrets.token_hex(12)}".encode()
+        await self._app(scope, receive, told)
+
+
+_ID = re.compile(rb"[!-~]{1,128}")
+
+
 def application(
     service: Service,
     accepts: Callable[[str], bool] | None = None,
@@ -294,7 +329,10 @@ def application(
 
     app = Starlette(
         routes=[*service.routes(), *more],
-        middleware=[Middleware(Guard, accepts, service.limits.header, open_ports)],
+        middleware=[
+            Middleware(RequestIds),
+            Middleware(Guard, accepts, service.limits.header, open_ports),
+        ],
         exception_handlers={
             ApiProblem: service.refuse,
             HTTPException: _on_http,

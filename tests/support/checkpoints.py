@@ -49,6 +49,24 @@ _GEMMA = {
     "final_logit_softcapping": 4.0,
     "tie_word_embeddings": True,
 }
+_GEMMA4 = {
+    "head_dim": 8,
+    "global_head_dim": 16,
+    "sliding_window": WINDOW,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "final_logit_softcapping": 4.0,
+    "tie_word_embeddings": True,
+    "hidden_size_per_layer_input": 8,
+    "vocab_size_per_layer_input": 96,
+    "rope_parameters": {
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e2},
+        "full_attention": {
+            "rope_type": "proportional",
+            "partial_rotary_factor": 0.25,
+            "rope_theta": 1e3,
+        },
+    },
+}
 _GRANITE = {
     "embedding_multiplier": 3.1,
     "attention_multiplier": 0.2,
@@ -75,6 +93,27 @@ FAMILY_SETTINGS: dict[str, dict[str, Any]] = {
         "rope_theta": 1e6,
         "rope_local_base_freq": 1e2,
         "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+    },
+    "gemma4_text": _GEMMA4,
+    "gemma4_text-shared": _GEMMA4
+    | {
+        "num_hidden_layers": 5,
+        "layer_types": ["sliding_attention"] * 2
+        + ["full_attention", "sliding_attention"]
+        + ["full_attention"],
+        "num_kv_shared_layers": 2,
+        "use_double_wide_mlp": True,
+    },
+    "gemma4_text-experts": _GEMMA4
+    | {
+        "hidden_size_per_layer_input": 0,
+        "attention_k_eq_v": True,
+        "num_global_key_value_heads": 1,
+        "enable_moe_block": True,
+        "num_experts": 6,
+        "top_k_experts": 2,
+        "moe_intermediate_size": 24,
+        "use_bidirectional_attention": "vision",
     },
     "phi3": {"sliding_window": WINDOW, "partial_rotary_factor": 0.5},
     "phi3-long": {
@@ -303,7 +342,7 @@ def write_checkpoint(
                 if parameter.dim() == 1 or name.endswith("bias"):
                     parameter += 0.3 * torch.randn_like(parameter)
             for name, buffer in model.named_buffers():
-                if name.endswith("expert_bias"):
+                if name.endswith(("layer_scalar", "expert_bias")):
                     buffer += 0.3 * torch.randn_like(buffer)
     model.save_pretrained(folder, max_shard_size=shard_size or "5GB")
     return folder

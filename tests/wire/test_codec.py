@@ -385,7 +385,7 @@ def retain(accepted: object, retained: object) -> bytes:
 def asked(messages: object, tools: object = (), kind: object = "") -> bytes:
     """The frame of a Submit with these fields; `kind`: its policy."""
     plain = (1, "", 9, 0.0, 0, 1.0, 0.0, 0, [], kind, messages, -1, "", "", 0.0, 0.0, [], tools)
-    return header(40, *plain, 1.0, 0, [], {}, -1)
+    return header(40, *plain, 1.0, 0, [], {}, -1, [], -1, False, False)
 
 
 def nested(depth: int) -> object:
