@@ -7,7 +7,7 @@ import contextlib
 import re
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Container, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -17,6 +17,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
@@ -27,7 +28,7 @@ from edgespec.planning.catalogue import squeezed
 from edgespec.runtime.async_client import AsyncClient
 from edgespec.serving.answering import AnswerResponse
 from edgespec.serving.formats import ChatFormat, CompletionFormat, Format, Served, encoded
-from edgespec.serving.guard import ASKER, Guard
+from edgespec.serving.guard import ASKER, Door, Guard
 from edgespec.serving.leniency import header_of
 from edgespec.serving.limits import STATUS_AGE_S, HttpLimits
 from edgespec.serving.messages import CountReply, MessagesFormat, MessagesRequest
@@ -82,7 +83,7 @@ class Service:
             Route("/v1/embeddings", self.embeddings, methods=["POST"]),
             Route("/metrics", self.figures, methods=["GET"]),
             Route("/openapi.json", self.document, methods=["GET"]),
-            Route("/healthz", self.health, methods=["GET"]),
+            *(Route(path, self.health, methods=["GET"]) for path in ("/healthz", "/health")),
             Route("/readyz", self.readiness, methods=["GET"]),
         ]
 
@@ -316,23 +317,34 @@ _ID = re.compile(rb"[!-~]{1,128}")
 
 def application(
     service: Service,
-    accepts: Callable[[str], bool] | None = None,
+    accepts: Callable[[str], bool],
+    door: Door,
     more: Sequence[BaseRoute] = (),
-    open_ports: Container[int] = (),
 ) -> Starlette:
-    """The ASGI application. `accepts`, `open_ports`: see Guard. `more`: further routes."""
+    """The ASGI application. `accepts`, `door`: see Guard. `more`: further routes."""
 
     @contextlib.asynccontextmanager
     async def connected(app: Starlette) -> AsyncIterator[None]:
         async with service.client:
             yield
 
+    middleware = [
+        Middleware(RequestIds),
+        Middleware(Guard, accepts, service.limits.header, door),
+    ]
+    if door.origins:  # first of all: a browser asks whether it may ask, without a key
+        shown = ("retry-after", "x-edgespec-ignored", "x-request-id")
+        pages = Middleware(
+            CORSMiddleware,
+            allow_origins=[*door.origins],
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
+            expose_headers=shown,
+        )
+        middleware.insert(0, pages)
     app = Starlette(
         routes=[*service.routes(), *more],
-        middleware=[
-            Middleware(RequestIds),
-            Middleware(Guard, accepts, service.limits.header, open_ports),
-        ],
+        middleware=middleware,
         exception_handlers={
             ApiProblem: service.refuse,
             HTTPException: _on_http,

@@ -299,9 +299,9 @@ _DETAILS = {
 
 def described(status: Status) -> Object:
     """The model as lists have it; what a ring does not tell is empty."""
-    names = {"name": status.model, "model": status.model, "modified_at": _BEGAN, "size": 0}
+    names = {"name": status.model, "model": status.model, "modified_at": _BEGAN}
     digest = hashlib.sha256(status.model.encode()).hexdigest()
-    return {**names, "digest": digest, "details": _DETAILS}
+    return {**names, "size": status.size, "digest": digest, "details": _DETAILS}
 
 
 def bare(model: str, status: Status) -> str:

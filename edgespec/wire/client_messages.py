@@ -292,6 +292,8 @@ class Status(Message, tag=47, frozen=True):
     tools, by its name in types.tool_forms; "": its template has none of these. `thinking`: the name
     of the tag within which it thinks; "": it does not. `names`: all by which the model may be asked
     for, the one to show first. `usual`: how answers are sampled where a request does not say.
+    `draft`: the source of guesses, as `--draft` names it; "": there is none. `size`: bytes of the
+    model's layers and head as devices hold them; 0: not known.
     """
 
     ready: bool
@@ -315,3 +317,5 @@ class Status(Message, tag=47, frozen=True):
     thinking: Text = ""
     names: Some[Text] = ()
     usual: UsualSampling = NOTHING_SAID
+    draft: Text = ""
+    size: int = 0
