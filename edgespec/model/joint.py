@@ -77,7 +77,7 @@ class JointCache:
 
     def held(self, rows: int, layer_idx: int) -> tuple[list[Held], ...]:
         """What TwoRegionCache.held gives, for each part's share of the rows."""
-        share = zip(self._caches, self._rows, strict=True)
+        share = zip(self.caches, self._rows, strict=True)
         held = [cache.held(own, layer_idx) for cache, own in share]
         return tuple(list(of) for of in zip(*held, strict=True))
 
