@@ -6,7 +6,7 @@ import re
 from collections.abc import Container, Mapping
 from dataclasses import dataclass
 
-from edgespec.planning.text_part import CONVOLVING, FOLDING
+from edgespec.planning.text_part import CONVOLVING, FOLDING, WRAPPERS
 
 REASONS = {
     "recurrent": "its layers keep a recurrent state (linear attention, convolution, Mamba) of a "
@@ -22,7 +22,7 @@ REASONS = {
 _FAMILIES = (
     ("qwen35moe|qwen3[6-9]|qwen3next|qwen4exp", "recurrent", "qwen3-8b"),
     (
-        "bailinghybrid|bamba|falconh1|falconmamba|jamba|kimilinear|lfm[23]|mamba|minimax$|"
+        "bailinghybrid|bamba|falconh1|falconmamba|jamba|kimilinear|lfm3|mamba|minimax$|"
         "nemotronh|olmohybrid|recurrentgemma|rwkv|xlstm|zamba",
         "recurrent",
         "qwen3-8b",
@@ -63,7 +63,8 @@ def refusal_of(settings: Mapping[str, object], running: Container[str]) -> Refus
     for beginning, why, instead in _FAMILIES if kind not in running else ():
         if re.match(beginning, re.sub("[-_]", "", kind)):
             return Refusal(why, instead)
-    states = _STATES if kind not in (*CONVOLVING, *FOLDING) else set()
+    own = WRAPPERS.get(kind, kind) in (*CONVOLVING, *FOLDING)
+    states = _STATES if not own else set()
     if isinstance(listed, list) and not states.isdisjoint(map(str, listed)):
         return Refusal("recurrent", "qwen3-8b")
     return None
