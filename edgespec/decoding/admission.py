@@ -43,7 +43,9 @@ class CoordinatorSettings:
     output head is on the last stage, so that neither hidden rows nor PPD rows come back for a draft
     source. `live`: requests that are answered at once, at most.
     `vocabulary`: how many tokens the model has. `own_stage`: the stage on the coordinator's device,
-    0: none. `usual`: how it is sampled where a request does not say.
+    0: none. `usual`: how it is sampled where a request does not say. `folds`: some layers fold
+    rows into states (types.boundaries): guesses are not far ahead, and no request begins with rows
+    of another.
     """
 
     stages: int
@@ -61,6 +63,7 @@ class CoordinatorSettings:
     vocabulary: int = 1 << 31
     own_stage: int = 0
     usual: UsualSampling = NOTHING_SAID
+    folds: bool = False
 
     def __post_init__(self) -> None:
         assert self.live >= 1
