@@ -1,7 +1,7 @@
 """What rings of this machine's processes take: to start, while nothing is asked, and for an answer.
 
     python tests/benchmarks/start_and_rest.py [--model NAME] [--stages 1 3] [--rest 20]
-        [--answers 8] [--tokens 32] [--draft none] [--rounds 1] [--json]
+        [--users 1] [--answers 8] [--tokens 32] [--draft none] [--live 16] [--rounds 1] [--json]
 
 A ring is a coordinator with its API and so many stages, as people start them, each with one thread;
 the block files of each are made before it counts. Of every ring, medians of the rounds:
@@ -11,7 +11,7 @@ MiB           resident then, of all processes
 wake-ups      a second, of all threads of all processes, 20 s after the last answer, when rings
               rest: context switches that threads chose (`voluntary_ctxt_switches`); and CPU
               milliseconds a second
-CPU ms        a token of answers, one after the other, of all processes, prompts included
+CPU ms        a token of answers to so many users, of all processes, prompts included
 """
 
 from __future__ import annotations
@@ -26,12 +26,13 @@ from collections.abc import Iterable
 from contextlib import ExitStack
 from pathlib import Path
 
-import httpx
 import psutil
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
-from api_users import cpu_seconds
+from api_users import Users, cpu_seconds
 from support.served import Served
+
+from edgespec.bench.workloads import Prompt
 
 TO_REST_S = 20.0
 TITLES = {
@@ -47,9 +48,9 @@ TITLES = {
 def started(stack: ExitStack, folder: Path, asked: argparse.Namespace, stages: int) -> Served:
     """A ring whose files are in that folder; it is up."""
     folder.mkdir(exist_ok=True)
-    init = ("--model", asked.model) if asked.model else ()
-    serve = ("--draft", asked.draft) if asked.draft else ()
-    return Served(stack, folder, stages, (*init, *serve), (), lambda number: (), ())
+    init = (*(("--model", asked.model) if asked.model else ()), "--draft", asked.draft)
+    serve = ("--live", str(asked.live))
+    return Served(stack, folder, stages, init, serve, lambda number: (), ())
 
 
 def switches(processes: Iterable[psutil.Process]) -> int:
@@ -74,15 +75,15 @@ def figures(folder: Path, asked: argparse.Namespace, stages: int) -> dict[str, f
             "ready_cpu_s": cpu_seconds(processes),
             "mib": sum(process.memory_info().rss for process in processes) / 2**20,
         }
-        with httpx.Client(base_url=ring.url, timeout=600.0) as client:
-            tokens, before = 0, 0.0
-            for number in range(-1, asked.answers):  # one before it counts
-                if not number:
-                    tokens, before = 0, cpu_seconds(processes)
-                body = {"prompt": f"Write about the number {number}.", "temperature": 0}
-                answer = client.post("/v1/completions", json=body | {"max_tokens": asked.tokens})
-                tokens += answer.json()["usage"]["completion_tokens"]
-            found["cpu_ms_a_token"] = 1e3 * (cpu_seconds(processes) - before) / tokens
+        texts = [f"Write about the number {n}." for n in range(1 + asked.answers)]
+        prompts = [Prompt(text, "", (text,)) for text in texts]
+        Users(ring.url, 1, prompts[:1], {"max_tokens": 4}).play()  # before it counts
+        before, users = (
+            cpu_seconds(processes),
+            Users(ring.url, asked.users, prompts[1:], {"max_tokens": asked.tokens}),
+        )
+        users.play()
+        found["cpu_ms_a_token"] = 1e3 * (cpu_seconds(processes) - before) / users.tokens
         time.sleep(TO_REST_S)
         before, cpu = switches(processes), cpu_seconds(processes)
         time.sleep(asked.rest)
@@ -122,6 +123,8 @@ def main() -> None:
     parser.add_argument("--model", default="", help="default: the bundled toy model")
     parser.add_argument("--stages", type=int, nargs="+", default=[1, 3])
     parser.add_argument("--rest", type=float, default=20.0)
+    parser.add_argument("--users", type=int, default=1)
+    parser.add_argument("--live", type=int, default=16)
     parser.add_argument("--answers", type=int, default=8)
     parser.add_argument("--tokens", type=int, default=32)
     parser.add_argument("--draft", default="none")
