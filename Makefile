@@ -11,7 +11,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help demo stage test test-all test-arm64 lint docs docs-site hooks clean
+.PHONY: help demo stage test test-all test-arm64 lint docs docs-site recordings hooks clean
 
 PYTHON ?=
 TORCH ?= auto
@@ -39,6 +39,7 @@ help:
 	@echo "make lint      set up, then check style and types"
 	@echo "make hooks     let git check commit messages by the rules of CONTRIBUTING.md"
 	@echo "make docs      set up, then write the generated parts of docs/commands.md"
+	@echo "make recordings  as root: type the sessions of docs/results/complaints.md again"
 	@echo "make docs-site set up, then make the documentation a site, in build/site"
 	@echo "make clean     remove everything that these made"
 
@@ -57,6 +58,7 @@ stage:
 
 demo: $(or $(wildcard $(STAMP)),$(DEMO_STAMP))
 	@$(BIN)/edgespec demo --stages $(STAGES) $${PROMPT:+--prompt "$$PROMPT"}
+	@echo "edgespec is $(BIN)/edgespec here"
 
 # One more than the cores that the tests are meant for, as some of them wait; what a file's tests
 # share is made once.
@@ -95,6 +97,10 @@ hooks:
 # What docs/commands.md takes from the command line; a test compares the two.
 docs: $(STAMP)
 	@$(BIN)/python tools/commands_page.py
+
+# Terminal sessions of real commands, on boards that are network namespaces.
+recordings: $(STAMP)
+	@$(BIN)/python tests/benchmarks/recordings.py
 
 # The pages as a site, in build/site; every link and anchor has to lead somewhere.
 docs-site: $(STAMP)

@@ -146,7 +146,7 @@ def _ring(config: CoordinatorConfig, notes: Notes) -> MeasuredRing:
     """What is measured; with --emulate it says that the times are not of this machine."""
     if config.emulation is None:
         return MeasuredRing(("",) * (config.stages + 1), "")
-    costs = emulated_costs(config.emulation, config.stages, with_stage=config.with_stage)
+    costs = emulated_costs(config.emulation, config.stages)
     notes.say(described(costs))
     names = tuple(node.profile.name for node in (costs.coordinator, *costs.stages))
     return MeasuredRing(names, costs.coordinator.model.name)

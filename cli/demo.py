@@ -31,6 +31,19 @@ from edgespec.runtime.client import Client
 from edgespec.types.shown import shown
 from edgespec.wire.client_messages import Status
 
+WHAT = (
+    "a coordinator and stages start as processes, each stage with layers of its own, as boards "
+    "would have them; one question goes round, and all of them end"
+)
+NEXT = """next:
+  the same with guesses, in the time that boards would take:
+    edgespec demo --compare --emulate jetson-orin-nano-8gb
+  a chat on this machine, with a page that shows the ring and its guesses at http://127.0.0.1:8000:
+    edgespec init --model smollm2-135m --stages 1 --with-stage
+    edgespec serve
+  several machines: docs/cluster.md"""
+"""What a demo without options says first, and behind the answer."""
+
 
 @options.grouped
 def demo(
@@ -80,7 +93,10 @@ def demo(
     if compare:
         check_comparable(config, submit)
     if emulation is not None:
-        notes.say(described(emulated_costs(emulation, config.stages, with_stage=config.with_stage)))
+        notes.say(described(emulated_costs(emulation, config.stages)))
+    is_first_try = not (model or compare or emulate or as_json)
+    if is_first_try:
+        notes.say(WHAT)
     with ring_here(config, notes) as client, cancelling(client):
         notes.say(f"> {shown(question)}")
         if compare:
@@ -89,6 +105,8 @@ def demo(
             finished = show(client.ask(submit), as_json, notes)
     if finished.finish_reason == "cancelled":
         raise typer.Exit(EXIT_CANCELLED)
+    if is_first_try:
+        notes.say(NEXT)
 
 
 def _with_default_model(ring: RingOptions, compare: bool, notes: Notes) -> RingOptions:

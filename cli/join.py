@@ -93,7 +93,6 @@ def join(
         metrics=served,
         listen=beside.listen,
         reserved=beside.reserved,
-        shared_device=beside.shared_device,
     )
     if emulation is not None:
         from edgespec.daemon.emulation import check_profiles

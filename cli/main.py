@@ -34,7 +34,7 @@ GROUPS = {
     "A cluster": ("init", "serve", "join", "leave"),
     "Ask": ("prompt", "chat", "api"),
     "Look": ("status", "top", "doctor"),
-    "Plan and measure": ("plan", "profile", "simulate", "bench", "replay", "campaign"),
+    "Plan and measure": ("plan", "profile", "simulate", "bench", "replay"),
     "Prepare models": ("shard", "train"),
     "Access, and starting at boot": ("token", "device", "key", "service"),
 }

@@ -47,18 +47,12 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-MOVED = {"--campaign": "edgespec campaign RUNS", "--replay": "edgespec replay FILE"}
-"""What were options of `simulate` once, and the commands that they are now."""
-
-
 class RingCommand(TyperCommand):
     """A command whose --with-stage may be given without a number."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         words = list(args)
         for at, word in enumerate(words):
-            if command := MOVED.get(word.partition("=")[0]):
-                raise ConfigError(f"{word} is a command of its own now: {command}")
             following = words[at + 1 : at + 2]
             if word == "--with-stage" and not (following and following[0].isdecimal()):
                 from edgespec.daemon.settings import LAST_STAGE
@@ -132,8 +126,8 @@ DRAFT = typer.Option(
     "",
     help="Who guesses: none; ngram; independent, easyspec, eagle, eagle3, dspark or ppd, "
     "each with :MODEL, its weights by name, hub id or folder (MODEL alone: an independent draft "
-    "model); or several, as in hybrid:ngram+eagle3:MODEL. Without :MODEL those that `edgespec "
-    "models` has for the base. A source of your own: package.module:Class[:ARGUMENT]. "
+    "model); or ngram beside one, as in hybrid:ngram+eagle3:MODEL. Without :MODEL those that "
+    "`edgespec models` has for the base. A source of your own: package.module:Class[:ARGUMENT]. "
     "Default: none; for the bundled base model independent, and `init` serves smollm2-135m with "
     "hybrid:ngram+dspark.",
 )

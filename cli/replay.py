@@ -1,4 +1,4 @@
-"""edgespec replay: recorded requests, or the scenario of a trace, again in virtual time."""
+"""edgespec replay: recorded requests again in virtual time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import typer
 from edgespec.bench.load import Load
 from edgespec.bench.recorded import (
     Replayed,
-    is_recording,
     prompts_of,
     read_recording,
     replay_recording,
@@ -24,10 +23,8 @@ from edgespec.cli.simulate import USUAL_RING, SimulatedRing
 from edgespec.cli.tables import show_table
 from edgespec.config import DEFAULT_LIVE
 from edgespec.door.asking import USUAL
-from edgespec.errors import EXIT_FAILED, ConfigError
 from edgespec.plugins import known_policies
 from edgespec.policy.registry import policy_named
-from edgespec.sim.campaign import replay as play_again
 from edgespec.wire.client_messages import Finished
 
 _COLUMNS = ("came at", "policy", "prompt", "new", "recorded tok/s", "virtual tok/s", "tokens")
@@ -37,7 +34,7 @@ _COLUMNS = ("came at", "policy", "prompt", "new", "recorded tok/s", "virtual tok
 def replay(
     file: Path = typer.Argument(
         metavar="FILE",
-        help="What `edgespec serve --record` wrote, or the trace of an `edgespec campaign`.",
+        help="What `edgespec serve --record` wrote.",
     ),
     ring: SimulatedRing = USUAL_RING,
     policy: str = typer.Option("", help="The policy of all requests. Default: as recorded."),
@@ -52,20 +49,9 @@ def replay(
 ) -> None:
     """Play recorded requests again on a simulated ring, each when it came and as it was asked.
 
-    Their tokens are compared with the recorded ones. The trace of a campaign's failure is played as
-    it was, and the options of the ring do not count: exit code 1 says that it fails still.
+    Their tokens are compared with the recorded ones.
     """
     load = Load(DEFAULT_LIVE if live is None else live)
-    if not is_recording(file):
-        if as_json_object or live is not None:
-            raise ConfigError(
-                "--json and --live go with recorded requests, not with the trace of a campaign"
-            )
-        outcome = play_again(file)
-        print(outcome.words())
-        if outcome.failure:
-            raise typer.Exit(EXIT_FAILED)
-        return
     (policy,) = known_policies([policy])
     if policy:
         policy_named(policy)

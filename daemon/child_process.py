@@ -45,8 +45,7 @@ class ChildProcess(ABC):
     """Runs a command while it is entered; the kernel ends it if this process dies.
 
     `log_file`: where its standard error goes; None: to ours. With `is_watched` it reports as to
-    systemd (daemon.notify), and is ended if its loop hangs. `descriptors`: files that it has
-    open, too, under the same numbers.
+    systemd (daemon.notify), and is ended if its loop hangs.
     """
 
     def __init__(
@@ -57,7 +56,6 @@ class ChildProcess(ABC):
         log_file: Path | None = None,
         *,
         is_watched: bool = False,
-        descriptors: Sequence[int] = (),
     ) -> None:
         own = {PARENT: str(os.getpid())}
         # What systemd gave this process is for this process alone.
@@ -67,7 +65,6 @@ class ChildProcess(ABC):
         self.environment = {**kept, **own, **environment}
         self.log_file = log_file
         self._is_watched = is_watched
-        self.descriptors = descriptors
         self._beats: _Beats | None = None
         self._log_begins = 0
         self._over = threading.Event()
@@ -152,7 +149,6 @@ class ChildProcess(ABC):
                 stdout=subprocess.DEVNULL,  # the coordinator's is one line, its address
                 stderr=stderr,
                 env=environment,
-                pass_fds=self.descriptors,
                 start_new_session=True,  # a Ctrl-C is for the parent, which then ends it
             )
             return self.child

@@ -49,7 +49,6 @@ from edgespec.runtime.access_policy import STAGE, admits
 from edgespec.runtime.coordinator_node import CoordinatorNode
 from edgespec.runtime.instrumentation import Instrumentation
 from edgespec.runtime.request_log import RequestLog
-from edgespec.runtime.shared_device import COORDINATOR, SharedDevice, new_file
 from edgespec.runtime.trace import Trace
 from edgespec.types.features import NO_NEEDS
 from edgespec.types.thinking import thinking_in
@@ -76,8 +75,8 @@ log = logging.getLogger(__name__)
 class Home:
     """What a coordinator has before its models: settings, keys, sockets.
 
-    `costs`: of an emulated ring. `own`: the stage on this machine; `shared_device`: the emulated
-    device that both have the use of. `ends`: closes the node's resources.
+    `costs`: of an emulated ring. `own`: the stage on this machine. `ends`: closes the node's
+    resources.
     """
 
     config: CoordinatorConfig
@@ -86,7 +85,6 @@ class Home:
     transport: PacedTransport
     costs: RingCosts | None
     own: ClusterFolder | None
-    shared_device: SharedDevice | None
     ends: ExitStack
 
 
@@ -112,7 +110,7 @@ def run_coordinator(
     take_file_descriptors()
     access_policy = AccessStore(cluster)
     costs = (
-        emulated_costs(config.emulation, config.stages, config.head_last, config.with_stage)
+        emulated_costs(config.emulation, config.stages, config.head_last)
         if config.emulation
         else None
     )
@@ -129,8 +127,7 @@ def run_coordinator(
             log.warning(described(costs))
         beside = address_beside(config, transport.control_port)
         own = admitted(cluster, access_policy, beside) if config.with_stage else None
-        shared = SharedDevice(new_file(), COORDINATOR) if costs is not None and own else None
-        home = Home(config, cluster, access_policy, transport, costs, own, shared, ends)
+        home = Home(config, cluster, access_policy, transport, costs, own, ends)
         with going_on("loading the models"):
             node, blocks = _build(home, trace)
     except BaseException:
@@ -147,7 +144,7 @@ def run_coordinator(
     node.requests = requests
     node.keep_holders = cluster.keep_holders
     api = ApiProcess(http, address, cluster, api_options) if http is not None else nullcontext()
-    stage = _own_stage(config, own, beside, shared) if own is not None else nullcontext()
+    stage = _own_stage(config, own, beside) if own is not None else nullcontext()
     try:
         with ends, api, stage:
             return exit_code(node.run(f"waiting for {config.stages} stage(s)"))
@@ -158,12 +155,7 @@ def run_coordinator(
             requests.close()
 
 
-def _own_stage(
-    config: CoordinatorConfig,
-    own: ClusterFolder,
-    address: Address,
-    shared_device: SharedDevice | None,
-) -> OwnStage:
+def _own_stage(config: CoordinatorConfig, own: ClusterFolder, address: Address) -> OwnStage:
     """The stage beside this coordinator, which has loaded its models: the memory that is left is
     the stage's, less what the coordinator is planned to take while it answers."""
     from edgespec.model.tensors import best_device
@@ -175,8 +167,7 @@ def _own_stage(
         torch.cuda.empty_cache()  # what held the originals of head and draft
     needs = machine_needs(config)
     reserved = yet_to_take(needs.coordinator, device) if needs else 0
-    descriptor = shared_device.descriptor if shared_device is not None else -1
-    return OwnStage(config, own, address, reserved, descriptor)
+    return OwnStage(config, own, address, reserved)
 
 
 def _build(home: Home, trace: Trace | None) -> tuple[CoordinatorNode, BlockServer]:
@@ -196,8 +187,8 @@ def _build(home: Home, trace: Trace | None) -> tuple[CoordinatorNode, BlockServe
     )
     like = loaded.assign(blocks.port)
     assignment = LayerAssignment(loaded.model.layers, like, config.layers, planned)
-    draft, device = loaded.draft, home.shared_device
-    pace = None if costs is None else lambda _: coordinator_pace(costs, draft, device)
+    draft = loaded.draft
+    pace = None if costs is None else lambda _: coordinator_pace(costs, draft)
     node = CoordinatorNode(
         home.transport,
         CoordinatorCompute(TorchHead(loaded.head) if loaded.head else None, draft),

@@ -8,6 +8,7 @@ of the node around it takes on top, with its sockets, is timed with messages ove
 from __future__ import annotations
 
 import itertools
+import random
 import time
 from collections.abc import Callable
 from functools import partial
@@ -20,22 +21,30 @@ from edgespec.backends.charged_time import is_charged, rows_of
 from edgespec.config import Address
 from edgespec.daemon.layer_times import settled
 from edgespec.daemon.profile_figures import tidy
+from edgespec.daemon.profiles import profile_named
 from edgespec.daemon.timing import Sample, shown, timed
+from edgespec.decoding.admission import CoordinatorSettings
 from edgespec.decoding.coordinator import CoordinatorMachine
 from edgespec.decoding.effects import SendRing
 from edgespec.decoding.events import SegmentArrived
+from edgespec.decoding.stage import StageMachine
 from edgespec.drafting.guess_scores import best_guesses
 from edgespec.machines.effects import Effect, SendPeer, SendStages
 from edgespec.machines.events import Event, MessageArrived
 from edgespec.net.keys import Identity, KeyPair
 from edgespec.net.zmq_transport import ZmqTransport
+from edgespec.planning.cost_model import cost_model_named
+from edgespec.planning.costs import ring_costs
 from edgespec.planning.profile import Figure, LogitTime, LogitTimes, LoopSeconds
-from edgespec.sim.campaign import Parts, build
-from edgespec.sim.links import LinkSpec, Network
-from edgespec.sim.scenario import Scenario, ScenarioRequest
+from edgespec.sim.durations import charged_durations, network_of
+from edgespec.sim.oracle import Oracle
+from edgespec.sim.toy import VOCABULARY, ToyCodec
+from edgespec.sim.toy_model import FakeBlock, FakeHead, toy_next
+from edgespec.sim.world import CoordinatorParts, StageParts, World
 from edgespec.types.draft_pass import TokenChoice
 from edgespec.verify.noise import gumbel_row
 from edgespec.verify.sampling import Sampling, choose
+from edgespec.wire.client_messages import Submit
 from edgespec.wire.codec import decode, encode
 from edgespec.wire.messages import Credit, Message
 
@@ -46,8 +55,9 @@ TOKENS = 8, 64
 A_SECOND = 4
 RUNS = 3
 """Of each answer; of each event, which is the same in all, the median counts."""
-STEP_S, PASS_S, HEAD_S, LINK_S = 0.04, 0.01, 0.005, 0.0003
-"""Virtual seconds of the toy ring: so the trees are as on a ring of Orin Nanos."""
+DEVICE, MODEL = "jetson-orin-nano-8gb", "llama-2-13b"
+"""What is charged in virtual time: so the trees are as on a ring of Orin Nanos."""
+CONTEXT, PREFILL = 4096, 64
 TURNS = 200
 LONGEST_S = 1.0
 
@@ -107,26 +117,40 @@ def machine_times(policy: str, tokens: int) -> list[Timed]:
                 found.append((took, rows_of(event, effects)))
             return effects
 
-    world, _ = build(_asked(policy, tokens), parts=Parts(coordinator=TimedMachine))
-    world.run()
+    _asked(policy, tokens, TimedMachine).run()
     return found
 
 
-def _asked(policy: str, tokens: int) -> Scenario:
-    return Scenario(
-        seed=1,
-        accuracy=ACCURACY,
-        eos_ids=(),
-        prefill_chunk=64,
-        context_length=4096,
-        head_pace=HEAD_S,
-        draft_pace=PASS_S,
-        stage_paces=(STEP_S,) * STAGES,
-        layers=(8,) * STAGES,
-        network=Network.even(STAGES, LinkSpec(LINK_S)),
-        faults=(),
-        asks=(ScenarioRequest(0, 0.0, None, "a question " * 8, tokens, 1, (), policy),),
+def _asked(policy: str, tokens: int, machine: type[CoordinatorMachine]) -> World:
+    """One request on a toy ring of such devices, with a draft that is told the answer."""
+    costs = ring_costs([profile_named(DEVICE)] * (STAGES + 1), cost_model_named(MODEL))
+    codec, head, draft = ToyCodec(), FakeHead(VOCABULARY), Oracle(random.Random(1), ACCURACY)
+    submit = Submit(0, "a question " * 8, tokens, 0.0, 0, 1.0, 0.0, 1, (), policy)
+    text = list(codec.encode(submit.prompt))
+    for _ in range(tokens):
+        text.append(toy_next(text, STAGES, VOCABULARY, submit.seed))
+    draft.tell(text)
+
+    def stages() -> list[StageParts]:
+        return [
+            StageParts(
+                StageMachine(is_first=n == 1, is_last=n == STAGES, row_limit=CONTEXT),
+                FakeBlock(n - 1),
+            )
+            for n in range(1, STAGES + 1)
+        ]
+
+    world = World(
+        machine(
+            CoordinatorSettings(STAGES, CONTEXT, draft.name, PREFILL, needs=draft.needs), codec
+        ),
+        CoordinatorParts(head, draft),
+        stages,
+        charged_durations(costs, draft, loop_free=True),
+        network_of(costs),
     )
+    world.submit(submit)
+    return world
 
 
 def turn_seconds() -> float:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import partial
 
 from edgespec.backends.charged_time import loop_of
-from edgespec.backends.emulated import DeviceTime
 from edgespec.backends.timed import CoordinatorDurations, StageDurations, segment_bytes
 from edgespec.config import Emulation
 from edgespec.daemon.profiles import fitted_model, profile_named, ring_of
@@ -17,11 +16,8 @@ from edgespec.planning.costs import RingCosts, ring_costs
 from edgespec.runtime.instrumentation import NodePace
 
 
-def emulated_costs(
-    emulation: Emulation, stages: int, head_last: bool = False, with_stage: int = 0
-) -> RingCosts:
-    """The costs of a ring of so many stages; `head_last`: the last one has the output head;
-    `with_stage`: the one that is on the coordinator's device, 0: none.
+def emulated_costs(emulation: Emulation, stages: int, head_last: bool = False) -> RingCosts:
+    """The costs of a ring of so many stages; `head_last`: the last one has the output head.
 
     Raises ConfigError for profiles that cannot be read or are not one for each device, for an
     unknown cost model, and for one that does not fit the devices.
@@ -29,9 +25,7 @@ def emulated_costs(
     profiles = [profile_named(name) for name in ring_of(emulation.profiles, stages)]
     model = emulation.cost_model or fitted_model(profiles)
     try:
-        return ring_costs(
-            profiles, cost_model_named(model), with_stage=with_stage, head_last=head_last
-        )
+        return ring_costs(profiles, cost_model_named(model), head_last=head_last)
     except CapacityError as problem:
         raise ConfigError(str(problem)) from None
 
@@ -44,26 +38,23 @@ def check_profiles(emulation: Emulation) -> None:
         cost_model_named(emulation.cost_model)
 
 
-def coordinator_pace(
-    costs: RingCosts, draft: TreeGrower | None, device: DeviceTime | None = None
-) -> NodePace:
-    """`device`: if it shares its time with a stage."""
+def coordinator_pace(costs: RingCosts, draft: TreeGrower | None) -> NodePace:
+    """Costs of the coordinator, with its loop's."""
     loop = loop_of(costs.coordinator.profile)
     durations = CoordinatorDurations(costs.coordinator, draft, loop)
-    return NodePace(durations, _links(costs, 0), device, loop)
+    return NodePace(durations, _links(costs, 0), loop)
 
 
-def stage_pace(costs: RingCosts, stage: int, device: DeviceTime | None = None) -> NodePace:
-    """Costs of a stage, counted from 1; `device`: if it shares its time with the coordinator."""
-    return NodePace(StageDurations(costs.stages[stage - 1]), _links(costs, stage), device)
+def stage_pace(costs: RingCosts, stage: int) -> NodePace:
+    """Costs of a stage, counted from 1."""
+    return NodePace(StageDurations(costs.stages[stage - 1]), _links(costs, stage))
 
 
 def described(costs: RingCosts) -> str:
     """A line that marks all times as emulated."""
     names = [node.profile.name for node in (costs.coordinator, *costs.stages)]
     devices = names[0] if len(set(names)) == 1 else ", ".join(names)
-    shared = f", V{costs.with_stage} on D0's device" if costs.with_stage else ""
-    return f"times are emulated: {costs.coordinator.model.name} on {devices}{shared}"
+    return f"times are emulated: {costs.coordinator.model.name} on {devices}"
 
 
 def _links(costs: RingCosts, node: int) -> LinkPace:

@@ -90,16 +90,10 @@ class OwnStage(ChildProcess):
     setting is wrong or its key was removed; the ring waits for it as for any other stage."""
 
     def __init__(
-        self,
-        config: CoordinatorConfig,
-        folder: ClusterFolder,
-        address: Address,
-        reserved: int,
-        shared_device: int = -1,
+        self, config: CoordinatorConfig, folder: ClusterFolder, address: Address, reserved: int
     ) -> None:
         """`folder`: what `admitted` gave; `address`: the coordinator's, on this machine;
-        `reserved`: bytes of the available memory that the coordinator will take;
-        `shared_device`: see config.StageConfig."""
+        `reserved`: bytes of the available memory that the coordinator will take."""
         command = [sys.executable, "-m", "edgespec.cli.main", "join"]
         command += ["--stage", str(config.with_stage), "--coordinator", str(address)]
         command += ["--cluster", str(folder.path)]
@@ -107,19 +101,12 @@ class OwnStage(ChildProcess):
             command += ["--cache", config.cache]
         if not Path(config.model).exists():  # the hub's files are here: nothing has to be sent
             command += ["--model", config.model]
-        if config.emulation is not None:
-            command += config.emulation.options
         if config.trace:
             command += ["--trace", str(trace_beside(Path(config.trace)))]
         log_file = folder.path / LOG_FILE
         name = f"stage {config.with_stage} beside the coordinator"
-        beside = Beside(config.address.host, reserved, shared_device)
-        descriptors = [shared_device] if shared_device >= 0 else []
-        super().__init__(
-            *(name, command, beside.environment, log_file),
-            is_watched=True,
-            descriptors=descriptors,
-        )
+        beside = Beside(config.address.host, reserved)
+        super().__init__(name, command, beside.environment, log_file, is_watched=True)
         self._pause = LEAST_PAUSE_S
         log.info("%s: its log is %s", name, log_file)
 

@@ -285,15 +285,9 @@ def _draft(choice: DraftChoice, base: PlannedModel, quantisation: Quantisation) 
     for member in choice.members:
         if member.is_own:
             log.warning("what draft %s needs is not known: it is planned as nothing", member.name)
-    weighty = [member for member in choice.members if member.weights]
-    if len(weighty) > 1:
-        raise ConfigError(
-            f"plan reckons with one draft that has weights, and {choice} has {len(weighty)}; plan "
-            "with the largest of them, and leave room for the others"
-        )
-    if not weighty:
+    one = next((member for member in choice.members if member.weights), None)
+    if one is None:
         return replace(NO_DRAFT, name=_names(choice))
-    (one,) = weighty
     if one.name in ("dspark", *_HEADS):
         require_model(one.folder)
         bits, head = bits_of(quantisation), base.costs.head

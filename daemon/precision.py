@@ -98,19 +98,15 @@ def draft_quantisation_for(
 ) -> Quantisation:
     """How the layers of drafts for this base are held; "auto": as --quant would choose for each.
 
-    In 16 bit where the base's are, and for easyspec, which takes no others; in 8 bits where two
-    drafts would differ. Raises as `quantisation_for`.
+    In 16 bit where the base's are, and for easyspec, which takes no others. Raises as
+    `quantisation_for`.
     """
     if draft_quant != AUTO:
         return Quantisation.parse(draft_quant)
-    weighty = [member for member in choice.members if member.name in _QUANTISED]
-    if stages.kind == "none" or any(member.name == "easyspec" for member in choice.members):
+    weighty = next((member for member in choice.members if member.name in _QUANTISED), None)
+    if stages.kind == "none" or weighty is None:
         return PLAIN
-    found = {
-        quantisation_for(member.folder) if member.name == "independent" else _layer_like(model)
-        for member in weighty
-    }
-    return found.pop() if len(found) == 1 else QUANTISATIONS["int8"] if found else PLAIN
+    return quantisation_for(weighty.folder) if weighty.name == "independent" else _layer_like(model)
 
 
 def _layer_like(model: str) -> Quantisation:

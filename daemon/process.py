@@ -152,12 +152,11 @@ class Beside:
     """What the coordinator's own stage is told; by default, as any other stage.
 
     `listen`: the address that its data socket listens on; `reserved`: bytes of the memory that are
-    for the coordinator; `shared_device`: see config.StageConfig.
+    for the coordinator.
     """
 
     listen: str = ""
     reserved: int = 0
-    shared_device: int = -1
 
     @staticmethod
     def read() -> Beside:
@@ -168,7 +167,7 @@ class Beside:
     @property
     def environment(self) -> dict[str, str]:
         """For the stage's process."""
-        return {BESIDE: f"{self.listen} {self.reserved} {self.shared_device}"}
+        return {BESIDE: f"{self.listen} {self.reserved}"}
 
 
 def take_file_descriptors() -> None:

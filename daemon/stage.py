@@ -24,7 +24,6 @@ from edgespec.net.slowness import slowness
 from edgespec.net.sockets import number_of, own_address_towards, without_zone
 from edgespec.ring.member import MemberMachine
 from edgespec.runtime.instrumentation import Instrumentation, NodePace
-from edgespec.runtime.shared_device import STAGE, SharedDevice
 from edgespec.runtime.stage_node import StageNode
 from edgespec.runtime.trace import Trace
 from edgespec.wire.messages import Assign, Join
@@ -75,10 +74,7 @@ def run_stage(
         device = best_device().type
     pace = None
     if config.emulation is not None:
-        shared_device = None
-        if config.shared_device >= 0:
-            shared_device = SharedDevice(config.shared_device, STAGE)
-        pace = partial(_pace, config.emulation, shared_device)
+        pace = partial(_pace, config.emulation)
     with SensorReader(device) as monitor:
         while True:
             node = _node(config, identity, name, pace, trace, monitor, device)
@@ -187,15 +183,11 @@ def _metrics(
     return StageMetrics(address, node, accepts)
 
 
-def _pace(
-    emulation: Emulation, shared_device: SharedDevice | None, place: Assign | None
-) -> NodePace:
+def _pace(emulation: Emulation, place: Assign | None) -> NodePace:
     from edgespec.daemon.emulation import emulated_costs, stage_pace
 
     assert place is not None, "a stage has a place before it has a pace"
-    with_stage = place.stage if shared_device else 0
-    costs = emulated_costs(emulation, place.stages, bool(place.head), with_stage)
-    return stage_pace(costs, place.stage, shared_device)
+    return stage_pace(emulated_costs(emulation, place.stages, bool(place.head)), place.stage)
 
 
 def _prepare(

@@ -305,6 +305,11 @@ class CoordinatorConfig:
             raise ConfigError(f"{min(self.layers)} layers; a stage needs at least one layer")
         if self.context != 0 and self.context < 2:
             raise ConfigError(f"context is {self.context}; it must be at least 2 tokens")
+        if self.emulation is not None and self.with_stage:
+            raise ConfigError(
+                "an emulated ring has a device of its own for each node: give --with-stage 0, or "
+                "play one that shares its device with `edgespec simulate --with-stage`"
+            )
         if not 0 <= self.with_stage <= self.stages:
             raise ConfigError(
                 f"with_stage is {self.with_stage}; the ring has the stages 1 to {self.stages}, and "
@@ -325,8 +330,7 @@ class StageConfig:
     that the coordinator sends. `cache`: the folder that keeps finished blocks; "" means the user's
     own. `metrics`: address of the Prometheus endpoint; None: no endpoint. `listen`: where the data
     socket listens; "": on the route to the coordinator. `reserved`: bytes of this machine's memory
-    that are not for its block. `shared_device`: the descriptor of the file by which an emulated
-    stage shares a device with the coordinator (runtime.shared_device); -1: it has one of its own.
+    that are not for its block.
     """
 
     stage: int
@@ -339,7 +343,6 @@ class StageConfig:
     metrics: Address | None = None
     listen: str = ""
     reserved: int = 0
-    shared_device: int = -1
 
     def __post_init__(self) -> None:
         if not 0 <= self.stage <= MOST_STAGES:

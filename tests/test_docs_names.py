@@ -24,6 +24,7 @@ OF_OTHERS = {"True", "VmRSS", "Anonymous", "malloc_trim", "pfifo_fast", "_meta_r
 FILE = re.compile(rf"[\w./-]*\w\.py\b|(?<![\w./-])(?:{'|'.join(FOLDERS)})/[\w./-]*\w")
 TEST = re.compile(r"\btest_\w+\b(?!\.py)")
 SCRIPT = re.compile(r"\b(?:python|pytest)\b[^\n`]*?\b((?:tests|tools)/[\w/]+\.py)")
+DEFINED = (ast.ClassDef, ast.FunctionDef)
 EXPRESSION = re.compile(r"[\w.]+(?:\([\w, .=·]*\))?")
 NAME = re.compile(r"\b(?:[A-Z][a-z0-9]+(?:[A-Z]\w*)?|_?[a-zA-Z0-9]+(?:_[a-zA-Z0-9]+)+)\b")
 
@@ -68,6 +69,26 @@ def test_a_result_names_commands_that_exist() -> None:
     for page in sorted((REPOSITORY / "docs" / "results").glob("*.md")):
         scripts = SCRIPT.findall(page.read_text(encoding="utf-8"))
         assert [path for path in scripts if not (REPOSITORY / path).exists()] == [], page.name
+
+
+MECHANISM = re.compile(r"`([\w/]+\.py)` `([\w.]+)`")
+
+
+def places(source: str) -> set[str]:
+    """Classes, functions and methods of a file, as `Class.method`."""
+    top = [node for node in ast.parse(source).body if isinstance(node, DEFINED)]
+    below = [(one.name, two) for one in top for two in one.body if isinstance(two, DEFINED)]
+    return {node.name for node in top} | {f"{name}.{node.name}" for name, node in below}
+
+
+def test_every_mechanism_of_a_paper_is_where_the_page_says() -> None:
+    """A file below edgespec/, and what in it is named behind it."""
+    page = (REPOSITORY / "docs" / "results" / "papers.md").read_text(encoding="utf-8")
+    found = MECHANISM.findall(page)
+    assert len(found) >= 20
+    for file, name in found:
+        path = REPOSITORY / "edgespec" / file
+        assert name in places(path.read_text(encoding="utf-8")), f"{file} has no {name}"
 
 
 def test_a_name_that_is_gone_is_found() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).resolve().parent
-MOST = 200
+MOST = 198
 """Of a test that needs more: give the product a reading, or write a helper in tests/support/."""
 
 PUBLIC = {"_replace", "_make", "_asdict", "_fields"}  # of named tuples, so that no field clashes
@@ -23,7 +23,7 @@ def private_uses(source: str) -> list[str]:
         and node.attr.startswith("_")
         and not node.attr.startswith("__")
         and node.attr not in PUBLIC
-        and not (isinstance(node.value, ast.Name) and node.value.id in ("self", "cls"))
+        and ast.unparse(node.value) not in ("self", "cls", "super()")
     ]
 
 
@@ -40,7 +40,7 @@ def test_tests_reach_for_few_private_attributes() -> None:
         ("ring.machine._state._limit = 1", ["ring.machine._state._limit", "ring.machine._state"]),
         ("doctor._swap(root)", ["doctor._swap"]),
         ("self.ring._nodes[0]", ["self.ring._nodes"]),
-        ("self._nodes[0], cls._made", []),
+        ("self._nodes[0], cls._made, super()._come()", []),
         ("row._replace(a=1), row.__class__", []),
     ],
 )

@@ -79,25 +79,15 @@ class Replayed:
         return (again[: len(before)] if self.recorded.was_cut else again) == before
 
 
-def is_recording(path: Path) -> bool:
-    """Whether a file begins as a recording does. Raises ConfigError if it cannot be read."""
-    try:
-        with path.open(encoding="utf-8") as file:
-            first: Any = json.loads(file.readline(1 << 20))
-    except OSError as problem:
-        raise ConfigError(f"{path} cannot be read: {problem.strerror}") from None
-    except ValueError:
-        return False
-    return isinstance(first, dict) and first.get("what") == KIND
-
-
 def read_recording(path: Path) -> list[Recorded]:
     """All requests in a file of `edgespec serve --record`, in the order in which they came.
 
-    Raises ConfigError, naming the line, for anything else.
+    Raises ConfigError, naming the line, for anything else, and for a file without any.
     """
     found = sorted(_lines(path), key=lambda recorded: recorded.after)
-    first = found[0].after if found else 0.0
+    if not found:
+        raise ConfigError(f"{path} has no requests; give what `edgespec serve --record` wrote")
+    first = found[0].after
     return [replace(recorded, after=recorded.after - first) for recorded in found]
 
 

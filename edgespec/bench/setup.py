@@ -30,7 +30,6 @@ from edgespec.planning.costs import RingCosts, local_links, ring_costs
 from edgespec.planning.partition import split_layers
 from edgespec.planning.profile import Profile, RowPrice
 from edgespec.sim.durations import Durations, Jitter, charged_durations, jittered, network_of
-from edgespec.sim.faults import Fault
 from edgespec.sim.links import LinkSpec, Network
 from edgespec.sim.world import CoordinatorParts, StageParts, World
 from edgespec.types.features import NO_NEEDS
@@ -260,9 +259,10 @@ def ring_world(
     loaded: LoadedBase,
     device: CoordinatorParts,
     block_of: Callable[[int], BlockBackend],
-    faults: Sequence[Fault] = (),
+    world: Callable[..., World] = World,
 ) -> World:
-    """A ring of that set-up in virtual time, whatever computes: V1 … VN have `block_of(1 … N)`."""
+    """A ring of that set-up in virtual time, whatever computes: V1 … VN have `block_of(1 … N)`.
+    `world`: what makes it, of World's arguments."""
     stages, draft, head = setup.stages, device.draft, None
     asks, load = len(setup.prompts), setup.load
     # Of those that come at random times no one waits for another's end.
@@ -285,7 +285,7 @@ def ring_world(
             for number in range(1, stages + 1)
         ]
 
-    return World(
+    return world(
         CoordinatorMachine(
             CoordinatorSettings(
                 stages,
@@ -303,7 +303,6 @@ def ring_world(
         make_stages,
         _durations(setup, draft),
         setup.network(),
-        faults,
         seed=setup.sampling.seed,
         with_stage=setup.with_stage,
     )

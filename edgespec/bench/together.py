@@ -7,7 +7,7 @@ looked up.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from edgespec.bench.asking import Asking
 from edgespec.bench.processes import News
@@ -25,9 +25,8 @@ from edgespec.drafting.base import Guesser
 from edgespec.model.hub import local_folder
 from edgespec.model.sources import open_source
 from edgespec.model.tokenizer import require_same_tokenizer
-from edgespec.sim.faults import Fault
 from edgespec.sim.toy_model import FakeBlock
-from edgespec.sim.world import CoordinatorParts
+from edgespec.sim.world import CoordinatorParts, World
 from edgespec.types.features import NO_NEEDS
 
 
@@ -45,14 +44,14 @@ class Together:
         self._texts: list[Text] = []
         self.plays: list[Asking] = []
 
-    def add(self, setup: Setup, policy: str, faults: Sequence[Fault] = ()) -> Asking:
-        """Another play."""
+    def add(self, setup: Setup, policy: str, world: Callable[..., World] = World) -> Asking:
+        """Another play; `world`: what makes its ring (see ring_world)."""
         head = ScriptedHead(setup.stages)
         draft = draft_of(setup, self._loaded.head, self._independent)
         assert draft is None or draft.needs == NO_NEEDS, "that source takes rows of the base"
         parts = CoordinatorParts(head, draft)
-        world = ring_world(setup, self._loaded, parts, lambda n: FakeBlock(n - 1), faults)
-        self.plays.append(Asking(world, setup, policy, lambda number: self._begin(number, head)))
+        ring = ring_world(setup, self._loaded, parts, lambda n: FakeBlock(n - 1), world)
+        self.plays.append(Asking(ring, setup, policy, lambda number: self._begin(number, head)))
         return self.plays[-1]
 
     def run(self, news: News = lambda done: None) -> list[Played]:

@@ -53,7 +53,7 @@ class Guesser(ABC):
 
     @property
     def is_model(self) -> bool:
-        """Whether a hybrid asks it or another model, as two name much the same tokens."""
+        """Whether a hybrid has it as its model: two would name much the same tokens."""
         return not self.is_free
 
     def spare(self, request: int, free: bool) -> None:  # noqa: B027

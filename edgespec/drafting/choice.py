@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from edgespec.config import HEAD_ON_LAST_STAGE
+from edgespec.config import FREE_SOURCES, HEAD_ON_LAST_STAGE
 from edgespec.errors import ConfigError
 from edgespec.plugins import DRAFT_GROUP, entry_names
 
@@ -110,6 +110,12 @@ def parse_draft(text: str, at_hand: Callable[[str], str] | None = None) -> Draft
             f"--draft {text}: a hybrid has two or more different members, such as "
             f"{HYBRID}:{'+'.join(DEFAULT_MEMBERS)}; there are: {', '.join(SOURCES)}, and classes "
             "of your own (package.module:Class)"
+        )
+    models = [one.name for one in members if not one.is_own and one.name not in FREE_SOURCES]
+    if len(models) > 1:
+        raise ConfigError(
+            f"--draft {text}: a hybrid asks one model, and {' and '.join(models)} are "
+            f"{len(models)}; choose one of them, such as {HYBRID}:ngram+{models[0]}"
         )
     return DraftChoice(members)
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
-from itertools import permutations
 from operator import or_
 
 import numpy as np
@@ -25,15 +24,6 @@ from edgespec.verify.sampling import Sampling
 
 MODEL = 2.0
 """What the log-odds of a member that runs a model count, for 1.0 of another's."""
-LEAST = 16
-"""Committed tokens for which all models are asked, each time, at least."""
-MOST = 96
-"""The same at most."""
-CLEAR = 1.5
-"""Standard errors by which a model must be better to end that earlier."""
-AGAIN = 512
-"""Committed tokens until all are asked again; doubled each time, up to 8 times."""
-
 LEAST_GAIN = 0.01
 """By which all together must rank the tokens that come better than the model alone, of one over the
 rank, or its guesses stay as they are: others' would take the places of better ones."""
@@ -58,66 +48,6 @@ class _PathGuesses:
 
 
 @dataclass(slots=True)
-class _Lead:
-    """By how much one model's guesses were better than another's: summed, and in squares."""
-
-    total: float = 0.0
-    squares: float = 0.5
-
-    @property
-    def errors(self) -> float:
-        """How many standard errors that is."""
-        return self.total / math.sqrt(self.squares)
-
-
-class ModelChoice:
-    """Which of several models is asked.
-
-    Two neural drafts name much the same tokens, and asking both takes the time of both, for which
-    the ring waits. So all are asked until it is clear which guesses best, and then that one alone;
-    now and then they are compared again, on the same tokens: one text is much harder to guess than
-    another.
-    """
-
-    def __init__(self, numbers: Collection[int]) -> None:
-        """`numbers`: of the models; all others are always asked."""
-        self._numbers = numbers
-        self._chosen: int | None = None  # None: they are being compared
-        self._leads: defaultdict[tuple[int, int], _Lead] = defaultdict(_Lead)
-        self._together = self._left = self._rounds = 0
-
-    def asks(self, number: int) -> bool:
-        """Whether that member is asked now."""
-        return self._chosen in (None, number) or number not in self._numbers
-
-    def opens(self) -> None:
-        """A request begins: all may be compared from now on, as no text is half read."""
-        if self._chosen is not None and self._left <= 0:
-            self._chosen, self._together = None, 0
-            for lead in self._leads.values():  # what was found longer ago counts for less
-                lead.total, lead.squares = lead.total / 2, lead.squares / 2
-
-    def learn(self, worth: Mapping[int, float]) -> None:
-        """What the guesses of each member that was asked were worth for a committed token."""
-        if self._chosen is not None:
-            self._left -= 1
-        elif len(asked := worth.keys() & self._numbers) > 1:
-            for pair in permutations(asked, 2):
-                lead, more = self._leads[pair], worth[pair[0]] - worth[pair[1]]
-                lead.total, lead.squares = lead.total + more, lead.squares + more * more
-            self._together += 1
-            best = max(sorted(asked), key=self._certainty)
-            clear = self._together >= LEAST and self._certainty(best) > CLEAR
-            if clear or self._together >= MOST:
-                self._chosen, self._left = best, AGAIN << min(self._rounds, 3)
-                self._rounds += 1
-
-    def _certainty(self, one: int) -> float:
-        """Standard errors by which it leads the model that comes closest."""
-        return min(self._leads[one, other].errors for other in self._numbers if other != one)
-
-
-@dataclass(slots=True)
 class _HybridRequest:
     """One request: how it samples, what each member guessed, and which can guess now.
 
@@ -134,8 +64,8 @@ class _HybridRequest:
 
 
 class HybridGuesser(Guesser):
-    """A Guesser that asks several others and merges their guesses: those that are no models, and
-    one of those that are (see ModelChoice).
+    """A Guesser that asks several others and merges their guesses; one of them may be a model: two
+    name much the same tokens, and the ring would wait for both.
 
     Each member's score of a token is calibrated by how often tokens with such a score, named by the
     same members, were right (see policy.calibration); the mean of their log-odds counts, a model's
@@ -149,16 +79,16 @@ class HybridGuesser(Guesser):
         super().__init__("hybrid:" + "+".join(names), needs, names)
         self._members = tuple(members)
         models = [number for number, member in enumerate(members) if member.is_model]
-        self._choice = ModelChoice(models)
+        assert len(models) <= 1, "drafting.choice refuses a hybrid of several"
+        self._model = models[0] if models else None
         self._gain = 2 * LEAST_GAIN
         self._requests: dict[int, _HybridRequest] = {}
         self._agreed: dict[tuple[Sampling, int, int, int], Calibration] = {}
 
     @property
     def one_pass(self) -> bool:
-        """Whether further levels cost none of the members a pass that are asked now."""
-        asked = (one for number, one in enumerate(self._members) if self._choice.asks(number))
-        return all(member.one_pass for member in asked)
+        """Whether further levels cost none of the members a pass."""
+        return all(member.one_pass for member in self._members)
 
     def let_in(self, call: Callable[[], object]) -> None:
         for member in self._members:
@@ -168,7 +98,6 @@ class HybridGuesser(Guesser):
         return tuple(work for member in self._members for work in member.take_work())
 
     def open(self, request: int, sampling: Sampling) -> None:
-        self._choice.opens()
         self._requests[request] = _HybridRequest(sampling)
         for member in self._members:
             member.open(request, sampling)
@@ -243,7 +172,7 @@ class HybridGuesser(Guesser):
             member.close(request)
 
     def _is_asked(self, state: _HybridRequest, number: int) -> bool:
-        return self._members[number].is_free if state.free else self._choice.asks(number)
+        return self._members[number].is_free or not state.free
 
     def _reading(self, request: int, state: _HybridRequest, number: int) -> Steps[bool]:
         """Have a member read what it has not read yet: whether it can guess."""
@@ -257,11 +186,9 @@ class HybridGuesser(Guesser):
                 calibration = self._calibration(guessed, guess, number, sampling)
                 calibration.learn([(score, guess == token)])
         worth = {number: _worth(guesses, token) for number, guesses in guessed.members.items()}
-        self._choice.learn(worth)
-        models = self._models_of(guessed)
-        if len(models) == 1 < len(worth):
+        if self._model in worth and len(worth) > 1:
             together = _worth(self._merged(guessed, sampling), token)
-            self._gain += RECENT * (together - worth[models[0]] - self._gain)
+            self._gain += RECENT * (together - worth[self._model] - self._gain)
 
     def _calibration(
         self, guessed: _PathGuesses, token: int, number: int, sampling: Sampling
@@ -270,17 +197,12 @@ class HybridGuesser(Guesser):
         key = sampling, guessed.able, guessed.sources[token], number
         return used(self._agreed, key, Calibration, MOST_AGREED)
 
-    def _models_of(self, guessed: _PathGuesses) -> list[int]:
-        """The members that run a model among those that were asked."""
-        return [number for number in guessed.members if self._members[number].is_model]
-
     def _ranked(self, guessed: _PathGuesses, sampling: Sampling) -> list[tuple[int, float, int]]:
         """Tokens with their scores and the bits of their sources, the best first; of a member that
         alone named any, or that others hardly help, as it said: its scores compare without that."""
         named = [number for number, guesses in guessed.members.items() if guesses]
-        models = self._models_of(guessed)
-        if len(models) == 1 and self._gain < LEAST_GAIN:
-            named = models
+        if self._model in guessed.members and self._gain < LEAST_GAIN:
+            named = [self._model]
         only = guessed.members[named[0]] if len(named) == 1 else None
         scores = self._merged(guessed, sampling) if only is None else only
         found = [(token, score, guessed.sources[token]) for token, score in scores.items()]
@@ -295,7 +217,7 @@ class HybridGuesser(Guesser):
         total = weights = 0.0
         for number, guesses in guessed.members.items():
             if token in guesses:
-                weight = MODEL if self._members[number].is_model else 1.0
+                weight = MODEL if number == self._model else 1.0
                 odds = self._calibration(guessed, token, number, sampling).odds(guesses[token])
                 total += weight * math.log(odds)
                 weights += weight

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from edgespec.backends.charged_time import LoopTime
-from edgespec.backends.emulated import DeviceTime, Emulated
+from edgespec.backends.emulated import Emulated
 from edgespec.backends.timed import EffectDurations
 from edgespec.net.emulated_link import LinkPace, PacedTransport
 from edgespec.runtime.node import RingNode
@@ -18,12 +18,11 @@ from edgespec.wire.messages import Assign
 
 @dataclass(frozen=True, slots=True)
 class NodePace:
-    """The times that a node's compute and its links keep to; `device`: whose time it shares
-    with another node, if it does; `loop`: of a coordinator's own loop, if that is charged."""
+    """The times that a node's compute and its links keep to; `loop`: of a coordinator's own loop,
+    if that is charged."""
 
     durations: EffectDurations
     links: LinkPace
-    device: DeviceTime | None = None
     loop: LoopTime | None = None
 
 
@@ -42,9 +41,8 @@ class Instrumentation:
             pace = self.pace(assign)
             self.transport.pace = pace.links
             self.transport.happened_at = lambda: node.happened_at
-            emulated = held = Emulated(perform, pace.durations, node.worker, device=pace.device)
+            emulated = held = Emulated(perform, pace.durations, node.worker)
             self.transport.compute_ends = lambda: held.ends_at
-            node.worker.await_turn = held.await_turn
             node.worker.ended_at = lambda: held.free_at
             if pace.loop is not None:
                 node.charge_loop(pace.loop, lambda: math.isfinite(held.ends_at))

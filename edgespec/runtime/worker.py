@@ -46,8 +46,6 @@ class Worker:
         """When the cause of the effect that is carried out now happened (time.monotonic)."""
         self.ended_at: Callable[[], float] = time.monotonic
         """When the last effect ended; an emulated one ends as charged."""
-        self.await_turn: Callable[[], None] = lambda: None
-        """Returns when what waits may begin; emulated nodes may share a device."""
         self.bell, self.waker = socket.socketpair()
         """What is written to the bell wakes who polls the waker."""
         self.bell.setblocking(False)
@@ -121,12 +119,6 @@ class Worker:
 
     # --- for what runs in its thread -----------------------------------------------------------
 
-    def first_asked(self) -> tuple[float, Effect] | None:
-        """What comes first of what waits, and when its cause happened; None if the worker is to
-        end."""
-        with self._more:
-            return None if self._stopping else self._waiting.first
-
     def aborted_at(self, request: int | None) -> float:
         """When the cause of an abort happened that concerns this request (None: all of them);
         infinite without one."""
@@ -156,9 +148,6 @@ class Worker:
     def _run(self) -> None:
         with self.bell:
             while self._await_work():
-                self.await_turn()
-                if not self._await_work():
-                    return
                 with self._more:
                     job = self._waiting.take(self.ended_at())
                 self._do(*job)

@@ -1,1 +1,1 @@
-"""Plays whole rings in virtual time: exact timing, any network, any fault, every run repeatable."""
+"""Plays whole rings in virtual time: exact timing, any network, every run repeatable."""

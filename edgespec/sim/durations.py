@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from edgespec.backends.charged_time import LoopTime, loop_of
-from edgespec.backends.compute import FIRST
 from edgespec.backends.timed import (
     CoordinatorDurations,
     EffectDurations,
@@ -143,41 +142,3 @@ def network_of(costs: RingCosts) -> Network:
     ring = tuple(LinkSpec(link.latency, link.bytes_per_second) for link in costs.links)
     control = (LinkSpec(max(link.latency for link in costs.links)),) * len(costs.stages)
     return Network(ring, control, control)
-
-
-class RandomDurations:
-    """Times drawn for every effect of one node: up to twice its `pace` (s), now and then none."""
-
-    def __init__(
-        self,
-        rng: random.Random,
-        head: float,
-        pace: float,
-        layers: int,
-        draft: TreeGrower | None = None,
-    ) -> None:
-        """`head`: mean seconds of one, `pace`: of a block or a draft's pass, of so many layers.
-        `draft`: the source, on D0."""
-        self._rng, self._head, self._pace, self._layers = rng, head, pace, layers
-        self._draft = draft
-        self._passes = 0  # of the last draft
-
-    def seconds(self, effect: Effect, done: Event | None) -> float:
-        """A draft is charged for every pass. What is neither a block nor a head costs a stage a
-        tenth of a block."""
-        work = self._draft.take_work() if self._draft else ()
-        if isinstance(effect, FIRST):
-            return self._draw(self._head)
-        if self._draft:
-            self._passes = len(work)
-            return self._draw(self._pace) * self._passes
-        return self._draw(self._pace) * (1.0 if isinstance(effect, RunBlock) else 0.1)
-
-    def parts(self, effect: Effect) -> Sequence[float]:
-        if self._draft:
-            return (1.0,) * (self._layers * self._passes)
-        return (1.0,) * (self._layers if isinstance(effect, RunBlock) else 1)
-
-    def _draw(self, pace: float) -> float:
-        factor = self._rng.random() * 2.0
-        return 0.0 if factor < 0.2 else pace * factor

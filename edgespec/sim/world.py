@@ -1,13 +1,12 @@
-"""World: a whole ring in virtual time; machines, computes, links and faults, one event at a time.
+"""World: a whole ring in virtual time; machines, computes and links, one event at a time.
 
-Durations, latencies and faults say what happens next. Everything follows from the arguments: two
-equal worlds run alike.
+Durations and latencies say what happens next. Everything follows from the arguments: two equal
+worlds run alike.
 """
 
 from __future__ import annotations
 
 import random
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -21,16 +20,14 @@ from edgespec.decoding.effects import AbortBlock, EncodePrompt, Renew, SendRing
 from edgespec.decoding.events import SegmentArrived, StageBeat
 from edgespec.decoding.stage import StageMachine
 from edgespec.drafting.grower import TreeGrower
-from edgespec.machines.effects import Effect, RunBlock, SendCoordinator, SendPeer, SendStages
-from edgespec.machines.events import Event, Hold, MessageArrived, RingDown, RingUp, Tick
+from edgespec.machines.effects import Effect, SendCoordinator, SendPeer, SendStages
+from edgespec.machines.events import Event, MessageArrived, RingDown, RingUp, Tick
 from edgespec.sim.clock import Booking, Clock
 from edgespec.sim.durations import Durations
-from edgespec.sim.faults import Change, Crash, Dice, Fault
 from edgespec.sim.links import Network
-from edgespec.sim.log import EventLog, effect_words, message_words
 from edgespec.sim.wires import Wires
 from edgespec.sim.worker import Turns, VirtualLoop, VirtualWorker
-from edgespec.wire.client_messages import Cancel, Submit
+from edgespec.wire.client_messages import Submit
 from edgespec.wire.codec import decode, encode
 from edgespec.wire.messages import Message
 from edgespec.wire.segment import Segment
@@ -71,9 +68,8 @@ class TimedReply:
 class World:
     """A ring of one coordinator and N stages; `submit`, `run`, then read `replies`.
 
-    `make_stages` is called for the first ring and again for every ring after a crash, from which
-    the stages that are gone take their place; the others forget what they had. `wires`: the
-    messages under way. `work`: how many compute effects of each request stages have still to do.
+    `make_stages` is called for every ring, from which the stages that are gone take their place, as
+    all are before the first; the others forget what they had. `wires`: the messages under way.
     """
 
     worker_kind: type[VirtualWorker] = VirtualWorker
@@ -85,34 +81,20 @@ class World:
         make_stages: Callable[[], Sequence[StageParts]],
         durations: Durations,
         network: Network,
-        faults: Sequence[Fault] = (),
         seed: int = 0,
-        watch: Callable[[World, int], None] = lambda world, node: None,
-        log: EventLog | None = None,
         *,
         with_stage: int = 0,
     ) -> None:
-        """`watch`: called with the node (0: the coordinator) after every event there. `with_stage`:
-        the stage that shares the coordinator's device; 0: none."""
+        """`with_stage`: the stage that shares the coordinator's device; 0: none."""
         self.coordinator = coordinator
         self.draft = device.draft
         self.replies: list[TimedReply] = []
         self.is_up = False
-        self.is_faulty = False
-        self.work: Counter[int] = Counter()
-        self.down_since = 0.0
         self.stages: list[StageParts] = []
         self._make_stages = make_stages
         self._durations = durations
-        rng = random.Random(f"{seed} world")
-        self._dice = Dice(faults, rng)
-        self._watch = watch
-        self._log = log
         self._clock = Clock()
-        self.wires = Wires(
-            *(network, self._dice, rng, self._clock),
-            *(durations.message_bytes, self._arrived, self._note),
-        )
+        self.wires = self._make_wires(network, random.Random(f"{seed} world"))
         self._tick: Booking | None = None
         self._beats: Booking | None = None
         self._renewed = float("-inf")
@@ -129,11 +111,6 @@ class World:
         self._workers: list[VirtualWorker] = []
         self._gone: set[int] = set(range(1, len(network.ring)))
         self._clock.book(0.0, self._ring_up)
-        for fault in faults:
-            if isinstance(fault, Crash):
-                self._clock.book(fault.at, self._crash, fault)
-            elif isinstance(fault, Change):
-                self._clock.book(fault.at, self._hold, fault)
 
     # --- using it -----------------------------------------------------------------------------
 
@@ -146,10 +123,6 @@ class World:
         """Hand a request to the coordinator at `at` virtual seconds."""
         self._clock.book(at, self._told, submit)
 
-    def cancel(self, tag: int, at: float) -> None:
-        """Cancel a request at `at` virtual seconds."""
-        self._clock.book(at, self._told, Cancel(tag))
-
     def step(self, until: float | None = None) -> bool:
         """Let the next thing happen; False if nothing is left (up to `until` virtual seconds)."""
         return self._clock.step(until)
@@ -158,15 +131,6 @@ class World:
         """Let everything happen (up to `until` virtual seconds) until nothing is left to do."""
         while self.step(until):
             pass
-
-    def quiet(self, stage: int) -> bool:
-        """Whether stage `stage` has carried out all its compute effects."""
-        return stage not in self._gone and self._workers[stage - 1].quiet
-
-    @property
-    def gone(self) -> bool:
-        """Whether a stage is lost, or the whole ring is, or what it does counts no more."""
-        return not self.is_up or self.is_faulty or bool(self._gone)
 
     @property
     def busy_seconds(self) -> list[float]:
@@ -181,16 +145,13 @@ class World:
 
     # --- what happens -------------------------------------------------------------------------
 
+    def _make_wires(self, network: Network, rng: random.Random) -> Wires:
+        return Wires(network, rng, self._clock, self._durations.message_bytes, self._arrived)
+
     def _told(self, message: Message) -> None:
-        self._note(0, message_words(message))
         self._handle(0, MessageArrived(CLIENT, message))
 
     def _arrived(self, node: int, message: Message) -> None:
-        if node in self._gone:
-            self._note(node, f"gone: {message_words(message)}")
-            self._look(node)
-            return
-        self._note(node, message_words(message))
         if isinstance(message, Segment):
             if node == 0:
                 segments = self.wires.segments
@@ -203,54 +164,24 @@ class World:
             self._handle(node, MessageArrived(b"", message))
 
     def _computed(self, node: int, effect: Effect, event: Event | None) -> None:
-        self._note(node, effect_words(effect))
-        if node:
-            self.work.subtract(_requests_of(effect))
-        if event is None:
-            self._look(node)
-        else:
+        if event is not None:
             self._handle(node, event)
 
     def _encoded(self, effect: EncodePrompt) -> None:
-        self._note(0, effect_words(effect))
         self._handle(0, self.coordinator.encode(effect))
 
     def _ticked(self) -> None:
         self._tick = None
-        self._note(0, "tick")
         self._handle(0, Tick())
 
-    def _crash(self, crash: Crash) -> None:
-        node = crash.stage
-        if node in self._gone:
-            self._note(node, "would crash, but is gone already")
-            return
-        self._note(node, "crashes")
-        self._gone.add(node)
-        self._workers[node - 1].vanish()
-        if self.is_up:
-            at = self.now + crash.noticed_after
-            self._clock.book(at, self._ring_down, self.wires.rings, node, crash.restart_after)
-            self._look(node)
-        else:  # it will be replaced with the other one
-            self._handle(0, RingDown(_crashed(node)))
-
-    def _ring_down(self, ring: int, node: int, restart_after: float) -> None:
-        if ring != self.wires.rings:
-            return  # another stage of that ring was missed before
-        self._note(0, f"stage {node} is missed")
-        self._end_ring(restart_after, RingDown(_crashed(node)))
-
     def _end_ring(self, seconds: float, why: RingDown) -> None:
-        self.is_up = self.is_faulty = False
-        self.down_since = self.now
+        self.is_up = False
         self.wires.cut()
         self._clock.book(self.now + seconds, self._ring_up)
         self._handle(0, why)
 
     def _renew(self, ring: int, why: str) -> None:
         if ring == self.wires.rings and self.is_up:
-            self._note(0, f"a new ring: {why}")
             self._renewed = self.now
             self._end_ring(RENEWAL_S, RingDown(why))
 
@@ -268,24 +199,7 @@ class World:
         if self.wires.segments:
             self._book_beat()
 
-    def _hold(self, change: Change) -> None:
-        if self.is_up:
-            self._note(0, "holds further requests")
-            self._handle(0, Hold("the devices will get other layers"))
-            self._change(self.wires.rings, change)
-
-    def _change(self, ring: int, change: Change) -> None:
-        if ring != self.wires.rings:
-            return  # a stage of it was missed before
-        if self.coordinator.load()[0]:
-            self._clock.book(self.now + change.beat, self._change, ring, change)
-            self._look(0)  # it counts as an event: a request that never ends is found
-            return
-        self._note(0, "the devices get other layers")
-        self._end_ring(change.seconds, RingDown("the devices get other layers", lost=False))
-
     def _ring_up(self) -> None:
-        self._note(0, "the ring is up")
         fresh = list(self._make_stages())
         if not self.stages:
             self.stages = fresh.copy()
@@ -316,8 +230,7 @@ class World:
         )
 
     def _stage_seconds(self, number: int, effect: Effect, done: Event | None) -> float:
-        seconds = self._durations.nodes[number].seconds(effect, done)
-        return seconds * self._dice.slowness(number, self.now)
+        return self._durations.nodes[number].seconds(effect, done)
 
     # --- machines -----------------------------------------------------------------------------
 
@@ -332,10 +245,6 @@ class World:
         self._dispatch(node, effects)
         if node == 0:
             self._book_tick()
-        self._look(node)
-
-    def _look(self, node: int) -> None:
-        self._watch(self, node)
 
     def _book_tick(self) -> None:
         deadline = self.coordinator.deadline()
@@ -347,49 +256,29 @@ class World:
 
     def _dispatch(self, node: int, effects: Iterable[Effect]) -> None:
         with self._turns[node].gathering():
-            self._carry_out(node, effects)
+            for effect in effects:
+                self._carry_out(node, effect)
 
-    def _carry_out(self, node: int, effects: Iterable[Effect]) -> None:
-        for effect in effects:
-            match effect:
-                case SendRing(segment):
-                    if node == 0 and self.is_up:
-                        self._book_beat()
-                    self.wires.send_on(node, segment)
-                case SendStages(message):
-                    self.wires.send_stages(message)
-                case SendCoordinator(message):
-                    self.wires.send_coordinator(node, message)
-                case SendPeer(_, message):
-                    told = decode(encode(message))
-                    self._note(0, f"tells {message_words(told)}")
-                    self.replies.append(TimedReply(self.now, told))
-                case Renew(why):
-                    self.is_faulty = True
-                    at = max(self.now, self._renewed + RENEW_S)
-                    self._clock.book(at, self._renew, self.wires.rings, f"V{node} was lost: {why}")
-                case EncodePrompt():  # beside all else, and of toy prompts: it is charged nothing
-                    self._clock.book(self.now, self._encoded, effect)
-                case AbortBlock(job, request):
-                    self._workers[node - 1].abort(job, request)
-                case _ if isinstance(effect, COMPUTE):
-                    if node:
-                        self.work.update(_requests_of(effect))
-                    (self._workers[node - 1] if node else self._head).add(effect)
-                case _:
-                    raise TypeError(f"a simulated ring carries out no {type(effect).__name__}")
-
-    def _note(self, node: int, what: str) -> None:
-        if self._log is not None:
-            self._log.add(self.now, f"V{node}" if node else "D0", what)
-
-
-def _requests_of(effect: Effect) -> list[int]:
-    """Whose a stage's compute effect is."""
-    if isinstance(effect, RunBlock):
-        return [part.request for part in effect.parts]
-    return [effect.request]  # type: ignore[attr-defined]
-
-
-def _crashed(node: int) -> str:
-    return f"stage {node} was lost: it crashed"
+    def _carry_out(self, node: int, effect: Effect) -> None:
+        match effect:
+            case SendRing(segment):
+                if node == 0 and self.is_up:
+                    self._book_beat()
+                self.wires.send_on(node, segment)
+            case SendStages(message):
+                self.wires.send_stages(message)
+            case SendCoordinator(message):
+                self.wires.send_coordinator(node, message)
+            case SendPeer(_, message):
+                self.replies.append(TimedReply(self.now, decode(encode(message))))
+            case Renew(why):
+                at = max(self.now, self._renewed + RENEW_S)
+                self._clock.book(at, self._renew, self.wires.rings, f"V{node} was lost: {why}")
+            case EncodePrompt():  # beside all else, and of toy prompts: it is charged nothing
+                self._clock.book(self.now, self._encoded, effect)
+            case AbortBlock(job, request):
+                self._workers[node - 1].abort(job, request)
+            case _ if isinstance(effect, COMPUTE):
+                (self._workers[node - 1] if node else self._head).add(effect)
+            case _:
+                raise TypeError(f"a simulated ring carries out no {type(effect).__name__}")

@@ -18,7 +18,6 @@ from support.rings import submit
 from edgespec.bench.load import Load
 from edgespec.bench.recorded import (
     Recorded,
-    is_recording,
     prompts_of,
     read_recording,
     replay_recording,
@@ -81,7 +80,6 @@ def test_a_coordinator_writes_every_request_and_its_end(tmp_path: Path) -> None:
         with pytest.raises(RequestFailed):
             list(client.ask(submit(policy="no such")))
     assert stat.S_IMODE(path.stat().st_mode) == 0o600, "it holds prompts and answers"
-    assert is_recording(path)
     recording = read_recording(path)
     assert [r.token_ids for r in recording] == [*(end.token_ids for end in ends), None]
     assert [r.seconds for r in recording] == [*(end.seconds for end in ends), None]
@@ -209,10 +207,11 @@ def test_a_line_that_is_none_is_named(
 
 
 def test_other_files_are_none(tmp_path: Path) -> None:
-    assert not is_recording(written(tmp_path / "trace.json", {"format": 1}))
     (tmp_path / "text").write_text("a prompt")
-    assert not is_recording(tmp_path / "text")
+    for path in (written(tmp_path / "trace.json", {"format": 1}), tmp_path / "text"):
+        with pytest.raises(ConfigError, match=r"line 1 of"):
+            read_recording(path)
     with pytest.raises(ConfigError, match="cannot be read"):
-        is_recording(tmp_path / "none")
+        read_recording(tmp_path / "none")
     with pytest.raises(ConfigError, match=r"cannot write the requests to .*none"):
         RequestLog(str(tmp_path / "none" / "x"))

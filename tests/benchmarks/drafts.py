@@ -31,7 +31,7 @@ TEMPERATURES = (0.0, 1.0)
 POLICIES = ("adaptive", "flowspec")
 SOURCES = (
     *("ngram", "ppd", "eagle", "eagle3", "easyspec", "independent", "dspark", "hybrid"),
-    *("hybrid:ngram+dspark", "hybrid:independent+dspark"),
+    "hybrid:ngram+dspark",
 )
 PLAIN = "none"
 

@@ -19,8 +19,13 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+from support.faults import SlowStage
+from support.faulty_world import FaultyWorld
 
 from edgespec.bench.asking import Asking
 from edgespec.bench.processes import News, map_in_processes, process_count
@@ -36,7 +41,6 @@ from edgespec.daemon.profiles import profile_named
 from edgespec.daemon.settings import chosen_draft
 from edgespec.errors import ConfigError
 from edgespec.planning.cost_model import cost_model_named
-from edgespec.sim.faults import SlowStage
 from edgespec.verify.sampling import Sampling
 
 NANO, NX, AGX, PI = (
@@ -143,8 +147,9 @@ def play_rings(item: tuple[Asked, dict[str, RingCase]], news: News) -> list[dict
         plays = {}
         for name, case in cases.items():
             faults = [SlowStage(case.slow, 2.0, 0.0, 1e9)] if case.slow else []
+            world = partial(FaultyWorld, faults=faults)
             setup = setup_of(case, asked)
-            plays[name] = [together.add(setup, policy, faults) for policy in asked.policies]
+            plays[name] = [together.add(setup, policy, world) for policy in asked.policies]
         together.run(news)
     return [figures(name, cases[name], plays[name], asked) for name in cases]
 

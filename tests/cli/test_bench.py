@@ -125,24 +125,6 @@ def test_under_load_it_has_the_figures_of_simulate(tmp_path: Path) -> None:
 
 
 @pytest.mark.thorough
-def test_a_stage_on_the_coordinators_device_shares_its_time(tmp_path: Path) -> None:
-    """As in `simulate`, on a machine that has little else to do."""
-    common = ["--stages", "2", "--with-stage", "--policy", "adaptive", "--limit", "2"]
-    common += ["--max-new-tokens", str(3 * TOKENS), "--json"]
-    real = run("bench", *common, "--emulate", PROFILE, "--out", str(tmp_path))
-    assert real.code == 0, real.err
-    assert f"{PROFILE}, V2 on D0's device" in real.err
-    content = json.loads(real.out)
-    assert (content["settings"]["with_stage"], content["differences"]) == (2, [])
-    virtual = run("simulate", *common, "--profile", PROFILE, "--dtype", "float32")
-    (expected,) = json.loads(virtual.out)["runs"]
-    plain, fast = content["runs"]
-    assert plain["tokens_per_second"] < fast["tokens_per_second"]
-    assert fast["tokens_per_second"] < 1.1 * expected["tokens_per_second"]
-    assert fast["coordinator_busy"] + fast["stage_busy"][1] <= 1.0
-
-
-@pytest.mark.thorough
 def test_the_manual_names_every_figure(content: dict[str, Any]) -> None:
     manual = (Path(__file__).parents[2] / "docs" / "figures.md").read_text(encoding="utf-8")
     missing = [name for name in content["runs"][0] if f"`{name}`" not in manual]
@@ -152,6 +134,7 @@ def test_the_manual_names_every_figure(content: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
+        (["--emulate", PROFILE, "--with-stage"], "a device of its own for each node"),
         (["--emulate", "abacus"], "there is no profile 'abacus'"),
         (["--emulate", f"{PROFILE},{PROFILE}"], "2 profiles for a coordinator and 3 stage(s)"),
         (["--emulate", f"{PROFILE},,"], "names no profiles"),

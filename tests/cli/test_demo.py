@@ -8,15 +8,18 @@ import signal
 import socket
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
+import typer.main
 from support.commands import Command, Done, run, run_here
 from support.nodes import until
 from support.tiers import tiered
 from tokenizers import Tokenizer
 
-from edgespec.cli.demo import DEFAULT_MODEL
+from edgespec.cli.demo import DEFAULT_MODEL, NEXT, WHAT
+from edgespec.cli.main import application
 from edgespec.daemon.access_list import clean_name
 from edgespec.daemon.bundled_models import bundled
 from edgespec.daemon.model_names import packaged
@@ -92,6 +95,16 @@ def test_a_real_model_answers_where_its_package_is_installed() -> None:
     assert "Paris" in done.out
     assert f"starting {DEFAULT_MODEL} in 3 stage(s)" in done.err
     assert re.search(r"^\d+ tokens, [\d.]+ tokens a second$", done.err, re.MULTILINE)
+    assert f"{WHAT}\n" in done.err
+    assert done.err.endswith(f"{NEXT}\n")
+
+
+def test_what_it_says_to_do_next_is_read_as_commands() -> None:
+    lines = [line.strip() for line in NEXT.splitlines() if line.startswith("    ")]
+    assert [line.split()[1] for line in lines] == ["demo", "init", "serve"]
+    for line in lines:
+        command: Any = typer.main.get_command(application()).commands[line.split()[1]]
+        command.make_context(command.name, line.split()[2:])
 
 
 @pytest.mark.thorough

@@ -201,7 +201,7 @@ def test_the_output_head_is_where_it_pays(here: Here, monkeypatch: pytest.Monkey
     ("draft", "words"),
     [
         ("ppd:{}", "plan does not reckon with ppd"),
-        ("hybrid:eagle:{}+eagle3:{}", "plan reckons with one draft that has weights"),
+        ("hybrid:eagle:{}+eagle3:{}", "a hybrid asks one model, and eagle and eagle3 are 2"),
         ("eagle3:nothing", "there is no model folder or file nothing"),
         ("eagle3", "Give eagle3:FOLDER"),
     ],

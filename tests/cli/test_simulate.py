@@ -1,4 +1,4 @@
-"""edgespec simulate, campaign and replay: tables, JSON, failures, and what they refuse."""
+"""edgespec simulate and replay: tables, JSON, failures, and what they refuse."""
 
 from __future__ import annotations
 
@@ -10,23 +10,11 @@ from typing import Any
 
 import pytest
 from support.commands import Done, run, run_here
-from support.worlds import CALM
 
 from edgespec.cli.simulate import SimulatedRing, charged_model, parse_link
 from edgespec.daemon.bundled_models import bundled
 from edgespec.daemon.profiles import profile_named
-from edgespec.decoding.coordinator import CoordinatorMachine
 from edgespec.errors import ConfigError
-from edgespec.machines.effects import (
-    Effect,
-    SendPeer,
-)
-from edgespec.machines.events import (
-    Event,
-)
-from edgespec.sim import campaign
-from edgespec.sim.campaign import Parts, ScenarioFailed, play_and_trace
-from edgespec.wire.client_messages import Tokens
 
 Here = Callable[..., Done]
 NANO = "jetson-orin-nano-8gb"
@@ -181,8 +169,6 @@ WRONG: dict[str, tuple[tuple[str, ...], str]] = {
     "draft": (("--draft", "/none"), "there is no model folder /none"),
     "dtype": (("--dtype", "int3"), "unknown dtype 'int3'; choose one of: float32"),
     "jobs": (("--jobs", "-1"), "jobs is -1"),
-    "campaign": (("--campaign", "20"), "a command of its own now: edgespec campaign RUNS"),
-    "replay": (("--replay=x",), "--replay=x is a command of its own now: edgespec replay FILE"),
     "live": (("--live", "0"), "live is 0; it must be at least 1 request"),
     "arrivals": (("--arrivals", "-1"), "arrivals is -1; it must be above 0"),
     "both loads": (("--live", "2", "--arrivals", "1"), "exclude each other"),
@@ -222,86 +208,26 @@ def test_a_profile_may_choose_the_cost_model() -> None:
     assert SimulatedRing(["paper-flowspec-7b"], stages=3).names == ("paper-flowspec-7b",) * 4
 
 
-# --- campaigns and replays ----------------------------------------------------------------------
-
-
-class Stammers(CoordinatorMachine):
-    """Tells the third piece of an answer twice."""
-
-    _pieces = 0
-
-    def handle(self, event: Event, now: float) -> list[Effect]:
-        """As ever, but for that."""
-        effects = super().handle(event, now)
-        for effect in list(effects):
-            if isinstance(effect, SendPeer) and isinstance(effect.message, Tokens):
-                self._pieces += 1
-                if self._pieces == 3:
-                    effects.append(effect)
-        return effects
-
-
-BUGGY = Parts(coordinator=Stammers)
-
-
-def plant(monkeypatch: pytest.MonkeyPatch, function: Any) -> None:
-    """Let a function of the simulator build its runs of the buggy parts unless told otherwise."""
-    monkeypatch.setattr(function, "__defaults__", (*function.__defaults__[:-1], BUGGY))
-
-
-def test_a_campaign_counts_what_passed(command: Here) -> None:
-    done = command("campaign", "3", "--jobs", "1")
-    assert done.code == 0, done
-    assert done.out.startswith("3 scenarios kept every promise: seeds 0 to 2, ")
-
-
-def test_a_failure_names_seed_trace_and_the_way_back(
-    command: Here, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    plant(monkeypatch, campaign.run_campaign)
-    traces = tmp_path / "traces"
-    done = command("campaign", "20", "--seed", "5", "--traces", str(traces), "--jobs", "1")
-    (trace,) = traces.iterdir()
-    seed = trace.stem.removeprefix("seed-")
-    assert int(seed) >= 5
-    done.assert_refused(
-        f"the scenario of seed {seed} failed",
-        str(trace),
-        f"edgespec replay {trace}",
-        code=1,
-    )
-
-
-def test_a_replay_fails_while_the_bug_is_there(
-    command: Here, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    with pytest.raises(ScenarioFailed):
-        play_and_trace(CALM, tmp_path, BUGGY)
-    trace = str(tmp_path / "seed-7.json")
-    mended = command("replay", trace)
-    assert mended.code == 0
-    assert "it no longer fails" in mended.out
-    for wrong in ("--json", "--live=2"):
-        command("replay", trace, wrong).assert_refused("go with recorded requests")
-    plant(monkeypatch, campaign.replay)
-    again = command("replay", trace)
-    assert again.code == 1
-    assert again.out.startswith("seed 7 fails as recorded: InvariantViolated")
+# --- replays ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("content", "arguments", "words"),
     [
-        (("campaign", "0"), "a campaign of 0 runs"),
-        (("campaign", "1", "--seed", "-1"), "seed is -1"),
-        (("replay", "/none"), "/none cannot be read"),
-        (("replay", "/none", "--live", "0"), "live is 0; it must be at least 1 request"),
+        (None, (), "cannot be read"),
+        ("", (), "has no requests; give what `edgespec serve --record` wrote"),
+        ('{"format": 1}', (), "line 1 of"),
+        ("a prompt", (), "is no request that `edgespec serve --record` writes"),
+        (None, ("--live", "0"), "live is 0; it must be at least 1 request"),
     ],
 )
-def test_what_no_campaign_or_replay_can_be_is_one_clear_error(
-    command: Here, arguments: tuple[str, ...], words: str
+def test_what_no_replay_can_be_is_one_clear_error(
+    command: Here, content: str | None, arguments: tuple[str, ...], words: str, tmp_path: Path
 ) -> None:
-    command(*arguments).assert_refused(words)
+    path = tmp_path / "requests.jsonl"
+    if content is not None:
+        path.write_text(content)
+    command("replay", str(path), *arguments).assert_refused(words)
 
 
 def test_recorded_requests_are_played_again(command: Here, tmp_path: Path) -> None:

@@ -12,7 +12,6 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -27,7 +26,6 @@ from edgespec.daemon.cluster import ClusterFolder, ClusterSettings
 
 PROMPT, NEW_TOKENS = "Once upon a time", 120
 PATIENCE_S = 120.0
-EMULATED = ("--emulate", "jetson-agx-orin-64gb", "--cost-model", "qwen2.5-7b")
 PLACES = (pytest.mark.slow, pytest.mark.thorough, pytest.mark.slow)
 
 
@@ -208,39 +206,6 @@ def test_a_coordinator_that_is_lost_with_its_stage_comes_back_with_it(
     assert_right(here.ask())
     assert other.process.poll() is None
     assert len(AccessStore(here.cluster).devices()) == 1, "it has the key that it had"
-
-
-@pytest.mark.thorough
-def test_while_both_are_emulated_as_one_device_either_may_be_lost(
-    stack: ExitStack, tmp_path: Path
-) -> None:
-    here = Here(stack, tmp_path, 2, with_stage=2)
-    here.serve(*EMULATED, "--trace", str(tmp_path / "trace.jsonl"))
-    here.join(1, *EMULATED)
-    here.until_up()
-    running = here.asked()
-    pid = here.own_pids[-1]
-    os.kill(pid, signal.SIGKILL)
-    assert_right(running)
-    assert here.own_pids[-1] != pid
-    assert_right(here.ask("--policy", "adaptive"))
-    spans = [
-        json.loads(line)
-        for name in ("trace.jsonl", "trace-stage.jsonl")
-        for line in (tmp_path / name).read_text().splitlines()
-    ]
-    times = sorted((one["start"], one["end"]) for one in spans if one["what"] == "span")
-    assert len({one["node"] for one in spans}) == 2
-    assert all(end <= start + 1e-9 for (_, end), (start, _) in pairwise(times)), "one device"
-
-    running = here.asked()
-    pid = here.own_pids[-1]
-    here.coordinator.signal(signal.SIGKILL)
-    assert running.done().code == 1
-    here.coordinator.process.wait()
-    until(lambda: not is_there(pid), "its stage has ended")
-    here.serve(*EMULATED)
-    assert_right(here.ask())
 
 
 @pytest.mark.thorough

@@ -68,7 +68,7 @@ WRONG: dict[str, tuple[list[str], str]] = {
             *("serve", "--stages", "1", "--with-stage", "--emulate"),
             "jetson-agx-orin-64gb,raspberry-pi-5-8gb",
         ],
-        "give the same one for both",
+        "a device of its own for each node",
     ),
     "model of invalid UTF-8": (
         [*SERVE, "--stages", "1", "--model", "/m\udcff"],

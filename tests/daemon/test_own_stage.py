@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from edgespec.config import Address, CoordinatorConfig, Emulation
+from edgespec.config import Address, CoordinatorConfig
 from edgespec.daemon import doctor
 from edgespec.daemon.access_store import AccessStore
 from edgespec.daemon.bundled_models import bundled
@@ -73,24 +73,16 @@ def test_its_command_is_that_of_a_stage_with_the_coordinators_models(
     folder = str(cluster.path / "stage")
     assert words == ["join", "--stage", "3", "--coordinator", str(HERE), "--cluster", folder]
     monkeypatch.setenv(BESIDE, stage.environment[BESIDE])
-    assert Beside.read() == Beside("0.0.0.0", 123, -1)
+    assert Beside.read() == Beside("0.0.0.0", 123)
     monkeypatch.delenv(BESIDE)
-    assert Beside.read() == Beside("", 0, -1)
+    assert Beside.read() == Beside("", 0)
     words = own_stage(cluster, replace(CONFIG, model="org/name", cache="/c")).command[10:]
     assert words == ["--cache", "/c", "--model", "org/name"]
 
 
-def test_emulated_it_has_the_coordinators_devices_and_a_trace_of_its_own(
-    cluster: ClusterFolder,
-) -> None:
-    emulation = Emulation(("jetson-orin-nano-8gb",))
-    config = replace(CONFIG, emulation=emulation, trace="/t/coordinator.jsonl")
-    folder = admitted(cluster, AccessStore(cluster), HERE)
-    stage = OwnStage(config, folder, HERE, 123, shared_device=7)
-    trace = ["--trace", "/t/coordinator-stage.jsonl"]
-    assert stage.command[10:] == [*emulation.options, *trace]
-    assert stage.descriptors == [7]
-    assert stage.environment.items() >= Beside("0.0.0.0", 123, 7).environment.items()
+def test_it_has_a_trace_of_its_own(cluster: ClusterFolder) -> None:
+    config = replace(CONFIG, trace="/t/coordinator.jsonl")
+    assert own_stage(cluster, config).command[10:] == ["--trace", "/t/coordinator-stage.jsonl"]
 
 
 def test_systemd_s_socket_is_not_the_stages(

@@ -8,6 +8,7 @@ from itertools import pairwise
 
 import pytest
 from support.tiers import thorough
+from support.toy_answers import plain_answer
 from support.worlds import FixedDurations, submit, toy_world
 
 from edgespec.backends.charged_time import LoopTime
@@ -16,7 +17,7 @@ from edgespec.machines.effects import Effect, RunBlock
 from edgespec.machines.events import Event
 from edgespec.planning.profile import LoopSeconds
 from edgespec.sim.links import LinkSpec
-from edgespec.sim.toy import ToyCodec, plain_answer
+from edgespec.sim.toy import ToyCodec
 from edgespec.sim.world import World
 from edgespec.wire.client_messages import Finished, Submit, Tokens
 from edgespec.wire.segment import Choosing, Part

@@ -1,4 +1,4 @@
-"""The hybrid: merged by what was right, who guessed what, and which of its models is asked."""
+"""The hybrid: merged by what was right, who guessed what, and when its model is asked."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ import numpy as np
 import pytest
 
 from edgespec.drafting.base import Guesser, TokenPath
-from edgespec.drafting.hybrid import AGAIN, LEAST, MOST, HybridGuesser, ModelChoice
+from edgespec.drafting.hybrid import HybridGuesser
 from edgespec.drafting.steps import at_once
 from edgespec.tree.drafted import Children
 from edgespec.types.draft_pass import DraftPass
 from edgespec.types.features import NO_FEATURES, NO_NEEDS, DraftNeeds, Features
 from edgespec.types.tensor import Tensor
 from edgespec.verify.sampling import Sampling
+
+TOKENS = 40
 
 
 class Scripted(Guesser):
@@ -169,120 +171,46 @@ def test_who_has_nothing_to_say_of_a_path_disagrees_with_nobody() -> None:
     assert np.exp(children.scores) == pytest.approx([1.0, 0.0, 1.0], abs=0.15)
 
 
-def test_of_two_models_the_better_one_is_asked() -> None:
-    """Both until it is clear which guesses better, then that one alone until both are tried again;
-    what runs none beside them always."""
-    rng = random.Random(2)
-    good, bad = (
-        Scripted(name, always((token, -0.2), (other, -1.8)), rows=rows)
-        for name, token, other, rows in (("good", 3, 4, 30), ("bad", 4, 3, 20))
-    )
-    cheap = Scripted("cheap", always((5, -1.0)))
-    made = hybrid(bad, cheap, good)
-
-    def asked(tokens: int, share: float) -> tuple[int, int]:
-        """How often each was asked for so many tokens of a request, in which 3 has that share of
-        what is not 5."""
-        before = bad.asked, good.asked
-        may = 3, 4, 5
-        shares = 0.9 * share, 0.9 * (1 - share), 0.1
-        follow(made, lambda step: rng.choices(may, shares)[0], tokens)
-        made.open(1, Sampling())
-        made.read(1, (0,), NO_FEATURES)
-        return bad.asked - before[0], good.asked - before[1]
-
-    assert asked(AGAIN, 0.9) == (LEAST, AGAIN), "it is soon clear; both again much later"
-    assert asked(LEAST, 0.9) == (0, LEAST), "they change where a request begins"
-    together, alone = asked(AGAIN, 0.0)
-    assert (together, alone < MOST) == (AGAIN, True), "the other one is better now"
-    assert cheap.asked == 2 * AGAIN + LEAST
-
-
-def test_what_a_member_says_that_is_asked_alone_stays_as_it_is() -> None:
-    """So that a hybrid is no worse than the member that goes on, which has scores that compare."""
-    good, bad = (
-        Scripted(name, always((token, -0.2), (other, -1.8)), rows=20)
-        for name, token, other in (("good", 3, 4), ("bad", 4, 3))
-    )
-    made = hybrid(bad, good)
-    follow(made, lambda step: 3, 3 * LEAST)
-    assert made.guess(1, [()], 2).tokens.tolist() == [3, 4]
-    assert made.guess(1, [()], 2).scores.tolist() == [-0.2, -1.8]
-
-
 def test_what_runs_no_model_and_one_model_are_both_asked_always() -> None:
     """N-grams name other tokens than a model does."""
     looked_up = Scripted("looked_up", always((3, -0.2)))
     model = Scripted("model", always((4, -0.2)), rows=1)
     made = hybrid(looked_up, model)
-    follow(made, lambda step: 4, 2 * MOST)
-    assert looked_up.asked == model.asked == 2 * MOST
+    follow(made, lambda step: 4, 2 * TOKENS)
+    assert looked_up.asked == model.asked == 2 * TOKENS
     work = [one.source for one in made.take_work() if isinstance(one, DraftPass)]
-    assert work == ["model"] * 2 * MOST
-
-
-@pytest.mark.parametrize("better", [0, 1, 2])
-def test_models_are_compared_on_the_same_tokens(better: int) -> None:
-    """How hard a text is changes far more than which of three models guesses it best."""
-    rng, found = random.Random(7), ModelChoice(range(3))
-    comparing = MOST
-    for step in range(MOST):
-        if not all(map(found.asks, range(3))):
-            comparing = min(comparing, step)
-        hard = step // 20 % 2 * 0.6
-        worth = {number: (rng.random() > hard) * 0.5 for number in range(3)}
-        worth[better] += 0.2
-        found.learn(worth)
-    assert comparing >= LEAST
-    assert [number for number in range(4) if found.asks(number)] == [better, 3]
-
-
-def test_of_equals_one_is_asked_after_all() -> None:
-    found = ModelChoice((0, 1))
-    for _ in range(MOST):
-        assert found.asks(0)
-        assert found.asks(1)
-        found.learn({0: 0.5, 1: 0.5})
-    assert found.asks(0) != found.asks(1)
-
-
-def test_a_model_that_cannot_guess_is_compared_with_none() -> None:
-    """Its context is too short, say: all are still asked, as the other may fail later."""
-    found = ModelChoice((0, 1))
-    for _ in range(2 * MOST):
-        found.learn({1: 0.5})
-    assert found.asks(0)
-    assert found.asks(1)
+    assert work == ["model"] * 2 * TOKENS
 
 
 def test_a_model_reads_what_it_missed_once_it_is_asked_again() -> None:
-    """The one that was not chosen, and every row once."""
+    """Every row once."""
     needs = DraftNeeds(final_hidden=True)
     needy = Scripted("needy", always((4, -0.1)), rows=10, needs=needs)
-    made = hybrid(Scripted("better", always((3, -0.1)), rows=10), needy)
+    made = hybrid(Scripted("grams", always((3, -0.1))), needy)
     assert made.needs == needs
-    follow(made, lambda step: 3, AGAIN + LEAST, rows=True)
-    assert len(needy.given) == len(needy.context) == LEAST, "it costs nothing meanwhile"
-    made.open(2, Sampling())
-    needy.context = ()
-    made.read(1, (0,) * (AGAIN + LEAST + 2), row(AGAIN + LEAST))
+    made.spare(1, free=True)
+    follow(made, lambda step: 3, TOKENS, rows=True)
+    assert len(needy.given) == len(needy.context) == 1, "it costs nothing meanwhile"
+    made.spare(1, free=False)
+    made.read(1, (0,) * (TOKENS + 2), row(TOKENS))
     finals = [features.final for features in needy.given if features.final]
     rows = [value for final in finals for value in np.frombuffer(final.data)]
-    assert rows == list(range(AGAIN + LEAST + 1)), "every row once, in order"
+    assert rows == list(range(TOKENS + 1)), "every row once, in order"
 
 
 def test_the_next_turn_begins_with_what_every_member_read() -> None:
     """One that is not asked reads what it missed then, as it would be missing for ever."""
     needy = Scripted("needy", always((4, -0.1)), 10, needs=DraftNeeds(final_hidden=True))
-    better = Scripted("better", always((3, -0.1)), rows=10)
-    made = hybrid(better, needy)
-    follow(made, lambda step: 3, LEAST + 7, rows=True)
-    assert len(needy.given) < LEAST + 7
+    grams = Scripted("grams", always((3, -0.1)))
+    made = hybrid(grams, needy)
+    made.spare(1, free=True)
+    follow(made, lambda step: 3, TOKENS, rows=True)
+    assert len(needy.given) < TOKENS
     made.open(2, Sampling())
     made.fork(2, 1, 20, True)
-    assert better.forked == needy.forked == (2, 1, 20)
+    assert grams.forked == needy.forked == (2, 1, 20)
     finals = [features.final for features in needy.given if features.final]
-    assert sum(final.shape[0] for final in finals) == LEAST + 7
+    assert sum(final.shape[0] for final in finals) == TOKENS
     made.close(1)
     assert made.read(2, (0,) * 22, row(20))
     made.fork(2, 99, 20, True)
@@ -294,14 +222,14 @@ def test_a_request_can_be_guessed_for_without_its_models() -> None:
     hybrid = HybridGuesser([grams, model])
     hybrid.open(1, Sampling())
     hybrid.spare(1, free=True)
-    for count in range(1, 3 * MOST):
+    for count in range(1, 3 * TOKENS):
         assert hybrid.read(1, [9] * count, NO_FEATURES)
         assert hybrid.guess(1, [()], 4).tokens.tolist() == [1]
     assert (model.asked, model.context) == (0, ())
     hybrid.spare(1, free=False)
-    hybrid.read(1, [9] * (3 * MOST), NO_FEATURES)
+    hybrid.read(1, [9] * (3 * TOKENS), NO_FEATURES)
     assert sorted(hybrid.guess(1, [()], 4).tokens.tolist()) == [1, 2]
-    assert len(model.context) == 3 * MOST
+    assert len(model.context) == 3 * TOKENS
 
 
 def test_guesses_that_rank_nothing_better_are_left_out_until_they_do() -> None:

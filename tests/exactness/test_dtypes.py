@@ -39,7 +39,7 @@ def plain(dtype: str, text: str, temperature: float, new_tokens: int = NEW_TOKEN
 
 def ways() -> Iterator[tuple[int, int, str]]:
     """Stages, rows of a chunk and draft sources, in turn."""
-    hybrid = "hybrid:ngram+ppd+independent"
+    hybrid = "hybrid:ngram+ppd"
     drafts = cycle(("independent", "ngram", "eagle", hybrid, "eagle3", "dspark"))
     return zip(cycle((3, 1, 2, 5)), cycle((64, 5, 16)), drafts, strict=False)
 

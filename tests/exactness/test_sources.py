@@ -19,7 +19,7 @@ from edgespec.wire.client_messages import Finished
 Test = TypeVar("Test", bound=Callable[..., Any])
 
 GROUPED = f"easyspec:{BASE}"  # the bundled draft has too few layers for groups
-MIXED = ("hybrid:ngram+ppd+independent", "hybrid:ngram+dspark")
+MIXED = ("hybrid:ngram+ppd", "hybrid:ngram+dspark")
 DRAFTS = (*SOURCES, HYBRID, *MIXED, GROUPED)
 POLICIES_THAT_DRAFT = tuple(name for name, policy in POLICIES.items() if policy.drafts)
 STAGES = (1, 3, 4)

@@ -16,6 +16,7 @@ from support.rings import FakeRing
 from support.rings import submit as ask_of
 from support.spans import Span
 from support.tiers import examples, tiered
+from support.toy_answers import plain_answer
 from support.worlds import submit, toy_world
 
 from edgespec.daemon.profiles import profile_named
@@ -27,7 +28,7 @@ from edgespec.policy.registry import POLICIES
 from edgespec.policy.row_times import PROBE, RECENT, RowTimes
 from edgespec.sim.durations import charged_durations, network_of
 from edgespec.sim.oracle import Oracle
-from edgespec.sim.toy import ToyCodec, plain_answer
+from edgespec.sim.toy import ToyCodec
 from edgespec.wire.client_messages import Finished
 
 NANO = "jetson-orin-nano-8gb"

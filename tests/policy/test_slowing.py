@@ -7,14 +7,15 @@ from dataclasses import dataclass
 from statistics import mean
 
 import pytest
+from support.faults import SlowStage
+from support.toy_answers import plain_answer
 from support.worlds import FixedDurations, submit, toy_world
 
 from edgespec.machines.effects import Effect, RunBlock
 from edgespec.machines.events import Event
 from edgespec.policy.estimates import RingEstimates
-from edgespec.sim.faults import SlowStage
 from edgespec.sim.oracle import Oracle
-from edgespec.sim.toy import ToyCodec, plain_answer
+from edgespec.sim.toy import ToyCodec
 from edgespec.wire.client_messages import Finished, Tokens
 
 STAGES, TOKENS = 3, 90

@@ -8,17 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from benchmarks import campaign as by_hand
 from msgspec import structs, to_builtins
-from support.tiers import thorough, tiered
-from support.worlds import CALM, CALM_ASK
-
-from edgespec.decoding.coordinator import CoordinatorMachine
-from edgespec.errors import ConfigError
-from edgespec.machines.effects import Effect, SendPeer
-from edgespec.machines.events import Event
-from edgespec.policy.registry import POLICIES
-from edgespec.schema import as_type
-from edgespec.sim.campaign import (
+from support.campaign import (
     Parts,
     ScenarioFailed,
     build,
@@ -28,10 +20,19 @@ from edgespec.sim.campaign import (
     replay,
     run_campaign,
 )
-from edgespec.sim.faults import Crash, Late, SmallCache, harms_segments
-from edgespec.sim.log import EventLog
+from support.event_log import EventLog
+from support.faults import Crash, Late, SmallCache, harms_segments
+from support.scenario import Scenario, Setting, draw, draw_losses, policies_of
+from support.tiers import thorough, tiered
+from support.worlds import CALM, CALM_ASK
+
+from edgespec.decoding.coordinator import CoordinatorMachine
+from edgespec.errors import ConfigError
+from edgespec.machines.effects import Effect, SendPeer
+from edgespec.machines.events import Event
+from edgespec.policy.registry import POLICIES
+from edgespec.schema import as_type
 from edgespec.sim.oracle import Oracle
-from edgespec.sim.scenario import Scenario, Setting, draw, draw_losses, policies_of
 from edgespec.types.features import DraftNeeds, PPDTable
 from edgespec.types.tensor import Tensor
 from edgespec.wire.client_messages import Finished, Tokens
@@ -268,7 +269,7 @@ def trace_path(tmp_path: Path) -> Path:
     path = tmp_path / "traces" / "seed-7.json"
     text = str(caught.value)
     assert "seed 7" in text
-    assert f"edgespec replay {path}" in text
+    assert f"campaign.py --replay {path}" in text
     assert "InvariantViolated: plain answer" in text
     return path
 
@@ -321,7 +322,7 @@ def test_a_replay_compares_only_what_was_kept(trace_path: Path) -> None:
     ("content", "message"),
     [
         ("no json", "is not JSON in UTF-8"),
-        ("[]", "it must be an object; give one of `edgespec campaign`"),
+        ("[]", "it must be an object; give one of tests.benchmarks.campaign.py"),
         ('{"format": 2}', "has format 2, and this edgespec reads format 1"),
         ('{"format": 1}', "the key 'scenario' is missing"),
         (
@@ -365,3 +366,49 @@ def test_faults_and_gaps_come_back_from_json() -> None:
         CALM, faults=faults, asks=(ask, structs.replace(ask, tag=1, cancel_at=None))
     )
     assert as_type(Scenario, to_builtins(scenario), "x") == scenario
+
+
+# --- by hand ------------------------------------------------------------------------------------
+
+
+def plant(monkeypatch: pytest.MonkeyPatch, function: Any) -> None:
+    """Let a function of the simulator build its runs of the buggy parts unless told otherwise."""
+    monkeypatch.setattr(function, "__defaults__", (*function.__defaults__[:-1], BUGGY))
+
+
+def test_a_campaign_counts_what_passed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert by_hand.main(["3", "--jobs", "1"]) == 0
+    told = capsys.readouterr().out
+    assert told.startswith("3 scenarios kept every promise: seeds 0 to 2, ")
+    for wrong in (["0"], ["1", "--seed", "-1"], [], ["1", "--replay", "x"]):
+        with pytest.raises(SystemExit):
+            by_hand.main(wrong)
+
+
+def test_a_failure_names_seed_trace_and_the_way_back(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plant(monkeypatch, run_campaign)
+    traces = tmp_path / "traces"
+    assert by_hand.main(["20", "--seed", "5", "--traces", str(traces), "--jobs", "1"]) == 1
+    (trace,) = traces.iterdir()
+    seed = trace.stem.removeprefix("seed-")
+    assert int(seed) >= 5
+    told = capsys.readouterr().err
+    assert f"the scenario of seed {seed} failed" in told
+    assert f"campaign.py --replay {trace}" in told
+
+
+def test_a_replay_fails_while_the_bug_is_there(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(ScenarioFailed):
+        play_and_trace(CALM, tmp_path, BUGGY)
+    trace = str(tmp_path / "seed-7.json")
+    assert by_hand.main(["--replay", trace]) == 0
+    assert "it no longer fails" in capsys.readouterr().out
+    plant(monkeypatch, replay)
+    assert by_hand.main(["--replay", trace]) == 1
+    assert capsys.readouterr().out.startswith("seed 7 fails as recorded: InvariantViolated")
+    assert by_hand.main(["--replay", str(tmp_path / "none")]) == 1
+    assert "cannot be read" in capsys.readouterr().err

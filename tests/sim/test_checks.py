@@ -9,11 +9,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+import support.invariants
 from msgspec import structs
+from support.campaign import Parts, play
+from support.faults import Lose
 from support.growers import SoloOracle
+from support.invariants import InvariantViolated
+from support.scenario import Scenario, draw
 from support.worlds import CALM, CALM_ASK
 
-import edgespec.sim.checks
 from edgespec.decoding.coordinator import CoordinatorMachine
 from edgespec.decoding.effects import GatherRows, SendRing
 from edgespec.decoding.events import SegmentArrived
@@ -21,10 +25,6 @@ from edgespec.decoding.stage import StageMachine
 from edgespec.errors import LocalProtocolError
 from edgespec.machines.effects import Effect, RunBlock, SendPeer
 from edgespec.machines.events import BlockDone, Event, MessageArrived
-from edgespec.sim.campaign import Parts, play
-from edgespec.sim.checks import InvariantViolated
-from edgespec.sim.faults import Lose
-from edgespec.sim.scenario import Scenario, draw
 from edgespec.sim.toy_model import FakeBlock
 from edgespec.verify.sampling import Sampling
 from edgespec.wire.client_messages import Failed, Finished, Tokens
@@ -305,7 +305,7 @@ def test_without_a_bug_nothing_is_found(scenario: Scenario) -> None:
 
 
 def test_a_run_without_an_end_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(edgespec.sim.checks, "PLENTY", 20)
+    monkeypatch.setattr(support.invariants, "PLENTY", 20)
     with pytest.raises(InvariantViolated, match="progress"):
         play(CALM)
 

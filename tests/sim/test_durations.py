@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from msgspec import structs
+from support.campaign import RandomDurations
 from support.segments import changed, one_part, run_block
 from support.worlds import submit, toy_world
 
@@ -22,7 +23,6 @@ from edgespec.planning.costs import LinkCosts, ring_costs
 from edgespec.policy.base import Deepen, Grow
 from edgespec.sim.durations import (
     Jitter,
-    RandomDurations,
     charged_durations,
     jittered,
     network_of,

@@ -5,11 +5,11 @@ from __future__ import annotations
 import random
 
 import pytest
+from support.faults import Delay, Dice, Duplicate, Late, Lose, SlowStage
 from support.segments import retain_message
 
 from edgespec.errors import ConfigError
 from edgespec.sim.clock import Clock
-from edgespec.sim.faults import Delay, Dice, Duplicate, Late, Lose, SlowStage
 from edgespec.sim.links import Link, LinkSpec, Network
 from edgespec.wire.client_messages import Submit
 from edgespec.wire.messages import CloseRequest

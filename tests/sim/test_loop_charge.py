@@ -6,6 +6,7 @@ import random
 from typing import Any, cast
 
 import pytest
+from support.toy_answers import plain_answer
 from support.worlds import FixedDurations, submit, toy_world
 
 from edgespec.backends.charged_time import LoopTime
@@ -21,7 +22,7 @@ from edgespec.planning.profile import LoopSeconds
 from edgespec.policy.base import Expand
 from edgespec.runtime.node import RingNode
 from edgespec.sim.oracle import Oracle
-from edgespec.sim.toy import ToyCodec, plain_answer
+from edgespec.sim.toy import ToyCodec
 from edgespec.types.draft_pass import DraftPass
 from edgespec.wire.client_messages import Finished, Tokens
 from edgespec.wire.messages import Credit

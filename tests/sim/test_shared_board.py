@@ -6,9 +6,11 @@ import random
 
 import numpy as np
 import pytest
+from support.faults import Crash
 from support.segments import run_block
 from support.spans import Span, keeping
 from support.tiers import tiered
+from support.toy_answers import plain_answer
 from support.worlds import FixedDurations, submit, toy_world
 
 from edgespec.decoding.effects import Draft, RunHead
@@ -17,9 +19,8 @@ from edgespec.machines.events import Event
 from edgespec.policy.base import Grow
 from edgespec.policy.pace import Pace
 from edgespec.sim.clock import Clock
-from edgespec.sim.faults import Crash
 from edgespec.sim.oracle import Oracle
-from edgespec.sim.toy import ToyCodec, plain_answer
+from edgespec.sim.toy import ToyCodec
 from edgespec.sim.worker import Turns
 from edgespec.tree.ledger import Rows
 from edgespec.types.draft_pass import DraftPass, DraftWork

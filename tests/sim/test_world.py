@@ -5,15 +5,16 @@ from __future__ import annotations
 import random
 
 import pytest
+from support.event_log import EventLog
+from support.faults import Crash, Duplicate, Lose, SlowStage
 from support.spans import Span
+from support.toy_answers import plain_answer
 from support.worlds import FixedDurations, submit, toy_world
 
 from edgespec.decoding.request import LOST_WAIT_S
-from edgespec.sim.faults import Crash, Duplicate, Lose, SlowStage
 from edgespec.sim.links import LinkSpec
-from edgespec.sim.log import EventLog
 from edgespec.sim.oracle import Oracle
-from edgespec.sim.toy import ToyCodec, plain_answer
+from edgespec.sim.toy import ToyCodec
 from edgespec.sim.world import World
 from edgespec.wire.client_messages import Failed, Finished, Progress, Tokens
 

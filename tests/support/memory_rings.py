@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from support.fake_draft import FakeDraft
 from support.keys import OWN, ListedKeys
+from support.toy_answers import Expected, plain_answer
 
 from edgespec.backends.compute import CoordinatorCompute, StageCompute
 from edgespec.config import Address, Timing
@@ -31,7 +32,7 @@ from edgespec.runtime.coordinator_node import CoordinatorNode
 from edgespec.runtime.node import RingNode
 from edgespec.runtime.stage_node import StageNode
 from edgespec.runtime.worker import Worker
-from edgespec.sim.toy import VOCABULARY, Expected, ToyCodec, plain_answer
+from edgespec.sim.toy import VOCABULARY, ToyCodec
 from edgespec.sim.toy_model import FakeBlock, FakeHead
 from edgespec.wire.client_messages import Failed, Finished, Submit
 from edgespec.wire.codec import decode, encode, packed

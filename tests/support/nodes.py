@@ -12,6 +12,7 @@ from functools import partial
 from msgspec import structs
 from support.fake_draft import FakeDraft
 from support.keys import OWN, OWNER_IDENTITY, ListedKeys
+from support.toy_answers import Expected, plain_answer
 
 from edgespec.backends.compute import CoordinatorCompute, StageCompute
 from edgespec.config import Address, Timing
@@ -32,7 +33,7 @@ from edgespec.runtime.client import Client
 from edgespec.runtime.coordinator_node import CoordinatorNode
 from edgespec.runtime.node import RingNode
 from edgespec.runtime.stage_node import StageNode
-from edgespec.sim.toy import VOCABULARY, Expected, ToyCodec, plain_answer
+from edgespec.sim.toy import VOCABULARY, ToyCodec
 from edgespec.sim.toy_model import FakeBlock, FakeHead
 from edgespec.types.tensor import Tensor
 from edgespec.wire.client_messages import Finished, Submit

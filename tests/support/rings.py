@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from support.fake_draft import FakeDraft
 from support.local_ring import LocalRing, Step
+from support.toy_answers import Expected, plain_answer
 
 from edgespec.backends.compute import CoordinatorCompute, StageCompute
 from edgespec.decoding.admission import CoordinatorSettings
@@ -17,7 +18,7 @@ from edgespec.drafting.grower import TreeGrower
 from edgespec.machines.events import (
     Event,
 )
-from edgespec.sim.toy import VOCABULARY, Expected, ToyCodec, plain_answer
+from edgespec.sim.toy import VOCABULARY, ToyCodec
 from edgespec.sim.toy_model import FakeBlock, FakeHead
 from edgespec.types.usual_sampling import NOTHING_SAID, UsualSampling
 from edgespec.wire.client_messages import Failed, Finished, Submit, Tokens

@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from support.event_log import EventLog
+from support.faults import Fault
+from support.faulty_world import FaultyWorld
+from support.scenario import Scenario, ScenarioRequest, Setting
 from support.spans import Span, keeping
 
 from edgespec.backends.charged_time import LoopTime
@@ -19,13 +23,10 @@ from edgespec.machines.effects import (
 )
 from edgespec.machines.events import Event
 from edgespec.sim.durations import Durations
-from edgespec.sim.faults import Fault
 from edgespec.sim.links import LinkSpec, Network
-from edgespec.sim.log import EventLog
-from edgespec.sim.scenario import Scenario, ScenarioRequest, Setting
 from edgespec.sim.toy import VOCABULARY, ToyCodec
 from edgespec.sim.toy_model import FakeBlock, FakeHead
-from edgespec.sim.world import CoordinatorParts, StageParts, World
+from edgespec.sim.world import CoordinatorParts, StageParts
 from edgespec.types.draft_pass import DraftPass, DraftWork
 from edgespec.wire.client_messages import Submit
 from edgespec.wire.messages import Message
@@ -99,7 +100,7 @@ def toy_world(
     with_stage: int = 0,
     told: bool = True,
     live: int = 1,
-) -> World:
+) -> FaultyWorld:
     """A ring of toy stages: as many as there are fixed durations, or as the network has. `told`:
     whether the coordinator knows of `with_stage`. `spans`: gets what the nodes ran. `live`:
     requests at once."""
@@ -127,16 +128,16 @@ def toy_world(
         own_stage=with_stage if told else 0,
         live=live,
     )
-    kind = World
+    kind = FaultyWorld
     if spans is not None:
-        kind = type("SpanWorld", (World,), {"worker_kind": keeping(spans)})
+        kind = type("SpanWorld", (FaultyWorld,), {"worker_kind": keeping(spans)})
     return kind(
         CoordinatorMachine(ring, ToyCodec()),
         CoordinatorParts(FakeHead(VOCABULARY), draft),
         stages,
         durations,
         network,
-        faults,
+        faults=faults,
         log=log,
         with_stage=with_stage,
     )

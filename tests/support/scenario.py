@@ -9,12 +9,7 @@ from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 from msgspec import structs
-
-from edgespec.errors import ConfigError
-from edgespec.policy.base import Policy
-from edgespec.policy.registry import POLICIES, policy_named
-from edgespec.schema import FileStruct
-from edgespec.sim.faults import (
+from support.faults import (
     Bent,
     Change,
     Crash,
@@ -26,6 +21,11 @@ from edgespec.sim.faults import (
     SlowStage,
     SmallCache,
 )
+
+from edgespec.errors import ConfigError
+from edgespec.policy.base import Policy
+from edgespec.policy.registry import POLICIES, policy_named
+from edgespec.schema import FileStruct
 from edgespec.sim.links import LinkSpec, Network
 from edgespec.sim.toy import VOCABULARY
 from edgespec.wire.client_messages import Submit

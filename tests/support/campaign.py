@@ -3,31 +3,39 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 
+from support.event_log import EventLog
+from support.faults import SmallCache, harms_segments
+from support.faulty_world import FaultyWorld
+from support.invariants import Checks, Promise
+from support.scenario import Scenario, ScenarioRequest, draw, policies_of
+from support.toy_answers import plain_answer
+
+from edgespec.backends.compute import FIRST
 from edgespec.decoding.admission import CoordinatorSettings
 from edgespec.decoding.answer import TextCodec
 from edgespec.decoding.coordinator import CoordinatorMachine
 from edgespec.decoding.stage import StageMachine
+from edgespec.drafting.grower import TreeGrower
 from edgespec.errors import ConfigError, EdgespecError
+from edgespec.machines.effects import Effect, RunBlock
+from edgespec.machines.events import Event
 from edgespec.schema import FileStruct, json_text, read_as
-from edgespec.sim.checks import Checks, Promise
-from edgespec.sim.durations import Durations, RandomDurations
-from edgespec.sim.faults import SmallCache, harms_segments
-from edgespec.sim.log import EventLog
+from edgespec.sim.durations import Durations
 from edgespec.sim.oracle import Oracle
-from edgespec.sim.scenario import Scenario, ScenarioRequest, draw, policies_of
-from edgespec.sim.toy import VOCABULARY, ToyCodec, plain_answer
+from edgespec.sim.toy import VOCABULARY, ToyCodec
 from edgespec.sim.toy_model import FakeBlock, FakeHead
-from edgespec.sim.world import CoordinatorParts, StageParts, World
+from edgespec.sim.world import CoordinatorParts, StageParts
 
 PLENTY = 100_000
 """Rows of a request that a stage may hold where no fault says otherwise."""
 
 _FORMAT = ("format", 1)
+WANTED = "give one of tests/benchmarks/campaign.py"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +49,44 @@ class Parts:
 
 
 DEFAULT_PARTS = Parts()
+
+
+class RandomDurations:
+    """Times drawn for every effect of one node: up to twice its `pace` (s), now and then none."""
+
+    def __init__(
+        self,
+        rng: random.Random,
+        head: float,
+        pace: float,
+        layers: int,
+        draft: TreeGrower | None = None,
+    ) -> None:
+        """`head`: mean seconds of one, `pace`: of a block or a draft's pass, of so many layers.
+        `draft`: the source, on D0."""
+        self._rng, self._head, self._pace, self._layers = rng, head, pace, layers
+        self._draft = draft
+        self._passes = 0  # of the last draft
+
+    def seconds(self, effect: Effect, done: Event | None) -> float:
+        """A draft is charged for every pass. What is neither a block nor a head costs a stage a
+        tenth of a block."""
+        work = self._draft.take_work() if self._draft else ()
+        if isinstance(effect, FIRST):
+            return self._draw(self._head)
+        if self._draft:
+            self._passes = len(work)
+            return self._draw(self._pace) * self._passes
+        return self._draw(self._pace) * (1.0 if isinstance(effect, RunBlock) else 0.1)
+
+    def parts(self, effect: Effect) -> Sequence[float]:
+        if self._draft:
+            return (1.0,) * (self._layers * self._passes)
+        return (1.0,) * (self._layers if isinstance(effect, RunBlock) else 1)
+
+    def _draw(self, pace: float) -> float:
+        factor = self._rng.random() * 2.0
+        return 0.0 if factor < 0.2 else pace * factor
 
 
 class FailureTrace(FileStruct, frozen=True):
@@ -66,7 +112,7 @@ def play(scenario: Scenario, log: EventLog | None = None, parts: Parts = DEFAULT
 
 def build(
     scenario: Scenario, log: EventLog | None = None, parts: Parts = DEFAULT_PARTS
-) -> tuple[World, Checks]:
+) -> tuple[FaultyWorld, Checks]:
     """The world of a scenario, with its requests booked, and its checks.
 
     Its policies must be registered (`policies_of`) while it runs.
@@ -105,7 +151,7 @@ def build(
     chance = random.Random(f"{scenario.seed} durations"), scenario.head_pace
     stages_of = zip(scenario.stage_paces, scenario.layers, strict=True)
     checks = Checks(promises, scenario.live)
-    world = World(
+    world = FaultyWorld(
         parts.coordinator(ring, codec),
         CoordinatorParts(None if scenario.head_last else head, draft),
         make_stages,
@@ -116,10 +162,10 @@ def build(
             ]
         ),
         scenario.network,
-        scenario.faults,
         scenario.seed,
-        checks.after,
-        log,
+        faults=scenario.faults,
+        watch=checks.after,
+        log=log,
     )
     for ask in scenario.asks:
         world.submit(ask.submit(), ask.at)
@@ -159,7 +205,7 @@ def play_and_trace(scenario: Scenario, folder: Path, parts: Parts = DEFAULT_PART
         path.write_text(json_text(trace, _FORMAT), encoding="utf-8")
         raise ScenarioFailed(
             f"the scenario of seed {scenario.seed} failed: {failure}\n"
-            f"trace: {path}\nsee it again with: edgespec replay {path}"
+            f"trace: {path}\nsee it again with: python tests/benchmarks/campaign.py --replay {path}"
         ) from problem
 
 
@@ -169,7 +215,7 @@ def read_trace(path: Path) -> FailureTrace:
         content = path.read_bytes()
     except OSError as problem:
         raise ConfigError(f"{path} cannot be read: {problem}") from problem
-    return read_as(FailureTrace, content, str(path), "give one of `edgespec campaign`", _FORMAT)
+    return read_as(FailureTrace, content, str(path), WANTED, _FORMAT)
 
 
 def run_campaign(seeds: Iterable[int], folder: Path, parts: Parts = DEFAULT_PARTS) -> int:

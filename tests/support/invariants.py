@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Set, Sized
 from dataclasses import dataclass, field
 
+from support.faulty_world import FaultyWorld
+from support.toy_answers import Expected
+
 from edgespec.decoding.request import Request
 from edgespec.errors import EdgespecError
-from edgespec.sim.toy import Expected
 from edgespec.sim.toy_model import FakeBlock
-from edgespec.sim.world import World
 from edgespec.wire.client_messages import Failed, Finished, Submit, Tokens
 from edgespec.wire.messages import Message
 
@@ -71,7 +72,7 @@ class Checks:
         self._open: list[int] = []
         self._row_at: dict[tuple[int, int], int] = {}
 
-    def after(self, world: World, node: int) -> None:
+    def after(self, world: FaultyWorld, node: int) -> None:
         """Check what an event at `node` can have changed."""
         self._events += 1
         if self._events > PLENTY:
@@ -90,7 +91,7 @@ class Checks:
         for number in self._open:
             _check_ledgers(world, number)
 
-    def drained(self, world: World) -> None:
+    def drained(self, world: FaultyWorld) -> None:
         """Check that every request has ended and nothing of any is left."""
         for tag, got in self._got.items():
             if not got.ended:
@@ -113,7 +114,7 @@ class Checks:
 
     # --- what clients see ---------------------------------------------------------------------
 
-    def _check_reply(self, world: World, message: Message) -> None:
+    def _check_reply(self, world: FaultyWorld, message: Message) -> None:
         tag = int(getattr(message, "tag", -1))
         if tag not in self._promises:
             raise InvariantViolated("one end", f"a reply to no request: {message}")
@@ -132,7 +133,7 @@ class Checks:
 
     # --- what stages hold ---------------------------------------------------------------------
 
-    def _check_cache(self, world: World, node: int) -> None:
+    def _check_cache(self, world: FaultyWorld, node: int) -> None:
         if not world.stages or not world.quiet(node) or world.is_faulty:
             return
         stage = world.stages[node - 1]
@@ -171,14 +172,14 @@ class Checks:
                     f"{ledger.last_committed} and another stage had row {row}",
                 )
 
-    def _find_open(self, world: World) -> None:
+    def _find_open(self, world: FaultyWorld) -> None:
         while world.coordinator.accepts(self._newest + 1) is not None:
             self._newest += 1
             self._open.append(self._newest)
         self._open = [n for n in self._open if world.coordinator.accepts(n) is not None]
 
 
-def _check_shared(world: World, node: int, request: int) -> None:
+def _check_shared(world: FaultyWorld, node: int, request: int) -> None:
     """Any two requests that a stage and the coordinator both know share as many rows here as
     there."""
     machine = world.stages[node - 1].machine
@@ -210,7 +211,7 @@ def _check_prefix(promise: Promise, got: _Got, token_ids: tuple[int, ...], text:
         )
 
 
-def _check_finished(world: World, promise: Promise, got: _Got, end: Finished) -> None:
+def _check_finished(world: FaultyWorld, promise: Promise, got: _Got, end: Finished) -> None:
     if (end.token_ids, end.text) != (tuple(got.tokens), got.text):
         raise InvariantViolated(
             "the end repeats the stream",
@@ -230,7 +231,7 @@ def _check_finished(world: World, promise: Promise, got: _Got, end: Finished) ->
         raise InvariantViolated("figures add up", f"the figures of {end} do not")
 
 
-def _check_failed(world: World, promise: Promise, reason: str) -> None:
+def _check_failed(world: FaultyWorld, promise: Promise, reason: str) -> None:
     if any(part in reason for part in promise.may_fail):
         return
     if "was lost" in reason and "in a row" not in reason and not world.is_up:
@@ -244,7 +245,7 @@ def _check_failed(world: World, promise: Promise, reason: str) -> None:
     raise InvariantViolated("plain answer", f"request {promise.submit.tag} failed: {reason}")
 
 
-def _check_credits(world: World, number: int) -> None:
+def _check_credits(world: FaultyWorld, number: int) -> None:
     """Every segment that the coordinator counts is on the ring, or waits for its turn."""
     request = world.coordinator.accepts(number)
     if request is None:
@@ -260,7 +261,7 @@ def _check_credits(world: World, number: int) -> None:
         )
 
 
-def _check_ledgers(world: World, number: int) -> None:
+def _check_ledgers(world: FaultyWorld, number: int) -> None:
     """With nothing of it under way, every stage holds the request's committed and live rows.
 
     A stage that never got the newest retained set may hold dead rows as well, but lacks no live
@@ -300,7 +301,7 @@ def _check_ledgers(world: World, number: int) -> None:
             )
 
 
-def _is_flying(world: World, number: int) -> bool:
+def _is_flying(world: FaultyWorld, number: int) -> bool:
     return any(number in owners for owners in world.wires.segments.values())
 
 
