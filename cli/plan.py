@@ -157,6 +157,13 @@ def _remarks(found: list[PlayedPlan], model: str) -> Iterator[str]:
     yield f"live at once: by memory {rows} cache rows, for {' or '.join(counts)} (serve --live)"
     for device, reason in made.left_out:
         yield f"left out: {device.name} ({reason})"
+    if bound := of.of.bound:
+        yield (
+            f"the last {bound} of {of.of.layers} layers are on one stage: some read the keys of "
+            f"those from number {of.of.layers - bound} on"
+        )
+    if tables := of.of.table_weights:
+        yield f"{gib(2 * tables)} more in the stages' files: what layers look up of each token"
     if made.with_stage:
         whole = sum(node.need.total for node in (made.nodes[0], made.nodes[made.with_stage]))
         yield (

@@ -56,7 +56,7 @@ def shard(
         from edgespec.model.sharding import Sharding
 
         sharding = Sharding(model, quantisation, head)
-        blocks = blocks_of(sharding.layers, stages, split)
+        blocks = blocks_of(sharding.layers, stages, split, sharding.bound)
         name = f"{Path(model).resolve().name}-{quantisation.name}-{stages}stages"
         folder = Path(out or name)
         manifest = sharding.into(folder, blocks, progress_line(waiting))

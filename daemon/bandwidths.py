@@ -18,7 +18,7 @@ import torch
 from edgespec.daemon.layer_times import settled
 from edgespec.daemon.timing import Clock, Sample, timed
 from edgespec.errors import ConfigError
-from edgespec.model.kv_cache import TwoRegionCache
+from edgespec.model.kv_cache import RowForm, TwoRegionCache
 
 CACHE_ROWS = 2048
 """Rows of the cache of which every second one is gathered."""
@@ -74,9 +74,7 @@ def gather_rate(
     layers = max(1, math.ceil(_buffer_size(room, beyond_cache) / (row * CACHE_ROWS)))
     cache = TwoRegionCache(
         first_layer=0,
-        layers=layers,
-        kv_heads=kv_heads,
-        head_dim=head_dim,
+        forms=[RowForm(kv_heads, head_dim)] * layers,
         reserve=CACHE_ROWS,
         dtype=dtype,
         device=device,

@@ -15,19 +15,25 @@ class LayerAssignment:
     """Assigns a model's layers to the devices of a ring."""
 
     def __init__(
-        self, layers: int, like: Assign, split: Sequence[int], blocks: list[Assign]
+        self,
+        layers: int,
+        like: Assign,
+        split: Sequence[int],
+        blocks: list[Assign],
+        bound: int = 0,
     ) -> None:
         """`like`: the fields that all assignments share, with the configured number of stages, and
         `head` as the last stage shall have it;
         `split`: layers of each stage, () for equal shares. Every planned block is appended to
-        `blocks`, in the order of the block numbers.
+        `blocks`, in the order of the block numbers. `bound`: so many last layers have to be on one
+        stage.
 
         Raises ConfigError for a split that does not fit the layers.
         """
-        self._layers = layers
+        self._layers, self._bound = layers, bound
         self._like = like
         self._blocks = blocks
-        self.assigned = self._assigned(blocks_of(layers, like.stages, split))
+        self.assigned = self._assigned(blocks_of(layers, like.stages, split, bound))
 
     def _assigned(self, ranges: Sequence[tuple[int, int]]) -> list[Assign]:
         return [
@@ -59,7 +65,7 @@ class LayerAssignment:
         None if the memory is too little. With more devices than layers, the last ones get none.
         The configured assignment is kept if the number of devices and their memory allow it.
         """
-        devices = joins[: self._layers]
+        devices = joins[: self._layers - max(0, self._bound - 1)]
         ends = len(devices) - 1
         most = [
             _most_layers(needs, self._layers, join, n == ends) for n, join in enumerate(devices)
@@ -67,10 +73,10 @@ class LayerAssignment:
         first = [stage.end - stage.first for stage in self.assigned]
         if len(most) == len(first) and all(n <= m for n, m in zip(first, most, strict=True)):
             return self.assigned
-        split = fitted_split(self._layers, most)
+        split = fitted_split(self._layers, most, self._bound)
         if split is None:
             return None
-        return self._assigned(blocks_of(self._layers, len(split), split))
+        return self._assigned(blocks_of(self._layers, len(split), split, self._bound))
 
 
 def _most_layers(needs: Needs, layers: int, join: Join, last: bool) -> int:

@@ -214,11 +214,10 @@ def passes(
     when it returns its hidden rows if it is to `settle`, else only launched."""
     first = blocks[0]
     device = first.device
-    inputs = (
-        torch.randn(rows, first.hidden_size).to(device, first.dtype)
-        if first.embedding is None
-        else torch.zeros(rows, dtype=torch.int64, device=device)
-    )
+    tokens = torch.zeros(rows, dtype=torch.int64, device=device)
+    inputs = tokens
+    if first.embedding is None:
+        inputs = torch.randn(rows, first.hidden_size).to(device, first.dtype)
     positions = torch.arange(seen, seen + rows, device=device)
     mask = tree_mask(seen, torch.tril(torch.ones(rows, rows, dtype=torch.bool)).numpy(), device)
     nothing = torch.zeros(0, dtype=torch.int64).numpy()
@@ -231,7 +230,7 @@ def passes(
     def work() -> torch.Tensor:
         block, cache = next(turns)
         cache.gather(seen, nothing)
-        hidden = block.forward(inputs, positions, cache, mask)
+        hidden = block.forward(inputs, positions, cache, mask, tokens=tokens)
         assert hidden is not None, "it is never stopped"
         if head is not None:
             head.logits(hidden)

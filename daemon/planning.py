@@ -246,6 +246,8 @@ def _file_of(model: str, made: Manifest | None) -> FileBytes:
             needed += block_inventory(file, block.first, block.end)
     layers, experts, unpacked = Counter[int](), Counter[int](), False
     for one in needed:
+        if one.looked_up:
+            continue
         held = held_bytes(one.form, one.shape, torch.bfloat16)
         layers[one.layer] += held
         experts[one.layer] += held if ".experts." in one.name else 0

@@ -81,6 +81,9 @@ class RandomLayers:
             self._plain[shape] = _random(shape)
         return self._plain[shape]
 
+    def table(self, name: str) -> tuple[str, torch.Tensor]:
+        return "", self.tensor(name)
+
     def packed(self, name: str, shape: torch.Size) -> dict[str, torch.Tensor]:
         """A random matrix in packed form; each call allocates."""
         form = self.form(name)

@@ -9,6 +9,7 @@ from edgespec.config import CoordinatorConfig
 from edgespec.daemon.blocks import BlockKey, BlockLibrary
 from edgespec.errors import ConfigError
 from edgespec.model.block_folder import CONFIG, BlockFolder
+from edgespec.model.families import bound_last
 from edgespec.model.hub import local_folder
 from edgespec.model.loader import fingerprint
 from edgespec.model.manifest import MANIFEST, manifest_of
@@ -65,6 +66,11 @@ class RingModel:
     @property
     def layers(self) -> int:
         return int(self.head.config.num_hidden_layers)
+
+    @property
+    def bound(self) -> int:
+        """Last layers that have to be on one stage."""
+        return bound_last(self.head.config)
 
     @property
     def longest_context(self) -> int:

@@ -34,6 +34,7 @@ from edgespec.model.reading import read_object, reading
 from edgespec.planning.catalogue import MODELS, KnownModel
 from edgespec.planning.partition import blocks_of, parse_split
 from edgespec.planning.text_part import text_settings
+from edgespec.planning.uneven import bound_layers
 
 Value = TypeVar("Value", str, int, tuple[int, ...])
 
@@ -194,11 +195,14 @@ def look_at_models(config: CoordinatorConfig) -> None:
         with reading(file):
             layers = int(settings["num_hidden_layers"])
             longest = int(settings.get("max_position_embeddings", config.context))
+            bound = bound_layers(
+                settings.get("layer_types") or (), settings.get("num_kv_shared_layers") or 0
+            )
     except ModelError:
         if known is None:
             return  # the loader knows what to say
-        layers, longest = known.sizes.layers, known.context
-    blocks_of(layers, config.stages, config.layers)
+        layers, longest, bound = known.sizes.layers, known.context, known.sizes.bound
+    blocks_of(layers, config.stages, config.layers, bound)
     context_of(config, longest)
     if known is not None:
         _require_like_tokenizers(config, known)

@@ -252,10 +252,10 @@ def _load(
 
     layers, device = (assign.first, assign.end), best_device()
     block = Block(source, *layers, assign.dtype, device, progress, cache_dtype=assign.cache_dtype)
-    if ends is None:
-        return StageCompute(TorchBlock(block))
-    head = OutputHead(ends, assign.dtype, device, share=block)
-    return StageCompute(TorchBlock(block), TorchHead(head))
+    head = None
+    if ends is not None:
+        head = TorchHead(OutputHead(ends, assign.dtype, device, share=block))
+    return StageCompute(TorchBlock(block), head, keeps_tokens=block.token_rows is not None)
 
 
 def _require_memory(

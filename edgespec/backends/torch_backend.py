@@ -22,7 +22,10 @@ from edgespec.tree.stems import Fork
 from edgespec.types.stop_check import StopCheck
 from edgespec.types.tensor import Tensor
 from edgespec.verify.sampling import Choice, Logits, bad_logits, choose_along, path_of
-from edgespec.verify.top_logprobs import TopLogprobs, top_logprobs
+from edgespec.verify.top_logprobs import TopLogprobs, joined, top_logprobs
+
+SCORED_ROWS = 32
+"""Rows of a prompt whose logits are held at once."""
 
 
 class TorchBlock:
@@ -53,7 +56,10 @@ class TorchBlock:
         self._taps = []
         positions = torch.from_numpy(rows.positions).to(self._block.device)
         tapped = self._taps.append if job.aux_layers else None
-        hidden = self._block.forward_joint(inputs, positions, parts, stop, job.aux_layers, tapped)
+        tokens = None if self._block.token_rows is None else self._tokens(job, rows)
+        hidden = self._block.forward_joint(
+            inputs, positions, parts, stop, job.aux_layers, tapped, tokens
+        )
         return None if hidden is None else from_torch(hidden)
 
     def _cached(self, job: int, part: BlockPart) -> CachedPart:
@@ -96,20 +102,23 @@ class TorchBlock:
             )
         return to_torch(hidden, block.device)
 
-    def _embedded(self, job: RunBlock, rows: Rows) -> torch.Tensor:
-        """Tokens of the rows, or vectors of all if some stand for PPD tokens."""
+    def _tokens(self, job: RunBlock, rows: Rows) -> torch.Tensor:
+        """Tokens int64 of the rows, -1, -2, … of PPD tokens; checked."""
         block, tokens = self._block, rows.tokens
         if tokens.shape != rows.ids.shape:
             raise RemoteProtocolError(f"job {job.job} lacks the tokens of its rows")
-        table = job.ppd_tokens
-        vectors = 0 if table is None else table.shape[0]
+        vectors = 0 if job.ppd_tokens is None else job.ppd_tokens.shape[0]
         # An index outside the embedding would end the process on CUDA.
         if tokens.min() < -vectors or tokens.max() >= block.vocab_size:
             raise RemoteProtocolError(
                 f"job {job.job} has a token outside the vocabulary of {block.vocab_size}"
             )
-        places = torch.from_numpy(tokens).to(block.device)
-        if tokens.min() >= 0:
+        return torch.from_numpy(tokens).to(block.device)
+
+    def _embedded(self, job: RunBlock, rows: Rows) -> torch.Tensor:
+        """Tokens of the rows, or vectors of all if some stand for PPD tokens."""
+        block, places, table = self._block, self._tokens(job, rows), job.ppd_tokens
+        if rows.tokens.min() >= 0:
             return places
         assert table is not None
         if table.shape[1:] != (block.hidden_size,) or "float" not in table.dtype:
@@ -129,14 +138,26 @@ class TorchHead:
         self._head = head
 
     def choose(self, walks: Sequence[Walk]) -> list[tuple[Choice, TopLogprobs | None]]:
-        every = [self._checked(walk) for walk in walks]
+        every = [self._checked(walk.hidden, len(walk.rows)) for walk in walks]
         logits = self._head.logits(torch.cat(every) if len(every) > 1 else every[0])
         own = logits.split([len(rows) for rows in every])
         return [_along(walk, rows) for walk, rows in zip(walks, own, strict=True)]
 
-    def _checked(self, walk: Walk) -> torch.Tensor:
-        """A walk's hidden rows where the head is."""
-        head, hidden, count = self._head, walk.hidden, len(walk.rows)
+    def score(self, hidden: Tensor, tokens: IntArray, top: int) -> TopLogprobs:
+        found, every = [], self._checked(hidden, len(tokens))
+        for first in range(0, len(tokens), SCORED_ROWS):
+            some = slice(first, first + SCORED_ROWS)
+            logits = self._head.logits(every[some])
+            for row, token in zip(logits, tokens[some], strict=True):
+                told: Logits = row.cpu().numpy()
+                if not np.isfinite(told.max()):
+                    raise bad_logits(told.max()[None])
+                found.append(top_logprobs(told[None], token[None], top))
+        return joined(found)
+
+    def _checked(self, hidden: Tensor, count: int) -> torch.Tensor:
+        """So many hidden rows where the head is."""
+        head = self._head
         fits = hidden.shape == (count, head.hidden_size)
         if not fits or f"torch.{hidden.dtype}" != str(head.dtype):
             raise RemoteProtocolError(

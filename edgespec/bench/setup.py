@@ -27,7 +27,7 @@ from edgespec.drafting.choice import parse_draft
 from edgespec.errors import CapacityError, ConfigError
 from edgespec.planning.cost_model import CostModel
 from edgespec.planning.costs import RingCosts, local_links, ring_costs
-from edgespec.planning.partition import split_layers
+from edgespec.planning.partition import blocks_of
 from edgespec.planning.profile import Profile, RowPrice
 from edgespec.sim.durations import Durations, Jitter, charged_durations, jittered, network_of
 from edgespec.sim.links import LinkSpec, Network
@@ -185,13 +185,14 @@ def load_base(model: str, dtype: str, stages: int) -> LoadedBase:
     """Load the base; the policies of one process share it, as no request leaves anything in it."""
     from edgespec.model.block import Block
     from edgespec.model.ends import OutputHead
+    from edgespec.model.families import bound_last
     from edgespec.model.hub import local_folder
     from edgespec.model.sources import open_source
     from edgespec.model.template_process import render_apart
     from edgespec.model.tokenizer import Tokenizer
 
     source = open_source(model)
-    cuts = split_layers(source.layers, stages)
+    cuts = blocks_of(source.layers, stages, bound=bound_last(source.config))
     tokenizer = Tokenizer(local_folder(model), is_kept=True)
     render_apart(tokenizer)
     return LoadedBase(
@@ -278,6 +279,7 @@ def ring_world(
                     is_first=number == 1,
                     is_last=number == stages,
                     row_limit=live * (loaded.context_length + _ROOM),
+                    keeps_tokens=loaded.blocks[0].token_rows is not None,
                 ),
                 block_of(number),
                 head if number == stages else None,

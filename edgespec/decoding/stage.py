@@ -3,7 +3,7 @@
 A retained set is garbage collection: it is applied when it comes, before a segment is computed
 and again before it is sent, and never changes what a live row sees. An emptied segment still
 travels, so that the coordinator's credits stay right. If the last stage holds the output head, it
-chooses the target tokens along the walk before a segment leaves (target_walk.py). It has a little
+chooses the target tokens along the walk before a segment leaves (target_walk.py). It has some
 more than 400 lines, as everything that can come to a stage has its handler here.
 """
 
@@ -39,12 +39,16 @@ from edgespec.wire.snapshots import SubscribeActivity
 class StageMachine:
     """One stage of the ring, without I/O: `handle(event, now)` answers with effects."""
 
-    def __init__(self, *, is_first: bool, is_last: bool, row_limit: int) -> None:
+    def __init__(
+        self, *, is_first: bool, is_last: bool, row_limit: int, keeps_tokens: bool = False
+    ) -> None:
         """`row_limit`: rows of all requests (committed and speculative) that may be held, shared
-        ones counted once."""
+        ones counted once. `keeps_tokens`: the layers of every stage are told of the rows' tokens,
+        which so travel on."""
         self.stats = StageStats()
         self._held = HeldRows()
-        self.take_place(is_first=is_first, is_last=is_last, row_limit=row_limit)
+        place = {"is_first": is_first, "is_last": is_last, "keeps_tokens": keeps_tokens}
+        self.take_place(row_limit=row_limit, **place)
         self._queue: deque[Segment] = deque()
         self._running: StageJob | None = None
         self._given_up: set[int] = set()  # jobs of an earlier ring that have not come back
@@ -78,10 +82,13 @@ class StageMachine:
             case _:
                 raise LocalProtocolError(f"a stage cannot handle {type(event).__name__}")
 
-    def take_place(self, *, is_first: bool, is_last: bool, row_limit: int) -> None:
+    def take_place(
+        self, *, is_first: bool, is_last: bool, row_limit: int, keeps_tokens: bool = False
+    ) -> None:
         """Change the stage's place in the ring (see __init__), from the next ring on."""
         self._is_first = is_first
         self._is_last = is_last
+        self._keeps_tokens = keeps_tokens
         self._held.set_limit(row_limit)
         self.stats.joined()
 
@@ -171,6 +178,8 @@ class StageMachine:
             try:
                 stay = self._staying(part, part.ids)
                 if len(stay):
+                    if self._keeps_tokens and not len(part.tokens):
+                        raise RemoteProtocolError("they lack their tokens")
                     self._begin_walk(part)
                     live = part.rows().take(stay)
                     blocks.append(self._held.book(part, live))
@@ -229,7 +238,7 @@ class StageMachine:
         running, head, place = self._finish_head(event.job)
         walk = self._walk_of(event.request)
         # Without a walk the request has ended meanwhile.
-        verdict = NO_VERDICT if walk is None else walk.to_verdict(head.rows.ids, event)
+        verdict = NO_VERDICT if walk is None else walk.to_verdict(head, event)
         return self._chose(running, place, verdict, now)
 
     def _walk_of(self, request: int) -> TargetWalk | None:
@@ -284,7 +293,8 @@ class StageMachine:
         """The part with these rows alone, and the newest retained set that all stages have."""
         held = self._held.get(part.request)
         epoch = min(part.epoch, held.keep.epoch) if held else part.epoch
-        tokens = rows.tokens if held and held.walk else _NOTHING
+        travel = (held and held.walk) or (self._keeps_tokens and not self._is_last)
+        tokens = rows.tokens if travel else _NOTHING
         return replace(
             part,
             epoch=epoch,
@@ -329,7 +339,8 @@ class StageMachine:
         segment leaves."""
         assert running.done is not None
         part = running.done.parts[place]
-        left = self._left(part, Rows.none()) if verdict is None else replace(part, verdict=verdict)
+        left = self._left(part, Rows.none()) if verdict is None else part
+        left = replace(left, verdict=verdict, known=_NOTHING)
         running.settle(place, left)
         if running.heads:
             return []

@@ -19,7 +19,27 @@ from edgespec.kernels.rows import ACTIVATIONS, Runs
 
 _AT, _LONG, _REAL = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
 _PRODUCTS = ("qkv", "out", "gate_up", "down")
-_GAINS = ("enter", "attended", "middle", "left", "query_gain", "key_gain")
+_GAINS = (
+    "enter",
+    "attended",
+    "middle",
+    "left",
+    "query_gain",
+    "key_gain",
+    "tap_weights",
+    "tap_bias",
+)
+_SIZES = (
+    "hidden",
+    "inner",
+    "heads",
+    "kv_heads",
+    "head_dim",
+    "taps",
+    "activation",
+    "angles",
+    "runs",
+)
 _MOST = 3  # matrices of one product
 
 
@@ -32,17 +52,16 @@ class _CLayer(ctypes.Structure):
         *((name, _CProduct) for name in _PRODUCTS),
         *((name, _AT) for name in _GAINS),
         *((name, _REAL) for name in ("eps", "share", "scaling", "softcap")),
-        *((name, _LONG) for name in ("hidden", "inner", "heads", "kv_heads", "head_dim")),
-        *((name, _LONG) for name in ("activation", "angles", "runs")),
+        *((name, _LONG) for name in _SIZES),
     )
 
 
 class Memory(NamedTuple):
-    """Where the keys and values of a request lie, and `rows` new ones are to lie.
+    """Where what is held of a request's rows lies, and that of `rows` new ones is to lie.
 
-    `pieces` int64 [layers, pieces, 2]: the address of each piece [2, kv_heads, slots, head_dim],
-    and its slots; all are in use, but of the last piece only the first `begin` slots. `dtype`: of
-    the keys and values of all requests.
+    `pieces` int64 [layers, pieces, 2]: the address of each piece [parts, heads, slots, width], and
+    its slots; all are in use, but of the last piece only the first `begin` slots. `dtype`: of what
+    is held of all requests.
     """
 
     dtype: torch.dtype
@@ -62,7 +81,7 @@ class CompiledLayer:
         **numbers: float,
     ) -> None:
         """As `Layer` in layers.h has them: of each product up to three matrices, whose results are
-        one row; `gains` contiguous, float32."""
+        one row; `gains`, and what a convolution multiplies by, contiguous, float32."""
         self._held = products, gains  # they stay where they lie
         self.weights = sum(p.out_features * p.in_features for every in products for p in every)
         self.layer = _CLayer(activation=ACTIVATIONS[activation], **numbers)
@@ -97,7 +116,8 @@ class CompiledPass:
 
 
 class CompiledLayers:
-    """Layers that are run by one call, all of one form but for angles, windows and softcaps."""
+    """Layers that are run by one call, all of one form but for angles, windows and softcaps, and
+    whether they attend or convolve."""
 
     def __init__(self, layers: Sequence[CompiledLayer], dtype: torch.dtype) -> None:
         """`dtype`: of all rows."""
@@ -112,7 +132,7 @@ class CompiledLayers:
         self._run.argtypes = [_AT, _LONG, _LONG, _AT, _AT, _AT]
 
     def run(self, first: int, end: int, hidden: torch.Tensor, given: CompiledPass) -> torch.Tensor:
-        """Rows [R, H] after layers [first, end), in new memory; their keys and values are where
+        """Rows [R, H] after layers [first, end), in new memory; what is held of them is where
         `given` says. Raises MemoryError."""
         hidden = hidden.contiguous()
         out = torch.empty_like(hidden)

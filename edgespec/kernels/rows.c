@@ -190,6 +190,20 @@ void row_gated(int dtype, int64_t rows, int64_t n, int kind, const void *gate_up
     BOTH(gated, dtype, rows, n, kind, gate_up, out);
 }
 
+void row_scaled(int dtype, int64_t rows, int64_t n, void *mixed)
+{
+    BOTH(scaled, dtype, rows, n, mixed);
+}
+
+void row_convolved(int dtype, int held_as, int64_t parts, const int64_t *part_rows,
+                   const int64_t *part_pieces, const Piece *pieces, const int64_t *firsts,
+                   const int32_t *runs, int64_t n, int64_t taps, const void *weights,
+                   const void *bias, const void *mixed, void *out)
+{
+    BOTH(convolved, dtype, held_as, parts, part_rows, part_pieces, pieces, firsts, runs, n, taps,
+         weights, bias, mixed, out);
+}
+
 int row_attention(int dtype, int held_as, int64_t parts, const int64_t *part_rows,
                   const int64_t *part_pieces, const Piece *pieces, const int64_t *firsts,
                   const int32_t *runs, int64_t heads, int64_t kv_heads, int64_t head_dim,

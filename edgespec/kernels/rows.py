@@ -62,7 +62,9 @@ class RowKernels:
         self._gated.argtypes = [_INT, _LONG, _LONG, _INT, _AT, _AT]
         self._attention.argtypes = [_INT, _INT, _LONG, *[_AT] * 5, *[_LONG] * 3, _REAL, _REAL]
         self._attention.argtypes += [_AT, _AT, _LONG, _AT, _INT]
-        for one in (self._angles, self._norm, self._turn, self._gated):
+        self._convolved = library.row_convolved
+        self._convolved.argtypes = [_INT, _INT, _LONG, *[_AT] * 5, _LONG, _LONG, *[_AT] * 4]
+        for one in (self._angles, self._norm, self._turn, self._gated, self._convolved):
             one.restype = None
 
     def runs(
@@ -171,6 +173,37 @@ class RowKernels:
         self._gated(
             NUMBERS[gate_up.dtype], rows, width // 2, ACTIVATIONS[activation], gate_up.data_ptr(),
             out.data_ptr(),
+        )  # fmt: skip
+        return out
+
+    def convolved(
+        self,
+        held: Sequence[Pieces],
+        part_rows: Sequence[int],
+        runs: Runs,
+        weights: torch.Tensor,
+        bias: torch.Tensor | None,
+        mixed: torch.Tensor,
+    ) -> torch.Tensor:
+        """Of contiguous `mixed` [R, 3 * n] the second n numbers of each row, times a sum over the
+        slots that it sees: what is held there [n] times `weights` [taps, n], the last one's by the
+        last, and `bias` [n]. Weights are of what sums are reckoned in; the rest as in `attention`.
+        """
+        numbers, pieces, after = [], [0], [0]
+        for own, own_rows in zip(held, part_rows, strict=True):
+            numbers += [
+                n for one in own for n in (one.data_ptr(), 0, 0, one.shape[3], one.shape[2])
+            ]
+            pieces.append(len(numbers) // 5)
+            after.append(after[-1] + own_rows)
+        rows, n = mixed.shape[0], mixed.shape[1] // 3
+        assert after[-1] == rows
+        out = mixed.new_empty((rows, n))
+        self._convolved(
+            NUMBERS[mixed.dtype], NUMBERS[held[0][0].dtype], len(part_rows),
+            (_LONG * len(after))(*after), (_LONG * len(pieces))(*pieces),
+            (_LONG * len(numbers))(*numbers), runs.firsts.data_ptr(), runs.ends.data_ptr(), n,
+            len(weights), weights.data_ptr(), _address(bias), mixed.data_ptr(), out.data_ptr(),
         )  # fmt: skip
         return out
 

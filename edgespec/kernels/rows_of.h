@@ -440,6 +440,51 @@ static int NAME(attention)(int dtype, int held_as, int64_t parts, const int64_t 
     return failed;
 }
 
+/* Of rows [rows, 3 n], gates, gates and inputs, the inputs times the first gates, where they are. */
+static void NAME(scaled)(int dtype, int64_t rows, int64_t n, char *mixed)
+{
+    REAL x[n], gate[n];
+    int64_t bytes = n * item_size(dtype);
+    for (; rows > 0; rows--, mixed += 3 * bytes) {
+        NAME(load)(dtype, mixed, n, gate);
+        NAME(load)(dtype, mixed + 2 * bytes, n, x);
+        for (int64_t i = 0; i < n; i++)
+            x[i] *= gate[i];
+        NAME(store)(dtype, x, n, mixed + 2 * bytes);
+    }
+}
+
+/* Sums over the slots that a row sees, at most `taps`, in their order: what is held there [n] times
+ * the last of `weights` [taps, n]. These times the second gates of `mixed` [rows, 3 n]: out [rows,
+ * n]. Rows of parts, pieces and runs as in attention; `bias` [n] or NULL. */
+static void NAME(convolved)(int dtype, int held_as, int64_t parts, const int64_t *part_rows,
+                            const int64_t *part_pieces, const Piece *pieces, const int64_t *firsts,
+                            const int32_t *runs, int64_t n, int64_t taps, const REAL *weights,
+                            const REAL *bias, const char *mixed, char *out)
+{
+    REAL sums[n], copy[n];
+    int64_t bytes = n * item_size(dtype);
+    for (int64_t part = 0; part < parts; part++)
+        for (int64_t row = part_rows[part]; row < part_rows[part + 1]; row++) {
+            NAME(Walk) walk = {pieces + part_pieces[part], 0, NULL};
+            const REAL *own = weights + taps * n;
+            for (int64_t run = firsts[row]; run < firsts[row + 1]; run++)
+                own -= (runs[2 * run + 1] - runs[2 * run]) * n;
+            for (int64_t i = 0; i < n; i++)
+                sums[i] = bias ? bias[i] : 0;
+            for (int64_t run = firsts[row]; run < firsts[row + 1]; run++)
+                for (int64_t slot = runs[2 * run]; slot < runs[2 * run + 1]; slot++, own += n) {
+                    const REAL *x = NAME(near)(&walk, held_as, 0, slot, 1, 0, n, copy);
+                    for (int64_t i = 0; i < n; i++)
+                        sums[i] = FMA(own[i], x[i], sums[i]);
+                }
+            NAME(load)(dtype, mixed + (3 * row + 1) * bytes, n, copy);
+            for (int64_t i = 0; i < n; i++)
+                sums[i] *= copy[i];
+            NAME(store)(dtype, sums, n, out + row * bytes);
+        }
+}
+
 #undef LANES
 #undef BLOCK
 #undef WIDEST

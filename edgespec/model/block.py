@@ -13,11 +13,13 @@ from edgespec.errors import ModelError
 from edgespec.kernels.gpu.usable import DTYPES, usable
 from edgespec.kernels.rows import compiled_rows
 from edgespec.model.cuda_graphs import GraphMaker
-from edgespec.model.families import angle_kinds, embedding_scale
+from edgespec.model.families import angle_kinds, embedding_scale, layer_embedding
+from edgespec.model.gemma4 import TokenRows, embedded_by
 from edgespec.model.joint import CachedPart, JointPass
 from edgespec.model.kv_cache import TwoRegionCache
 from edgespec.model.layer_plan import layer_plan
 from edgespec.model.layers import layers_of
+from edgespec.model.matrices import Product
 from edgespec.model.reading import reading
 from edgespec.model.row_math import BATCHED, CompiledRows, RowMath, SingleRows
 from edgespec.model.source import TensorSource, check_layers, check_names, shaped
@@ -26,6 +28,8 @@ from edgespec.model.tensors import compute_dtype
 from edgespec.types.stop_check import StopCheck
 
 EMBEDDING, LM_HEAD = "model.embed_tokens.weight", "lm_head.weight"
+_TOLD = "tokens"
+"""Beside the kinds of layers, in what a pass gives them: what they are told of tokens."""
 
 
 def row_math(device: torch.device, dtype: torch.dtype, captured: bool) -> RowMath:
@@ -80,12 +84,11 @@ class Block:
         self.config = source.config
         self.hidden_size = int(self.config.hidden_size)
         self.vocab_size = int(self.config.vocab_size)
-        self._kv_heads = int(self.config.num_key_value_heads)
         maker = None if graphs is None else graphs(self.device)
         math = row_math(self.device, self.dtype, maker is not None)
         with reading(source.path):
             layers = layers_of(self.config, first, end, math)
-        self._head_dim = layers.head_dim
+        self._forms = [layers.rows(index) for index in range(first, end)]
         self.embedding: nn.Parameter | None = None
         if first == 0:
             shape = torch.Size((self.vocab_size, self.hidden_size))
@@ -111,6 +114,13 @@ class Block:
         self._angles = angle_kinds(self.config)[first:end]
         self.has_experts = layers.has_experts
         self._rotary = {kind: layers.rotary(kind, self.dtype, self.device) for kind in self._angles}
+        self.token_rows: TokenRows | None = None
+        if layer_embedding(self.config):
+            look_up: Product = self.embedded
+            if first:
+                look_up = embedded_by(source, EMBEDDING, self.dtype, self.device)
+            every = range(first, end)
+            self.token_rows = TokenRows(source, every, self.dtype, self.device, math, look_up)
         self._plan = layer_plan(self._layers, self._angles, math, self.dtype)
         self.static: StaticPasses | None = None
         if maker is not None and not self.has_experts:
@@ -120,9 +130,7 @@ class Block:
         """An empty cache for this block's layers with room for `reserve` rows."""
         return TwoRegionCache(
             first_layer=self.first,
-            layers=len(self._layers),
-            kv_heads=self._kv_heads,
-            head_dim=self._head_dim,
+            forms=self._forms,
             reserve=reserve,
             dtype=self._cache_dtype,
             device=self.device,
@@ -135,10 +143,12 @@ class Block:
         cache: TwoRegionCache,
         mask: torch.Tensor,
         stop: Callable[[], bool] | None = None,
+        tokens: torch.Tensor | None = None,
     ) -> torch.Tensor | None:
         """Run rows of one request (see CachedPart) as `forward_joint` does."""
         asked: StopCheck | None = None if stop is None else lambda request=None: stop()
-        return self.forward_joint(inputs, positions, [CachedPart(0, cache, mask)], asked)
+        parts = [CachedPart(0, cache, mask)]
+        return self.forward_joint(inputs, positions, parts, asked, tokens=tokens)
 
     @torch.inference_mode()
     def forward_joint(
@@ -149,21 +159,26 @@ class Block:
         stop: StopCheck | None = None,
         aux_layers: Collection[int] = (),
         enters: Callable[[torch.Tensor], None] | None = None,
+        tokens: torch.Tensor | None = None,
     ) -> torch.Tensor | None:
         """Run the R >= 1 rows of all parts and append their keys and values to the parts' caches.
 
         `inputs`: tokens int64 [R] or vectors in their place (see `embedded`) for the block with
-        layer 0, else hidden rows; both [R, hidden_size]. `positions` int64 [R], absolute.
+        layer 0, else hidden rows; both [R, hidden_size]. `positions` int64 [R], absolute. `tokens`
+        int64 [R]: of all rows, where layers are told of them (`token_rows`) and `inputs` are none.
         Returns hidden rows [R, hidden_size], or None if `stop()` was true before one of the
         layers, or of a few that are run together; a part of which `stop(request)` was true is left
         out from there on, and its rows are zeros. The R slots are taken in each case. `enters` is
         told the rows [R, hidden_size] that enter each of `aux_layers` that is here, in order.
         """
+        told = None
+        if self.token_rows is not None:
+            told = self.token_rows(inputs if tokens is None else tokens)
         if self.static is not None and enters is None and self.static.take(parts):
-            out, done = self.static.forward(inputs, positions, parts[0], stop)
+            out, done = self.static.forward(inputs, positions, parts[0], stop, told)
             if done:
                 return out
-        hidden, joint = self.enter(inputs, positions, parts)
+        hidden, joint = self.enter(inputs, positions, parts, told)
         plan, given = self._plan, None
         taps = {layer - self.first for layer in aux_layers}
         alone = ((index, index + 1) for index in range(len(self._layers)))
@@ -184,16 +199,25 @@ class Block:
         return joint.all_rows(self.leave(hidden))
 
     def enter(
-        self, inputs: torch.Tensor, positions: torch.Tensor, parts: Sequence[CachedPart]
+        self,
+        inputs: torch.Tensor,
+        positions: torch.Tensor,
+        parts: Sequence[CachedPart],
+        told: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, JointPass]:
-        """The rows [R, H] that enter the first layer, and what all layers are given."""
+        """The rows [R, H] that enter the first layer, and what all layers are given. `told`: what
+        `token_rows` makes of the rows' tokens."""
         hidden = inputs if inputs.dim() > 1 else self.embedded(inputs)
         rotary = {kind: made(positions) for kind, made in self._rotary.items()}
+        if told is not None:
+            rotary[_TOLD] = (told,)
         return hidden, JointPass(parts, positions, rotary)
 
     def layer(self, index: int, hidden: torch.Tensor, joint: JointPass) -> torch.Tensor:
         """Rows [R, H] after layer `index` of the block."""
         rotary = joint.rotary[self._angles[index]]
+        if self.token_rows is not None:
+            rotary = (*rotary, joint.rotary[_TOLD][0][:, index])
         return self._layers[index](hidden, rotary, joint.cache, joint.seen)
 
     def leave(self, hidden: torch.Tensor) -> torch.Tensor:

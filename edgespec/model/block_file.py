@@ -14,7 +14,14 @@ from safetensors import SafetensorError, safe_open
 
 from edgespec.config import FILE, Quantisation
 from edgespec.errors import BlockDamaged, ConfigError, ModelError
-from edgespec.model.inventory import Needed, block_inventory, head_inventory, packed_slots
+from edgespec.model.gguf.block_types import NAMED_TYPES
+from edgespec.model.inventory import (
+    Needed,
+    block_inventory,
+    head_inventory,
+    packed_slots,
+    raw_slot,
+)
 from edgespec.model.manifest import REMEDY, BlockEntry, FileEntry, size_text
 from edgespec.model.model_config import ModelConfig
 from edgespec.model.quantised.linear import stored_parts
@@ -119,6 +126,8 @@ def _slots(source: TensorSource, batch: Sequence[Needed]) -> list[Slot]:
     """Those of a batch, part by part."""
     if not batch[0].packed:
         (one,) = batch
+        if one.blocks is not None:
+            return [raw_slot(one, one.blocks)]
         return [Slot(one.name, one.shape, shaped(source, one.name, one.shape).dtype)]
     parts = zip(*map(packed_slots, batch), strict=True)
     return [slot for same in parts for slot in same]
@@ -129,7 +138,9 @@ def _append(
 ) -> None:
     """Write a batch. A function of its own, so that it is freed before the next is read."""
     if not batch[0].packed:
-        file.append(batch[0].name, source.tensor(batch[0].name))
+        (one,) = batch
+        tensor = source.table(one.name)[1] if one.looked_up else source.tensor(one.name)
+        file.append(slots[0].name, tensor.contiguous())
         return
     packed = {
         f"{one.name}.{part}": tensor
@@ -201,6 +212,10 @@ class BlockFile:
         slot, begin = self._places[name]
         data = self._file.narrow(0, begin, slot.bytes)
         return data.view(slot.dtype).view(slot.shape)
+
+    def table(self, name: str) -> tuple[str, torch.Tensor]:
+        kind = next((one for one in NAMED_TYPES if f"{name}.{one}" in self._places), "")
+        return kind, self.tensor(f"{name}.{kind}" if kind else name)
 
     def packed(self, name: str, shape: torch.Size) -> dict[str, torch.Tensor]:
         parts = {}

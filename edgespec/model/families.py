@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 
 from edgespec.errors import ModelError
-from edgespec.model.model_config import FULL, SLIDING, ModelConfig
+from edgespec.model.model_config import CONVOLUTION, FULL, SLIDING, ModelConfig
 from edgespec.model.packed.settings import packing_of
 from edgespec.planning.architecture import MOST_EXPERTS, MOST_LAYERS
 from edgespec.planning.refused import refusal_of
@@ -24,7 +24,7 @@ class Family:
     `own_angles`: each layer type has rotary embeddings of its own. `scaled_embedding`: embedded
     tokens are multiplied by the root of hidden_size. `capped_logits`: final_logit_softcapping
     counts. `multipliers`: embedding_multiplier and logits_scaling count. `scaled_logits`:
-    logit_scale counts.
+    logit_scale counts. `convolutions`: some layers are short ones, as `layer_types` says.
     """
 
     windows: Literal["none", "all", "by type"] = "none"
@@ -33,6 +33,7 @@ class Family:
     capped_logits: bool = False
     multipliers: bool = False
     scaled_logits: bool = False
+    convolutions: bool = False
 
 
 FAMILIES: dict[str, Family] = {
@@ -42,6 +43,9 @@ FAMILIES: dict[str, Family] = {
     "qwen3": Family(windows="by type"),
     "gemma2": Family(windows="by type", scaled_embedding=True, capped_logits=True),
     "gemma3_text": Family(
+        windows="by type", own_angles=True, scaled_embedding=True, capped_logits=True
+    ),
+    "gemma4_text": Family(
         windows="by type", own_angles=True, scaled_embedding=True, capped_logits=True
     ),
     "phi3": Family(windows="all"),
@@ -63,10 +67,14 @@ FAMILIES: dict[str, Family] = {
     "olmoe": Family(),
     "mixtral": Family(windows="all"),
     "hunyuan_v1_dense": Family(),
+    "lfm2": Family(convolutions=True),
+    "lfm2_moe": Family(convolutions=True),
 }
 """Every value of `model_type` that is accepted."""
 
 _FIXED_ROPE = ("default", "linear", "llama3", "yarn")
+_ONLY = {"proportional": "gemma4_text"}
+"""Types of rotary embeddings that are fixed too, and the family that has them."""
 _MOST = {
     "num_hidden_layers": MOST_LAYERS,
     "num_experts": MOST_EXPERTS,
@@ -90,6 +98,29 @@ def angle_kinds(config: ModelConfig) -> list[str | None]:
     if FAMILIES[config.model_type].own_angles:
         return list(config.layer_types)
     return [None] * int(config.num_hidden_layers)
+
+
+def layer_embedding(config: ModelConfig) -> int:
+    """Numbers that each layer is told of a row's token, beside the row; 0 in most models."""
+    if config.model_type != "gemma4_text":
+        return 0
+    return int(config.hidden_size_per_layer_input)
+
+
+def key_owners(config: ModelConfig) -> dict[int, int]:
+    """The layers that have no keys of their own, and which layer's they read: that of the last of
+    the same type that has some."""
+    shared = int(config.num_kv_shared_layers) if config.model_type == "gemma4_text" else 0
+    types: list[str] = list(config.layer_types) if shared else []
+    first = len(types) - shared
+    last = {kind: number for number, kind in enumerate(types[:first])}
+    return {number: last[types[number]] for number in range(first, len(types))}
+
+
+def bound_last(config: ModelConfig) -> int:
+    """How many last layers have to be on one stage, as some read the keys of others."""
+    owners = key_owners(config).values()
+    return int(config.num_hidden_layers) - min(owners, default=int(config.num_hidden_layers))
 
 
 def logits_from(config: ModelConfig, product: torch.Tensor) -> torch.Tensor:
@@ -154,15 +185,18 @@ def check_config(folder: Path, settings: dict[str, Any], config: ModelConfig) ->
         )
     _check_angles(folder, family, config)
     _check_windows(folder, family, settings, config)
-    if getattr(config, "use_bidirectional_attention", None):
+    later = getattr(config, "use_bidirectional_attention", None)
+    if later and not (kind == "gemma4_text" and later == "vision"):  # an image's tokens alone
         raise ModelError(
             f"the model in {folder} lets tokens see later ones (use_bidirectional_attention in "
             "config.json), so it does not write text from left to right; use a causal model"
         )
     experts = getattr(config, "num_experts", None) or getattr(config, "num_local_experts", None)
-    if experts and not 0 < int(config.num_experts_per_tok) <= int(experts):
+    name = "top_k_experts" if kind == "gemma4_text" else "num_experts_per_tok"
+    active = int(getattr(config, name, None) or 0)
+    if experts and not 0 < active <= int(experts):
         raise ModelError(
-            f"the model in {folder} says that a token goes to {config.num_experts_per_tok} of "
+            f"the model in {folder} says that a token goes to {active} of "
             f"{experts} experts; download the model again"
         )
     if kind == "granitemoehybrid" and config.num_local_experts:
@@ -175,6 +209,11 @@ def check_config(folder: Path, settings: dict[str, Any], config: ModelConfig) ->
             f"the model in {folder} has no llama_4_scaling_beta in the rope_parameters of its "
             f"config.json, without which no model of type {kind!r} can be computed; download the "
             "model again"
+        )
+    if layer_embedding(config) and config.vocab_size_per_layer_input < config.vocab_size:
+        raise ModelError(
+            f"the model in {folder} has embeddings for its layers of "
+            f"{config.vocab_size_per_layer_input} of {config.vocab_size} tokens; download it again"
         )
     if kind == "gemma3_text" and config.attn_logit_softcapping is not None:
         # transformers accepts the setting and computes without it: nothing to be exact against.
@@ -203,7 +242,7 @@ def _check_angles(folder: Path, family: Family, config: ModelConfig) -> None:
                     f"the model in {folder} has no {turned // 2} numbers above 0 as short_factor "
                     "in its config.json; download the model again"
                 )
-        elif rope not in _FIXED_ROPE and not (
+        elif (rope not in _FIXED_ROPE and _ONLY.get(rope) != config.model_type) and not (
             config.model_type == "hunyuan_v1_dense" and one.get("alpha")  # by which it is fixed
         ):
             # A cached key would not be what one machine computes.
@@ -233,7 +272,7 @@ def _check_windows(
         known = types <= {FULL, SLIDING}
     else:
         used = SLIDING if family.windows == "all" and window is not None else FULL
-        known = types <= {used}
+        known = types <= ({used, CONVOLUTION} if family.convolutions else {used})
     if not known or (family.windows == "none" and asked is not None):
         raise ModelError(
             f"the model in {folder} asks for attention that models of type {config.model_type!r} "

@@ -10,6 +10,9 @@ import torch
 from edgespec.config import Quantisation
 from edgespec.errors import ModelError
 from edgespec.model.block import EMBEDDING, LM_HEAD
+from edgespec.model.families import layer_embedding
+from edgespec.model.gemma4 import TABLE
+from edgespec.model.gguf.block_types import NAMED_TYPES, BlockType
 from edgespec.model.layers import layers_of
 from edgespec.model.quantised import linear
 from edgespec.model.reading import reading
@@ -25,12 +28,15 @@ class Needed:
 
     `form`: how it is stored; plain unless it is the weight [out, in] of a linear layer.
     `layer`: the decoder layer that it belongs to, -1 for embedding, final norm and head.
+    `looked_up`: it stays in its file, in `blocks` of GGUF, or plain.
     """
 
     name: str
     shape: torch.Size
     form: Quantisation
     layer: int
+    looked_up: bool = False
+    blocks: BlockType | None = None
 
     @property
     def packed(self) -> bool:
@@ -50,14 +56,24 @@ def block_inventory(source: TensorSource, first: int, end: int) -> list[Needed]:
         layers = layers_of(config, first, end)
     hidden = int(config.hidden_size)
     needed = []
+
+    def table(name: str, shape: torch.Size, layer: int) -> Needed:
+        blocks = NAMED_TYPES.get(source.table(name)[0])
+        return Needed(name, shape, _PLAIN, layer, looked_up=True, blocks=blocks)
+
+    shape = torch.Size((int(config.vocab_size), hidden))
     if first == 0:
-        shape = torch.Size((int(config.vocab_size), hidden))
         needed.append(Needed(EMBEDDING, shape, _PLAIN, -1))
+    elif layer_embedding(config):
+        needed.append(table(EMBEDDING, shape, -1))
     for index in range(first, end):
         prefix = f"model.layers.{index}."
         shapes, matrices = layers.shapes(index), layers.matrices(index)
         check_names(source, prefix, {prefix + name for name in shapes})
         for name, shape in shapes.items():
+            if name == TABLE:
+                needed.append(table(prefix + name, shape, index))
+                continue
             form = source.form(prefix + name) if name in matrices else _PLAIN
             needed.append(Needed(prefix + name, shape, form, index))
     if end == source.layers:
@@ -86,13 +102,19 @@ def packed_slots(one: Needed) -> list[Slot]:
     return [Slot(f"{one.name}.{part}", *stored) for part, stored in parts.items()]
 
 
+def raw_slot(one: Needed, blocks: BlockType) -> Slot:
+    """How a table in blocks of GGUF is stored: its rows of bytes, as a tensor called NAME.TYPE."""
+    size = torch.Size((one.shape[0], blocks.row_bytes(one.shape[1])))
+    return Slot(f"{one.name}.{blocks.name}", size, torch.uint8)
+
+
 def held_bytes(source: TensorSource, first: int, end: int, dtype: torch.dtype) -> int:
     """Bytes of memory that layers [first, end) take once they compute in `dtype`.
 
     Raises ModelError as `block_inventory` does, and for a shape that cannot be packed.
     """
     needed = block_inventory(source, first, end)
-    return sum(linear.held_bytes(one.form, one.shape, dtype) for one in needed)
+    return sum(linear.held_bytes(o.form, o.shape, dtype) for o in needed if not o.looked_up)
 
 
 def head_bytes(source: TensorSource, dtype: torch.dtype) -> int:
@@ -106,7 +128,10 @@ def stored_bytes(needed: Sequence[Needed], dtype: torch.dtype) -> int:
 
     Raises ModelError if one does not fit its form.
     """
-    slots = (
-        packed_slots(one) if one.packed else [Slot(one.name, one.shape, dtype)] for one in needed
-    )
-    return sum(slot.bytes for some in slots for slot in some)
+    count = 0
+    for one in needed:
+        plain = [
+            Slot(one.name, one.shape, dtype) if one.blocks is None else raw_slot(one, one.blocks)
+        ]
+        count += sum(slot.bytes for slot in (packed_slots(one) if one.packed else plain))
+    return count

@@ -26,10 +26,13 @@ class RowCache(Protocol):
     def update(
         self, key: torch.Tensor, value: torch.Tensor, layer_idx: int, *_: Any, **__: Any
     ) -> tuple[Held, Held]:
-        """Write new rows; return keys and values of all rows."""
+        """Write new keys and values; return those of all rows."""
 
-    def append(self, rows: torch.Tensor, layer_idx: int) -> tuple[Held, Held]:
-        """The same of keys and values together."""
+    def append(self, rows: torch.Tensor, layer_idx: int) -> tuple[Held, ...]:
+        """The same of all parts together."""
+
+    def held(self, rows: int, layer_idx: int) -> tuple[Held, ...]:
+        """What `append` of so many rows gave, for another layer that reads the same keys."""
 
     def advance(self, rows: int) -> None:
         """Take the slots of new rows."""
@@ -66,11 +69,17 @@ class JointCache:
         held = [cache.update(keys, values, layer_idx) for cache, keys, values in share]
         return [keys for keys, _ in held], [values for _, values in held]
 
-    def append(self, rows: torch.Tensor, layer_idx: int) -> tuple[list[Held], list[Held]]:
+    def append(self, rows: torch.Tensor, layer_idx: int) -> tuple[list[Held], ...]:
         """What TwoRegionCache.append does, for each part's share of the rows, as `update`."""
         share = zip(self._caches, rows.split(self._rows, 2), strict=True)
         held = [cache.append(new, layer_idx) for cache, new in share]
-        return [keys for keys, _ in held], [values for _, values in held]
+        return tuple(list(of) for of in zip(*held, strict=True))
+
+    def held(self, rows: int, layer_idx: int) -> tuple[list[Held], ...]:
+        """What TwoRegionCache.held gives, for each part's share of the rows."""
+        share = zip(self._caches, self._rows, strict=True)
+        held = [cache.held(own, layer_idx) for cache, own in share]
+        return tuple(list(of) for of in zip(*held, strict=True))
 
 
 class JointPass:

@@ -1,13 +1,14 @@
-"""Two-region KV cache: one request's keys and values, committed rows first, then speculative.
+"""Two-region KV cache: one request's rows in each layer, committed ones first, then speculative.
 
+What a row has in a layer are its keys and values, or whatever later rows read of it (see RowForm).
 The first committed rows may be stems: rows that several requests begin with, held once. Which rows
-are is for tree.stems to say; here are their keys and values, and the caches that share them.
+are is for tree.stems to say; here are the tensors, and the caches that share them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -20,18 +21,30 @@ from edgespec.tree.stems import Fork
 STEP = 64
 """Slots are given in multiples of so many."""
 
+
+class RowForm(NamedTuple):
+    """What a layer holds of each row: `parts` times `heads` times `width` numbers.
+
+    Of attention these are keys and values, two parts; of a convolution one part, what it reads.
+    """
+
+    heads: int
+    width: int
+    parts: int = 2
+
+
 Held = torch.Tensor | tuple[torch.Tensor, ...]
-"""Keys or values of a layer, [1, kv_heads, T, head_dim]; of a cache with stems in pieces, of which
-each has its share of the T slots, in order."""
+"""A part of a layer's rows, as keys or values are, [1, heads, T, width]; of a cache with stems in
+pieces, of which each has its share of the T slots, in order."""
 
 AnyHeld = Held | list[Held]
 """Those of one request, or of each of several."""
 
 
 class Stem:
-    """Keys and values of committed rows that several caches begin with; they never change.
+    """Committed rows that several caches begin with; they never change.
 
-    `layers`: [2, kv_heads, rows, head_dim] of each layer.
+    `layers`: [parts, heads, rows, width] of each layer.
     """
 
     def __init__(self, layers: Sequence[torch.Tensor]) -> None:
@@ -52,8 +65,8 @@ class Stem:
 
 
 class TwoRegionCache:
-    """Keys and values of a block's layers, and the position of each slot's row; which slot holds
-    which row is the RowLedger's knowledge. `length`: slots in use, in both regions together; it may
+    """The rows of a block's layers, and the position of each slot's row; which slot holds which row
+    is the RowLedger's knowledge. `length`: slots in use, in both regions together; it may
     be set lower, not into the stems. `places` int64 [capacity]: the positions.
 
     Slots are given as they are used: a cache that is full grows by an eighth, so that a row is
@@ -61,8 +74,8 @@ class TwoRegionCache:
     the other: no more than one layer's rows are there twice.
 
     Keys carry their positions (rotary embedding at the absolute position), so rows may be moved
-    freely. Attention calls `append`, that of transformers' layers, whose Cache it replaces,
-    `update`, with a layer's index in the model, not in the block.
+    freely: in all layers together, whatever each holds of them. Layers call `append`, those of
+    transformers, whose Cache it replaces, `update`, with their index in the model, not the block.
     """
 
     _pieces: torch.Tensor | None
@@ -72,23 +85,23 @@ class TwoRegionCache:
         self,
         *,
         first_layer: int,
-        layers: int,
-        kv_heads: int,
-        head_dim: int,
+        forms: Sequence[RowForm],
         reserve: int,
         dtype: torch.dtype,
         device: torch.device | str = "cpu",
     ) -> None:
-        """Room for `reserve` rows in each of `layers` layers from `first_layer` on."""
+        """Room for `reserve` rows in each of the layers from `first_layer` on, of these forms."""
         self._first_layer = first_layer
         self.stems: tuple[Stem, ...] = ()
         self._before = 0  # slots of the stems
         self.length = 0
-        shape = (2, kv_heads, _whole_steps(reserve), head_dim)
-        # [2, kv_heads, slots, head_dim] of each layer: the slots after the stems.
-        self._own = [_zeros(shape, dtype, device) for _ in range(layers)]
+        slots = _whole_steps(reserve)
+        # [parts, heads, slots, width] of each layer: the slots after the stems.
+        self._own = [
+            _zeros((form.parts, form.heads, slots, form.width), dtype, device) for form in forms
+        ]
         self._cut()
-        self.places = _zeros((shape[2],), torch.int64, device)
+        self.places = _zeros((slots,), torch.int64, device)
 
     @property
     def capacity(self) -> int:
@@ -97,7 +110,7 @@ class TwoRegionCache:
 
     @property
     def own_bytes(self) -> int:
-        """Bytes of keys and values, without those of the stems."""
+        """Bytes of its rows, without those of the stems."""
         return sum(layer.nbytes for layer in self._own)
 
     @property
@@ -106,7 +119,7 @@ class TwoRegionCache:
         return len(self._own)
 
     def layer(self, number: int) -> torch.Tensor:
-        """The slots [2, kv_heads, slots, head_dim] of the block's layer of that number; those of
+        """The slots [parts, heads, slots, width] of the block's layer of that number; those of
         the stems are not among them. They move when the cache grows."""
         return self._own[number]
 
@@ -127,7 +140,7 @@ class TwoRegionCache:
     def update(
         self, key: torch.Tensor, value: torch.Tensor, layer_idx: int, *_: Any, **__: Any
     ) -> tuple[Held, Held]:
-        """Write new rows after the slots in use; return views of all rows.
+        """Write new keys and values after the slots in use; return views of all.
 
         `key`, `value` [1, kv_heads, R, head_dim]; returns both as [1, kv_heads, length + R,
         head_dim], or in pieces (see Held). The new rows count only once `advance` is called, after
@@ -140,10 +153,11 @@ class TwoRegionCache:
         begin = self.length - self._before
         keys.narrow(2, begin, rows).copy_(key)
         values.narrow(2, begin, rows).copy_(value)
-        return self._held(layer, begin + rows)
+        held_keys, held_values = self._held(layer, begin + rows)
+        return held_keys, held_values
 
-    def append(self, rows: torch.Tensor, layer_idx: int) -> tuple[Held, Held]:
-        """The same as `update` of keys and values together: `rows` [2, kv_heads, R, head_dim]."""
+    def append(self, rows: torch.Tensor, layer_idx: int) -> tuple[Held, ...]:
+        """The same of all parts together: `rows` [parts, heads, R, width]."""
         new = rows.shape[2]
         self.make_room(new)
         layer, begin = layer_idx - self._first_layer, self.length - self._before
@@ -151,18 +165,19 @@ class TwoRegionCache:
         self._own[layer].narrow(2, begin, new).copy_(rows)
         return self._held(layer, begin + new)
 
-    def _held(self, layer: int, end: int) -> tuple[Held, Held]:
-        """Keys and values in the stems, and in the `end` slots behind them."""
-        keys, values = self._views[layer]
-        keys, values = keys.narrow(2, 0, end), values.narrow(2, 0, end)
+    def held(self, rows: int, layer_idx: int) -> tuple[Held, ...]:
+        """What `append` of so many rows gave, for another layer that reads the same keys."""
+        return self._held(layer_idx - self._first_layer, self.length - self._before + rows)
+
+    def _held(self, layer: int, end: int) -> tuple[Held, ...]:
+        """Each part in the stems, and in the `end` slots behind them."""
+        own = tuple(part.narrow(2, 0, end) for part in self._views[layer])
         if not self.stems:
-            return keys, values
-        held = [stem.views[layer] for stem in self.stems]
-        return (*(one for one, _ in held), keys), (*(one for _, one in held), values)
+            return own
+        return tuple(zip(*(stem.views[layer] for stem in self.stems), own, strict=True))
 
     def memory(self, rows: int) -> Memory:
-        """Where the keys and values of `rows` new rows, which there is room for (see `place`), and
-        of all before are."""
+        """Where `rows` new rows, which there is room for (see `place`), and all before are."""
         if self._pieces is None:
             every = (
                 [*(stem.layers[number] for stem in self.stems), own]
@@ -248,7 +263,7 @@ class TwoRegionCache:
         return other
 
     def _rows(self, layer: int, first: int, count: int) -> torch.Tensor:
-        """The rows [2, kv_heads, count, head_dim] in slots that lie in one stem or behind all."""
+        """The rows [parts, heads, count, width] in slots that lie in one stem or behind all."""
         begin = 0
         for stem in self.stems:
             if first < begin + stem.rows:
@@ -287,9 +302,10 @@ class TwoRegionCache:
         self.places.narrow(0, 0, len(old)).copy_(old)
 
 
-def views(layer: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Keys and values, [1, kv_heads, slots, head_dim], of a layer's [2, ...]."""
-    return layer[0].unsqueeze(0), layer[1].unsqueeze(0)
+def views(layer: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The parts, [1, heads, slots, width], of a layer's [parts, ...]."""
+    parts: tuple[torch.Tensor, ...] = layer.split(1)
+    return parts
 
 
 def _whole_steps(rows: int) -> int:
@@ -298,9 +314,9 @@ def _whole_steps(rows: int) -> int:
 
 
 def _resized(rows: torch.Tensor, slots: int) -> torch.Tensor:
-    """A tensor of its own with these rows [2, kv_heads, R, head_dim] in the first of its slots."""
-    two, heads, count, dim = rows.shape
-    larger = _zeros((two, heads, slots, dim), rows.dtype, rows.device)
+    """A tensor of its own with these rows [parts, heads, R, width] in the first of its slots."""
+    parts, heads, count, width = rows.shape
+    larger = _zeros((parts, heads, slots, width), rows.dtype, rows.device)
     larger.narrow(2, 0, count).copy_(rows)
     return larger
 
@@ -360,7 +376,7 @@ class SharedCaches:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of keys and values that are held."""
+        """Bytes of the rows that are held."""
         own = sum(cache.own_bytes for cache in self._caches.values())
         return own + sum(stem.nbytes for stem in self._stems)
 

@@ -7,22 +7,28 @@ from dataclasses import dataclass
 import torch
 
 from edgespec.model.families import FAMILIES
-from edgespec.model.model_config import SLIDING, ModelConfig
+from edgespec.model.kv_cache import RowForm
+from edgespec.model.mixture import ROUTER, MixtureForm
+from edgespec.model.model_config import CONVOLUTION, SLIDING, ModelConfig
 from edgespec.planning.operations import OWN_OPERATIONS
+from edgespec.planning.text_part import CONVOLVING
 
-_NORMED_HEADS = ("qwen3", "gemma3_text")
+_NORMED_HEADS = ("qwen3", "gemma3_text", *CONVOLVING)
 _GEMMAS = ("gemma2", "gemma3_text")
 _MLP_BIAS = ("llama", "granite", "smollm3")
-_NO_BIAS = ("mistral", "ministral", "phi3")
+_NO_BIAS = ("mistral", "ministral", "phi3", *CONVOLVING)
 _ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh")
 
 
 @dataclass(frozen=True, slots=True)
 class LayerForm:
-    """One decoder layer: norm, attention, norm, gated MLP, each of the two added to what entered.
+    """One decoder layer: norm, mixer, norm, gated MLP, each of the two added to what entered. What
+    mixes a row with those before it is attention, or a short convolution if there are `taps`.
 
-    `inner`: width of the MLP. `fused`: whether the checkpoint has one matrix for queries, keys and
-    values, and one for gate and up. `head_norms`: each head's queries and keys are normed.
+    `taps`: rows that a convolution reads, its own included. `inner`: width of the MLP, if that is
+    no `mixture`. `fused`:
+    whether the checkpoint has one matrix for queries, keys and values, and one for gate and up.
+    `head_norms`: each head's queries and keys are normed.
     `around`: what attention and MLP give is normed too, before it is added. `above_one`: a norm's
     gain is 1 + its weight. `window`: see Visibility. `softcap`: c of c · tanh(score / c).
     `turned`: whether rotary embeddings are applied. `share`: what is added counts so much.
@@ -47,12 +53,35 @@ class LayerForm:
     softcap: float | None = None
     turned: bool = True
     share: float = 1.0
+    taps: int = 0
+    taps_bias: bool = False
+    mixture: MixtureForm | None = None
+
+    @property
+    def rows(self) -> RowForm:
+        """What its layer holds of each row."""
+        if self.taps:
+            return RowForm(1, self.hidden, parts=1)
+        return RowForm(self.kv_heads, self.head_dim)
+
+    @property
+    def reach(self) -> int | None:
+        """How many positions a row reads, its own included; None: all."""
+        return self.taps or self.window
 
     @property
     def qkv_names(self) -> tuple[str, ...]:
-        """Matrices of queries, keys and values, one below the other."""
+        """Matrices of queries, keys and values, one below the other; of a convolution the one of
+        gates before it, gates after it and inputs."""
+        if self.taps:
+            return ("conv.in_proj",)
         names = ("qkv",) if self.fused else ("q", "k", "v")
         return tuple(f"self_attn.{name}_proj" for name in names)
+
+    @property
+    def out_name(self) -> str:
+        """The matrix behind attention or the convolution."""
+        return "conv.out_proj" if self.taps else "self_attn.o_proj"
 
     @property
     def gate_up_names(self) -> tuple[str, ...]:
@@ -68,10 +97,17 @@ class LayerForm:
         before, last = "pre_feedforward_layernorm", "post_feedforward_layernorm"
         return "input_layernorm", behind, before, last
 
+    @property
+    def matrices(self) -> frozenset[str]:
+        """The tensors that rows are multiplied by, but for a router: it is small, and its errors
+        change everything."""
+        every = self.shapes().items()
+        return frozenset(n for n, shape in every if len(shape) == 2 and n != f"mlp.{ROUTER}")
+
     def shapes(self) -> dict[str, torch.Size]:
         """All tensors of a layer, by their names in it; matrices [out, in], all else flat."""
         width, kv_width = self.heads * self.head_dim, self.kv_heads * self.head_dim
-        outs = (width, kv_width, kv_width)
+        outs: tuple[int, ...] = (width, kv_width, kv_width)
         found: dict[str, torch.Size] = {}
 
         def add(name: str, out: int, columns: int, bias: bool) -> None:
@@ -79,16 +115,25 @@ class LayerForm:
             if bias:
                 found[f"{name}.bias"] = torch.Size((out,))
 
-        for name, out in zip(self.qkv_names, (sum(outs),) if self.fused else outs, strict=True):
-            add(name, out, self.hidden, self.qkv_bias)
-        add("self_attn.o_proj", self.hidden, width, self.out_bias)
-        if self.head_norms:
+        if self.taps:
+            outs, width = (3 * self.hidden,), self.hidden
+            add("conv.conv", self.hidden, self.taps, self.taps_bias)
+            found["conv.conv.weight"] = torch.Size((self.hidden, 1, self.taps))
+        elif self.fused:
+            outs = (sum(outs),)
+        for name, out in zip(self.qkv_names, outs, strict=True):
+            add(name, out, self.hidden, self.taps_bias if self.taps else self.qkv_bias)
+        add(self.out_name, self.hidden, width, self.taps_bias if self.taps else self.out_bias)
+        if self.head_norms and not self.taps:
             for name in "qk":
                 found[f"self_attn.{name}_norm.weight"] = torch.Size((self.head_dim,))
-        inner = 2 * self.inner if self.fused else self.inner
-        for name in self.gate_up_names:
-            add(name, inner, self.hidden, self.mlp_bias)
-        add("mlp.down_proj", self.hidden, self.inner, self.mlp_bias)
+        if self.mixture is not None:
+            found |= {f"mlp.{name}": shape for name, shape in self.mixture.shapes().items()}
+        else:
+            inner = 2 * self.inner if self.fused else self.inner
+            for name in self.gate_up_names:
+                add(name, inner, self.hidden, self.mlp_bias)
+            add("mlp.down_proj", self.hidden, self.inner, self.mlp_bias)
         for name in filter(None, self.norm_names):
             found[f"{name}.weight"] = torch.Size((self.hidden,))
         return found
@@ -103,6 +148,7 @@ def layer_form(config: ModelConfig, index: int) -> LayerForm | None:
         return None
     heads, hidden = int(config.num_attention_heads), int(config.hidden_size)
     head_dim = int(getattr(config, "head_dim", None) or hidden // heads)
+    convolves = kind in CONVOLVING and config.layer_types[index] == CONVOLUTION
     biased = kind == "qwen2" or (kind not in _NO_BIAS and bool(config.attention_bias))
     softcap = config.attn_logit_softcapping if kind == "gemma2" else None
     return LayerForm(
@@ -125,6 +171,24 @@ def layer_form(config: ModelConfig, index: int) -> LayerForm | None:
         softcap=None if softcap is None else float(softcap),
         turned=kind != "smollm3" or bool(config.no_rope_layers[index]),
         share=float(config.residual_multiplier) if kind == "granite" else 1.0,
+        taps=int(config.conv_L_cache) if convolves else 0,
+        taps_bias=convolves and bool(config.conv_bias),
+        mixture=_mixture(config, index) if kind == "lfm2_moe" else None,
+    )
+
+
+def _mixture(config: ModelConfig, index: int) -> MixtureForm | None:
+    """The experts of layer `index`; None where its MLP is one."""
+    if index < int(config.num_dense_layers):
+        return None
+    return MixtureForm(
+        hidden=int(config.hidden_size),
+        inner=int(config.moe_intermediate_size),
+        experts=int(config.num_experts),
+        active=int(config.num_experts_per_tok),
+        biased=bool(config.use_expert_bias),
+        normed=bool(config.norm_topk_prob),
+        scaling=float(config.routed_scaling_factor),
     )
 
 

@@ -56,9 +56,9 @@ def layer_plan(
     if not isinstance(math, CompiledRows) or dtype == torch.float64 or not compiles():
         return None
     own = [layer for layer in layers if isinstance(layer, DecoderLayer)]
-    kinds, windows = list(dict.fromkeys(angles)), list({layer.form.window: 0 for layer in own})
+    kinds, windows = list(dict.fromkeys(angles)), list({layer.form.reach: 0 for layer in own})
     made = [
-        layer.compiled(kinds.index(kind), windows.index(layer.form.window))
+        layer.compiled(kinds.index(kind), windows.index(layer.form.reach))
         for layer, kind in zip(own, angles, strict=False)
     ]
     every = [one for one in made if one is not None]

@@ -9,16 +9,19 @@ from typing import Protocol
 import torch
 
 from edgespec.kernels.layers import CompiledLayer
+from edgespec.model.gemma4 import Gemma4Layers
 from edgespec.model.joint import JointCache, RowCache
+from edgespec.model.kv_cache import RowForm
 from edgespec.model.layer_form import LayerForm, layer_form
 from edgespec.model.matrices import MatrixReader, row_products
+from edgespec.model.mixture import Mixture
 from edgespec.model.model_config import ModelConfig
 from edgespec.model.rope import Angles, Rotary
-from edgespec.model.row_math import BATCHED, HeadNorm, Norm, RowMath
+from edgespec.model.row_math import BATCHED, HeadNorm, Norm, RowMath, Taps
 from edgespec.model.source import TensorSource, load_parameter
 from edgespec.model.tree_attention import AttentionForm, Seen
 
-_NUMBERS = ("eps", "share", "scaling", "hidden", "inner", "heads", "kv_heads", "head_dim")
+_NUMBERS = ("eps", "share", "scaling", "hidden", "inner", "heads", "kv_heads", "head_dim", "taps")
 """Of a LayerForm what a compiled layer takes as it is."""
 
 
@@ -28,7 +31,8 @@ class Layer(Protocol):
     def __call__(
         self, hidden: torch.Tensor, rotary: Rotary, cache: RowCache | JointCache, seen: Seen
     ) -> torch.Tensor:
-        """Hidden rows [R, H] behind the layer, in new memory; keys and values go into `cache`.
+        """Hidden rows [R, H] behind the layer, in new memory; what it holds of them goes into
+        `cache`.
 
         `rotary`: what `ModelLayers.rotary` made of the rows' positions.
         """
@@ -37,9 +41,11 @@ class Layer(Protocol):
 class ModelLayers(Protocol):
     """Layers [first, end) of a model, by their numbers in it, and what goes with them."""
 
-    head_dim: int
     has_experts: bool
     """Whether some layer is a mixture, whose rows choose the matrices that they go through."""
+
+    def rows(self, index: int) -> RowForm:
+        """What a layer holds of each row."""
 
     def shapes(self, index: int) -> Mapping[str, torch.Size]:
         """The tensors of a layer, by their names within it."""
@@ -68,6 +74,8 @@ class ModelLayers(Protocol):
 
 def layers_of(config: ModelConfig, first: int, end: int, math: RowMath = BATCHED) -> ModelLayers:
     """The way to make layers [first, end) of a model, which compute by `math`."""
+    if config.model_type == "gemma4_text":
+        return Gemma4Layers(config, first, end, math)
     forms = {index: layer_form(config, index) for index in range(first, end)}
     own = {index: form for index, form in forms.items() if form is not None}
     if len(own) == len(forms):
@@ -80,7 +88,9 @@ def layers_of(config: ModelConfig, first: int, end: int, math: RowMath = BATCHED
 
 class DecoderLayer:
     """One layer of edgespec's own, for the families that `layer_form` knows: a function of the
-    rows, their angles, the cache and what they see.
+    rows, their angles, the cache and what they see. It attends, or convolves: then a row reads the
+    few rows before it on its path, as through a window, and nothing is kept that pruning could not
+    take away.
 
     On a GPU the host launches an operation at a time, on a CPU each has a price of its own, so what
     counts beside the products is how many there are: matrices with one input are one, queries and
@@ -108,23 +118,32 @@ class DecoderLayer:
             of = [shapes[f"{name}.weight"] for name in names]
             return reader.product([prefix + name for name in names], of, biased)
 
-        def vector(name: str) -> torch.Tensor:
-            key = f"{name}.weight"
+        def vector(name: str, leaf: str = "weight") -> torch.Tensor:
+            key = f"{name}.{leaf}"
             return load_parameter(source, prefix + key, shapes[key], dtype, device).data
 
         def norm(name: str) -> Norm | None:
             return Norm(vector(name), form.eps, form.above_one) if name else None
 
         self._qkv = product(*form.qkv_names)
-        self._out = product("self_attn.o_proj")
-        self._gate_up = product(*form.gate_up_names)
-        self._down = product("mlp.down_proj")
+        self._out = product(form.out_name)
+        self.mixture: Mixture | None = None
+        if form.mixture is not None:
+            how = form.mixture, form.activation, f"{prefix}mlp.", source, dtype, device, math
+            self.mixture = Mixture(*how)
+        else:
+            self._gate_up = product(*form.gate_up_names)
+            self._down = product("mlp.down_proj")
         enter, self._attended, middle, self._left = map(norm, form.norm_names)
         assert enter is not None
         assert middle is not None
         self._enter, self._middle = enter, middle
         self._head_norm: HeadNorm | None = None
-        if form.head_norms:
+        self._taps: Taps | None = None
+        if form.taps:
+            bias = vector("conv.conv", "bias") if form.taps_bias else None
+            self._taps = Taps(vector("conv.conv"), bias)
+        elif form.head_norms:
             gains = vector("self_attn.q_norm"), vector("self_attn.k_norm")
             counts = form.heads, form.kv_heads
             self._head_norm = HeadNorm(*gains, *counts, form.eps, form.above_one)
@@ -134,15 +153,22 @@ class DecoderLayer:
         """The layer for `kernels.layers`, by the numbers of the angles and of the runs that it is
         given in each pass; None where that cannot run it."""
         form = self.form
+        if self.mixture is not None:
+            return None
         ways = (self._qkv, self._out, self._gate_up, self._down)
         products = [found for found in map(row_products, ways) if found is not None]
         if len(products) < len(ways):
             return None
         norms = (self._enter, self._attended, self._middle, self._left)
         of_heads = self._head_norm and self._head_norm.gains
+        taps = None if self._taps is None else (self._taps.weights, self._taps.bias)
         return CompiledLayer(
             products,
-            [*(None if one is None else one.gain for one in norms), *(of_heads or (None, None))],
+            [
+                *(None if one is None else one.gain for one in norms),
+                *(of_heads or (None, None)),
+                *(taps or (None, None)),
+            ],
             form.activation,
             angles=angles if form.turned else -1,
             runs=runs,
@@ -158,35 +184,51 @@ class DecoderLayer:
         `rotary`: cosines and signed sines of the rows' positions (see Angles).
         """
         form, math = self.form, self._math
-        rows, heads = hidden.shape[0], form.heads
-        qkv = self._qkv(math.norm(hidden, self._enter)).view(rows, -1, form.head_dim)
-        math.rotate(qkv, heads, form.kv_heads, rotary if form.turned else None, self._head_norm)
-        kv = qkv.narrow(1, heads, 2 * form.kv_heads)
-        kv = kv.view(rows, 2, form.kv_heads, form.head_dim).permute(1, 2, 0, 3)
-        keys, values = cache.append(kv, self._index)
-        query = qkv.narrow(1, 0, heads)
-        added = self._out(math.attention(query, keys, values, seen, self._attention))
+        entering = self._qkv(math.norm(hidden, self._enter))
+        if self._taps is None:
+            mixed = self._attend(entering, rotary, cache, seen)
+        else:
+            gates, _, inputs = entering.chunk(3, 1)
+            (held,) = cache.append((gates * inputs)[None, None], self._index)
+            mixed = math.convolved(held, entering, seen, self._taps)
+        added = self._out(mixed)
         hidden, entering = math.add_and_norm(
             hidden, added, form.share, self._attended, self._middle
         )
-        added = self._down(math.gated(self._gate_up(entering), form.activation))
+        if self.mixture is not None:
+            added = self.mixture(entering)
+        else:
+            added = self._down(math.gated(self._gate_up(entering), form.activation))
         return math.add(hidden, added, form.share, self._left)
+
+    def _attend(
+        self, qkv: torch.Tensor, rotary: Rotary, cache: RowCache | JointCache, seen: Seen
+    ) -> torch.Tensor:
+        """Attention [R, heads * head_dim] of queries, whose keys and values are beside them."""
+        form, math, heads = self.form, self._math, self.form.heads
+        qkv = qkv.view(qkv.shape[0], -1, form.head_dim)
+        math.rotate(qkv, heads, form.kv_heads, rotary if form.turned else None, self._head_norm)
+        kv = qkv.narrow(1, heads, 2 * form.kv_heads)
+        kv = kv.view(-1, 2, form.kv_heads, form.head_dim).permute(1, 2, 0, 3)
+        keys, values = cache.append(kv, self._index)
+        return math.attention(qkv.narrow(1, 0, heads), keys, values, seen, self._attention)
 
 
 class OwnLayers:
     """Layers of a model whose form `layer_form` knows (see model.layers)."""
 
-    has_experts = False
-
     def __init__(self, config: ModelConfig, forms: dict[int, LayerForm], math: RowMath) -> None:
         self._config, self._forms, self._math = config, forms, math
-        self.head_dim = next(iter(forms.values())).head_dim
+        self.has_experts = any(form.mixture is not None for form in forms.values())
+
+    def rows(self, index: int) -> RowForm:
+        return self._forms[index].rows
 
     def shapes(self, index: int) -> dict[str, torch.Size]:
         return self._forms[index].shapes()
 
     def matrices(self, index: int) -> frozenset[str]:
-        return frozenset(name for name, shape in self.shapes(index).items() if len(shape) > 1)
+        return self._forms[index].matrices
 
     def layer(
         self, index: int, source: TensorSource, dtype: torch.dtype, device: torch.device

@@ -23,7 +23,7 @@ from transformers.activations import ACT2CLS, ACT2FN
 
 from edgespec.errors import ModelError
 from edgespec.model.joint import JointCache, RowCache
-from edgespec.model.kv_cache import AnyHeld
+from edgespec.model.kv_cache import AnyHeld, RowForm
 from edgespec.model.model_config import ModelConfig
 from edgespec.model.quantised.exact import ExactLinear, row_product
 from edgespec.model.quantised.linear import linear_from
@@ -138,9 +138,13 @@ class LibraryLayers:
 
     def __init__(self, config: ModelConfig, first: int, end: int, math: RowMath) -> None:
         self._model, self._math = skeleton(config, first, end), math
-        self.head_dim = int(self._model.layers[first].self_attn.head_dim)
+        keys = int(config.num_key_value_heads), int(self._model.layers[first].self_attn.head_dim)
+        self._rows = RowForm(*keys)
         modules = (one for layer in self._model.layers[first:end] for one in layer.modules())
         self.has_experts = any(isinstance(one, Experts) for one in modules)
+
+    def rows(self, index: int) -> RowForm:
+        return self._rows
 
     def shapes(self, index: int) -> dict[str, torch.Size]:
         parameters = self._model.layers[index].named_parameters()

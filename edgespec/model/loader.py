@@ -8,7 +8,7 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -18,13 +18,13 @@ from safetensors import safe_open
 
 from edgespec.config import Quantisation
 from edgespec.errors import ModelError
-from edgespec.model.families import check_config, check_settings
+from edgespec.model.families import check_config, check_settings, key_owners, layer_embedding
 from edgespec.model.gguf.files import GgufFiles
 from edgespec.model.gguf.reader import tensor_samples
 from edgespec.model.hub import HubFiles, ModelFiles, model_files
 from edgespec.model.model_config import ModelConfig
 from edgespec.model.reading import read_object, reading
-from edgespec.planning.text_part import text_settings
+from edgespec.planning.text_part import CONVOLVING, text_settings
 
 _SINGLE_FILE = "model.safetensors"
 _INDEX_FILE = "model.safetensors.index.json"
@@ -97,6 +97,9 @@ class Checkpoint:
                     opened[place.file] = safe_open(str(file), framework="pt", device="cpu")
                 tensors[name] = place.read(opened[place.file])
         return tensors
+
+    def table(self, name: str) -> tuple[str, torch.Tensor]:
+        return "", self.tensor(name)
 
     def packed(self, name: str, shape: torch.Size) -> dict[str, torch.Tensor]:
         """Raises ModelError: all tensors of a checkpoint are plain."""
@@ -225,9 +228,27 @@ _MIXTRAL = {
     r"(\.experts\.\d+\.)w3\.": r"\1up_proj.",
 }
 """Parts of names in Mixtral's folders, and what they are in others."""
-_WITH_FUSED = ("gpt_oss", "qwen3_moe")
+_LFM2 = {
+    r"^model\.embedding_norm\.": "model.norm.",
+    r"\.operator_norm\.": ".input_layernorm.",
+    r"\.ffn_norm\.": ".post_attention_layernorm.",
+    r"\.self_attn\.out_proj\.": ".self_attn.o_proj.",
+    r"\.self_attn\.([qk])_layernorm\.": r".self_attn.\1_norm.",
+    r"\.feed_forward\.(.*)w1\.": r".mlp.\1gate_proj.",
+    r"\.feed_forward\.(.*)w2\.": r".mlp.\1down_proj.",
+    r"\.feed_forward\.(.*)w3\.": r".mlp.\1up_proj.",
+    r"\.feed_forward\.": ".mlp.",
+}
+"""The same in LFM2's."""
+_WITH_FUSED = ("gpt_oss", "qwen3_moe", "lfm2_moe", "gemma4_text")
 """Families of which some folders have one tensor for all experts of a layer."""
 _FUSED = re.compile(r"(.*\.experts)\.(gate_up_proj|down_proj)(?:_(bias|blocks|scales))?")
+_OF_ALL_LAYERS = re.compile(
+    r"model\.(embed_tokens_per_layer|per_layer_model_projection|per_layer_projection_norm)\.weight"
+)
+"""What Gemma 4 has for all layers in one tensor: columns, rows, or the same for each."""
+_UNREAD = re.compile(r"model\.layers\.(\d+)\.self_attn\.[kv]_(proj|norm)\.\w+")
+"""What is stored of a layer that reads the keys of another, and not read."""
 
 
 @dataclass(frozen=True)
@@ -236,7 +257,7 @@ class TensorPlace:
 
     Where a tensor there holds `experts` of them, [experts, in, out] or, of biases, [experts, out],
     this is number `expert`, and of its outputs those of `part`. Packed ones are `turned`: [experts,
-    out, ...].
+    out, ...]. `cut`: of a tensor for all layers what this one has, a view of it.
     """
 
     file: str
@@ -245,6 +266,7 @@ class TensorPlace:
     expert: int = 0
     part: slice | None = None
     turned: bool = False
+    cut: tuple[slice, ...] = ()
 
     def read(self, tensors: Any) -> torch.Tensor:
         """The tensor of the opened `file`, a view of what is mapped unless it is an expert's.
@@ -253,7 +275,7 @@ class TensorPlace:
         """
         if not self.experts:
             whole: torch.Tensor = tensors.get_tensor(self.name)
-            return whole
+            return whole[self.cut] if self.cut else whole
         fused = tensors.get_slice(self.name)
         held = fused.get_shape()[0]
         if held != self.experts:
@@ -274,14 +296,34 @@ def places(files: Mapping[str, str], config: ModelConfig) -> dict[str, TensorPla
     found: dict[str, TensorPlace] = {}
     for stored, file in files.items():
         name = stored
-        for inside, plain in (TEXT_PART | _MIXTRAL).items():
+        others = _LFM2 if config.model_type in CONVOLVING else _MIXTRAL
+        for inside, plain in (TEXT_PART | others).items():
             name = re.sub(inside, plain, name)
         fused = _FUSED.fullmatch(name) if config.model_type in _WITH_FUSED else None
-        if fused is None:
+        shared = _OF_ALL_LAYERS.fullmatch(name)
+        if shared is not None:
+            found.update(_by_layer(shared[1], TensorPlace(file, stored), config))
+        elif fused is None:
             found[name] = TensorPlace(file, stored)
         else:
             found.update(_experts(fused, file, stored, config))
+    owners = key_owners(config)
+    unread = [n for n in found if (m := _UNREAD.fullmatch(n)) and int(m[1]) in owners]
+    for name in unread:
+        del found[name]
     return found
+
+
+def _by_layer(
+    kind: str, whole: TensorPlace, config: ModelConfig
+) -> Iterator[tuple[str, TensorPlace]]:
+    """The places of what each layer has of a tensor for all."""
+    width = layer_embedding(config)
+    for layer in range(int(config.num_hidden_layers)):
+        own, every = slice(layer * width, (layer + 1) * width), slice(None)
+        cut = {"embed_tokens_per_layer": (every, own), "per_layer_model_projection": (own,)}
+        name = f"model.layers.{layer}.{kind}.weight"
+        yield name, replace(whole, cut=cut.get(kind, ()))
 
 
 def _experts(
@@ -289,7 +331,7 @@ def _experts(
 ) -> Iterator[tuple[str, TensorPlace]]:
     """The places of single experts. Outputs of gate and up take turns in gpt-oss."""
     owner, matrix, leaf = fused.groups()
-    turned = leaf in ("blocks", "scales")
+    turned = leaf in ("blocks", "scales") or config.model_type == "gemma4_text"
     parts: dict[str, slice | None] = {matrix: None}
     if matrix == "gate_up_proj" and config.model_type == "gpt_oss":
         parts = {"gate_proj": slice(0, None, 2), "up_proj": slice(1, None, 2)}

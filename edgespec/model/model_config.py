@@ -20,7 +20,7 @@ from edgespec.planning.operations import OWN_OPERATIONS
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
-FULL, SLIDING = "full_attention", "sliding_attention"
+FULL, SLIDING, CONVOLUTION = "full_attention", "sliding_attention", "conv"
 
 _WITH_LENGTH = ("llama3", "yarn", "longrope")
 _ROPE_NEEDS = {
@@ -30,7 +30,17 @@ _ROPE_NEEDS = {
 }
 """By type of rotary embeddings, the numbers that they need beside their base."""
 
+MOST_TAPS = 64
+"""Of a short convolution; LFM2 has 3."""
+
 Count = Annotated[int, Meta(ge=1, lt=1 << 31)]
+
+
+class _FullKeys(Struct, forbid_unknown_fields=True):
+    """What a layer of a Gemma 4 has of its own."""
+
+    head_dim: Count
+    num_key_value_heads: Count | None = None
 
 
 class _Fields(Struct, kw_only=True):
@@ -70,6 +80,25 @@ class _Fields(Struct, kw_only=True):
     rope_theta: float | None = None
     rope_local_base_freq: float = 10_000.0
     partial_rotary_factor: float | None = None
+    conv_L_cache: Annotated[int, Meta(ge=1, le=MOST_TAPS)] = 3
+    conv_bias: bool = False
+    global_head_dim: Count = 512
+    num_global_key_value_heads: Count | None = None
+    per_layer_config: dict[str, dict[str, Any]] | None = None
+    attention_k_eq_v: bool = False
+    num_kv_shared_layers: Annotated[int, Meta(ge=0)] = 0
+    use_double_wide_mlp: bool = False
+    hidden_size_per_layer_input: Annotated[int, Meta(ge=0)] = 256
+    vocab_size_per_layer_input: int = 262_144
+    enable_moe_block: bool = False
+    top_k_experts: int | None = None
+    num_experts: int | None = None
+    num_experts_per_tok: int | None = None
+    moe_intermediate_size: Count | None = None
+    num_dense_layers: Annotated[int, Meta(ge=0)] = 2
+    use_expert_bias: bool = True
+    norm_topk_prob: bool = True
+    routed_scaling_factor: float = 1.0
 
 
 def _sizes(
@@ -104,6 +133,7 @@ _GEMMA = {
     "tie_word_embeddings": True,
     "sliding_window": 4_096,
 }
+_LFM2 = {"rms_norm_eps": 1e-5, "num_key_value_heads": 8, "tie_word_embeddings": True}
 _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "llama": _LLAMA,
     "granite": _LLAMA,
@@ -113,6 +143,21 @@ _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "qwen3": {**_QWEN, "head_dim": 128},
     "gemma2": {**_GEMMA, "final_logit_softcapping": 30.0, "attn_logit_softcapping": 50.0},
     "gemma3_text": {**_GEMMA, "vocab_size": 262_208, "max_position_embeddings": 131_072},
+    "gemma4_text": {
+        **_GEMMA,
+        "vocab_size": 262_144,
+        "num_hidden_layers": 30,
+        "max_position_embeddings": 131_072,
+        "sliding_window": 512,
+        "rope_parameters": {
+            SLIDING: {"rope_type": "default", "rope_theta": 10_000.0},
+            FULL: {
+                "rope_type": "proportional",
+                "partial_rotary_factor": 0.25,
+                "rope_theta": 1_000_000.0,
+            },
+        },
+    },
     "phi3": {
         **_sizes(32_064, 3_072, 8_192, 32, 32, 4_096),
         "rms_norm_eps": 1e-5,
@@ -124,11 +169,24 @@ _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "num_key_value_heads": 4,
         "tie_word_embeddings": True,
     },
+    "lfm2": {**_sizes(65_536, 2_560, 12_288, 32, 32, 128_000), **_LFM2},
+    "lfm2_moe": {
+        **_sizes(65_536, 2_048, 7_168, 32, 32, 128_000),
+        **_LFM2,
+        "num_experts": 32,
+        "num_experts_per_tok": 4,
+        "moe_intermediate_size": 1_792,
+    },
 }
 """By model type, what a field that config.json leaves out stands for, if not _Fields says it."""
 
-_THETA = {"smollm3": 2_000_000.0, "gemma3_text": 1_000_000.0}
+_THETA = {
+    "smollm3": 2_000_000.0,
+    **dict.fromkeys(("gemma3_text", "lfm2", "lfm2_moe"), 1_000_000.0),
+}
 _WINDOW_ON_REQUEST = ("qwen2", "qwen3")
+_BY_TYPE = ("gemma3_text", "gemma4_text")
+"""Families with rotary settings by layer type."""
 
 
 class ModelConfig:
@@ -212,7 +270,32 @@ def _completed(kind: str, settings: Mapping[str, Any]) -> dict[str, Any]:
                 f"{name} names {len(listed)} layers, num_hidden_layers is {found.num_hidden_layers}"
             )
     found.rope_parameters = _rope_parameters(kind, found)
+    if kind == "gemma4_text":
+        _complete_full_layers(found)
     return structs.asdict(found)
+
+
+def _complete_full_layers(found: _Fields) -> None:
+    """Gemma 4: the shape of keys in layers without a window, which newer files have layer by layer
+    and only where it differs; and which layers have keys of their own."""
+    types = found.layer_types or []
+    if types[-1] != FULL:  # transformers takes it for one all the same
+        raise ValueError(f"the last of layer_types is {types[-1]!r}, it must be {FULL!r}")
+    if not found.attention_k_eq_v or found.num_global_key_value_heads is None:
+        found.num_global_key_value_heads = found.num_key_value_heads
+    if found.per_layer_config is not None:
+        full = [str(number) for number, one in enumerate(types) if one == FULL]
+        own = found.per_layer_config.get(full[0], {})
+        if found.per_layer_config != (dict.fromkeys(full, own) if own else {}):
+            raise ValueError("per_layer_config differs among layers of one type")
+        shape = convert({"head_dim": found.head_dim} | own, _FullKeys)
+        found.global_head_dim = shape.head_dim
+        found.num_global_key_value_heads = shape.num_key_value_heads or found.num_key_value_heads
+    own_keys = types[: len(types) - found.num_kv_shared_layers]
+    if set(own_keys) != set(types):
+        raise ValueError(
+            f"num_kv_shared_layers is {found.num_kv_shared_layers}: a type of layers has no keys"
+        )
 
 
 def _layer_types(kind: str, found: _Fields) -> list[str] | None:
@@ -226,11 +309,15 @@ def _layer_types(kind: str, found: _Fields) -> list[str] | None:
             slides = [n % 2 == 0 for n in numbers]
         case "gemma3_text":
             slides = [(n + 1) % found.sliding_window_pattern != 0 for n in numbers]
+        case "gemma4_text":
+            slides = [(n + 1) % 6 != 0 and n + 1 < len(numbers) for n in numbers]
         case "ministral":
             slides = [window for _ in numbers]
         case "smollm3":
             turned = found.no_rope_layers or []
             slides = [found.use_sliding_window and window and not turns for turns in turned]
+        case "lfm2" | "lfm2_moe":
+            return [FULL for _ in numbers]
         case _:
             return None
     return [SLIDING if one else FULL for one in slides]
@@ -239,6 +326,11 @@ def _layer_types(kind: str, found: _Fields) -> list[str] | None:
 def _rope_parameters(kind: str, found: _Fields) -> dict[str, Any]:
     """Rotary settings in one form: older files have them in several fields."""
     theta = _THETA.get(kind, 10_000.0) if found.rope_theta is None else found.rope_theta
+    if kind == "gemma4_text":
+        return {
+            name: _one_rope(kind, found, dict((found.rope_parameters or {}).get(name) or {}), theta)
+            for name in dict.fromkeys(found.layer_types or ())
+        }
     if kind == "gemma3_text":
         given = found.rope_parameters or {}
         full = {**(given.get(FULL) or {}), **(found.rope_scaling or {})}
@@ -255,7 +347,7 @@ def _one_rope(kind: str, found: _Fields, rope: dict[str, Any], theta: float) -> 
         raise ValueError(f"rope_parameters by layer type, which {kind} models do not have")
     form = rope.setdefault("rope_type", rope.get("type", "default"))
     rope.setdefault("rope_theta", theta)
-    if found.partial_rotary_factor is not None and kind != "gemma3_text":
+    if found.partial_rotary_factor is not None and kind not in _BY_TYPE:
         rope.setdefault("partial_rotary_factor", found.partial_rotary_factor)
     if form in _WITH_LENGTH:
         if kind == "phi3":  # beside them, which counts more

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from edgespec.model.model_config import ModelConfig
+from edgespec.model.model_config import FULL, ModelConfig
 
 Rotary = tuple[torch.Tensor, ...]
 """What layers of one kind are told of the rows' positions: tensors [R, ...]."""
@@ -54,10 +54,17 @@ def apply_rotary(heads: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor
     heads.mul_(cosines).addcmul_(exchanged, sines)
 
 
+def head_dim_of(config: ModelConfig, kind: str | None) -> int:
+    """Numbers of one attention head's keys in layers of a kind."""
+    if config.model_type == "gemma4_text" and kind == FULL:
+        return int(config.global_head_dim)
+    return int(config.head_dim)
+
+
 def _frequencies(config: ModelConfig, kind: str | None) -> tuple[torch.Tensor, float]:
     """Frequencies float32 [D / 2], and what cosines and sines are multiplied by."""
     settings = config.rope_parameters if kind is None else config.rope_parameters[kind]
-    form, dim = settings["rope_type"], int(config.head_dim)
+    form, dim = settings["rope_type"], head_dim_of(config, kind)
     if form == "yarn":
         from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS  # takes half a second
 
@@ -65,6 +72,13 @@ def _frequencies(config: ModelConfig, kind: str | None) -> tuple[torch.Tensor, f
             config.library, layer_type=kind
         )
         return found
+    if form == "proportional":  # of the whole head, of which the last pairs stay as they are
+        pairs = dim // 2
+        turned = int(settings.get("partial_rotary_factor", 1.0) * dim // 2)
+        steps = torch.arange(0, 2 * turned, 2, dtype=torch.float) / dim
+        frequencies = torch.zeros(pairs)
+        frequencies[:turned] = 1.0 / settings["rope_theta"] ** steps
+        return frequencies / (settings.get("factor") or 1.0), 1.0
     if form != "default" or config.model_type == "phi3":
         dim = int(dim * settings.get("partial_rotary_factor", 1.0))
     steps = torch.arange(0, dim, 2, dtype=torch.float) / dim

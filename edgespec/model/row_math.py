@@ -16,10 +16,11 @@ import torch
 from torch.nn.functional import gelu, silu
 
 from edgespec.kernels.rows import RowKernels, Runs, joined
-from edgespec.model.kv_cache import AnyHeld
+from edgespec.model.kv_cache import AnyHeld, Held
 from edgespec.model.rope import Angles, Rotary, apply_rotary
 from edgespec.model.tree_attention import (
     AttentionForm,
+    JointVisibility,
     Seen,
     Visibility,
     pieces,
@@ -61,6 +62,32 @@ class Norm:
         else:
             normed = torch.rms_norm(rows, self._shape, None, self.eps) * self._gain
         return normed.to(self._dtype)
+
+
+class Taps:
+    """What a short convolution multiplies each row's numbers by, the furthest row's first."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        """`weight` [n, 1, taps], `bias` [n]. They are held as what sums are reckoned in."""
+        wide = torch.promote_types(weight.dtype, torch.float32)
+        self.weights = weight[:, 0].T.to(wide).contiguous()
+        self.bias = None if bias is None else bias.to(wide)
+
+    def __call__(self, held: Held, gates: torch.Tensor, seen: Visibility) -> torch.Tensor:
+        """The sum over the rows [1, 1, T, n] before each row and itself, times its gate [R, n], by
+        torch: each number by itself, so that nothing beside it counts."""
+        slots, absent = seen.behind(len(self.weights))
+        first, *others = pieces(held)
+        rows, before = first[0, 0][slots if not others else slots.clamp(max=first.shape[2] - 1)], 0
+        for piece, other in zip((first, *others), others, strict=False):
+            before += piece.shape[2]
+            own = (slots - before).clamp(0, other.shape[2] - 1)
+            rows = torch.where((slots < before)[..., None], rows, other[0, 0][own])
+        terms = (rows.masked_fill_(absent, 0.0) * self.weights).unbind(1)
+        total = terms[0] if self.bias is None else self.bias + terms[0]
+        for term in terms[1:]:
+            total = total + term
+        return total.mul_(gates).to(gates.dtype)
 
 
 class HeadNorm:
@@ -140,6 +167,15 @@ class RowMath:
     ) -> torch.Tensor:
         """See tree_attention."""
         return tree_attention(query, key, value, seen, form)
+
+    def convolved(self, held: AnyHeld, mixed: torch.Tensor, seen: Seen, taps: Taps) -> torch.Tensor:
+        """Convolution over what is held, times the second third of `mixed` [R, 3 * n]: [R, n]."""
+        gates = mixed.chunk(3, 1)[1]
+        if isinstance(seen, JointVisibility):
+            parts = zip(held, gates.split(seen.rows), seen.parts, strict=True)
+            return torch.cat([taps(*part) for part in parts])
+        assert not isinstance(held, list)
+        return taps(held, gates, seen)
 
     def by_row(self, work: Callable[..., Made], *rows: torch.Tensor) -> Made:
         """What `work`, by torch, makes of rows [R, ...]: one or several tensors [R, ...]."""
@@ -260,6 +296,17 @@ class CompiledRows(SingleRows):
             form.scaling,
             form.softcap,
             form.sinks,
+        )
+
+    def convolved(self, held: AnyHeld, mixed: torch.Tensor, seen: Seen, taps: Taps) -> torch.Tensor:
+        every = held if isinstance(held, list) else [held]
+        return self._kernels.convolved(
+            [pieces(one) for one in every],
+            [len(mixed)] if isinstance(seen, Visibility) else seen.rows,
+            self.runs(seen, len(taps.weights)),
+            taps.weights,
+            taps.bias,
+            mixed.contiguous(),
         )
 
     def runs(self, seen: Seen, window: int | None) -> Runs:

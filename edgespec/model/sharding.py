@@ -13,6 +13,7 @@ from edgespec.errors import BlockDamaged, ConfigError
 from edgespec.files import locked, settle
 from edgespec.model.block_file import plain_dtype, write_block, write_head
 from edgespec.model.block_folder import CONFIG, HEAD, copy_file, put_manifest, require_room, verify
+from edgespec.model.families import bound_last
 from edgespec.model.hub import TOKENIZER_FILES, local_folder
 from edgespec.model.inventory import block_inventory, head_inventory, stored_bytes
 from edgespec.model.loader import fingerprint
@@ -50,7 +51,7 @@ class Sharding:
         self._model = model
         self._source = open_source(model, quantisation)
         self._head = open_source(model, head)
-        self.layers = self._source.layers
+        self.layers, self.bound = self._source.layers, bound_last(self._source.config)
 
     def into(self, folder: Path, split: Split, progress: Progress) -> Manifest:
         """Write stages of layers (first, end), the head, and the manifest last.

@@ -49,6 +49,13 @@ class TensorSource(Protocol):
         Raises ModelError if there is none of this name, or it cannot be read.
         """
 
+    def table(self, name: str) -> tuple[str, torch.Tensor]:
+        """A matrix of which only rows are looked up, where it lies: "" and its numbers, or the name
+        of a block type of GGUF and its rows of bytes, uint8 [rows, bytes].
+
+        Raises ModelError as `tensor` does.
+        """
+
     def packed(self, name: str, shape: torch.Size) -> dict[str, torch.Tensor]:
         """The stored form (see model.quantised) of the weight `name` of this shape, on the CPU.
 

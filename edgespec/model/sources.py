@@ -41,6 +41,9 @@ class QuantisingSource:
     def tensor(self, name: str) -> torch.Tensor:
         return self._plain.tensor(name)
 
+    def table(self, name: str) -> tuple[str, torch.Tensor]:
+        return self._plain.table(name)
+
     def packed(self, name: str, shape: torch.Size) -> dict[str, torch.Tensor]:
         weight = shaped(self._plain, name, shape)
         try:

@@ -37,7 +37,11 @@ class Layers(Protocol):
     device: torch.device
 
     def enter(
-        self, inputs: torch.Tensor, positions: torch.Tensor, parts: Sequence[CachedPart]
+        self,
+        inputs: torch.Tensor,
+        positions: torch.Tensor,
+        parts: Sequence[CachedPart],
+        told: torch.Tensor | None,
     ) -> tuple[torch.Tensor, JointPass]:
         """The rows [R, H] that enter the first layer, and what all layers are given."""
 
@@ -67,18 +71,21 @@ class IndexedRows:
     def update(
         self, key: torch.Tensor, value: torch.Tensor, layer_idx: int, *_: Any, **__: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write new rows [1, kv_heads, R, head_dim]; returns views of the first `end` slots."""
+        """Write keys and values [1, kv_heads, R, head_dim]; returns views of the first `end`."""
         keys, values = self._views[layer_idx - self._first]
         keys.index_copy_(2, self._slots, key)
         values.index_copy_(2, self._slots, value)
         return keys.narrow(2, 0, self._end), values.narrow(2, 0, self._end)
 
-    def append(self, rows: torch.Tensor, layer_idx: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """The same as `update` of keys and values together: `rows` [2, kv_heads, R, head_dim]."""
-        layer = layer_idx - self._first
-        self._layers[layer].index_copy_(2, self._slots, rows)
-        keys, values = self._views[layer]
-        return keys.narrow(2, 0, self._end), values.narrow(2, 0, self._end)
+    def append(self, rows: torch.Tensor, layer_idx: int) -> tuple[torch.Tensor, ...]:
+        """The same of all parts together: `rows` [parts, heads, R, width]."""
+        self._layers[layer_idx - self._first].index_copy_(2, self._slots, rows)
+        return self.held(rows.shape[2], layer_idx)
+
+    def held(self, rows: int, layer_idx: int) -> tuple[torch.Tensor, ...]:
+        """What `append` gave, for another layer that reads the same keys."""
+        views = self._views[layer_idx - self._first]
+        return tuple(part.narrow(2, 0, self._end) for part in views)
 
     def advance(self, rows: int) -> None:
         """The cache itself counts."""
@@ -93,11 +100,19 @@ class StaticPass:
     """
 
     def __init__(
-        self, layers: Layers, cache: TwoRegionCache, rows: int, end: int, like: torch.Tensor
+        self,
+        layers: Layers,
+        cache: TwoRegionCache,
+        rows: int,
+        end: int,
+        like: torch.Tensor,
+        told: torch.Tensor | None,
     ) -> None:
-        """For `rows` rows and the first `end` slots; `like`: inputs of the same kind."""
+        """For `rows` rows and the first `end` slots; `like`, `told`: inputs of the same kind, and
+        what layers are told of tokens (see Block.token_rows)."""
         device = layers.device
         self._layers = layers
+        self._told = None if told is None else told.new_zeros((rows, *told.shape[1:]))
         self._inputs = torch.zeros((rows, *like.shape[1:]), dtype=like.dtype, device=device)
         self._positions = torch.zeros(rows, dtype=torch.int64, device=device)
         self._counted = torch.arange(rows, device=device)
@@ -114,10 +129,17 @@ class StaticPass:
         self._warm = False
 
     def fill(
-        self, inputs: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor, length: int
+        self,
+        inputs: torch.Tensor,
+        positions: torch.Tensor,
+        mask: torch.Tensor,
+        length: int,
+        told: torch.Tensor | None,
     ) -> None:
         """Take the rows of the next pass, after `length` slots in use."""
         rows, slots = mask.shape[2:]
+        if self._told is not None and told is not None:
+            self._told.narrow(0, 0, rows).copy_(told)
         self._inputs.narrow(0, 0, rows).copy_(inputs)
         self._positions.zero_()
         self._positions.narrow(0, 0, rows).copy_(positions)
@@ -149,7 +171,9 @@ class StaticPass:
         """What is captured as one graph: some layers, with what comes before and after them."""
         layers = self._layers
         if first == 0:
-            self._hidden, self._joint = layers.enter(self._inputs, self._positions, [self._part])
+            self._hidden, self._joint = layers.enter(
+                self._inputs, self._positions, [self._part], self._told
+            )
         assert self._hidden is not None
         assert self._joint is not None
         for index in range(first, end):
@@ -195,6 +219,7 @@ class StaticPasses:
         positions: torch.Tensor,
         part: CachedPart,
         stop: StopCheck | None,
+        told: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor | None, bool]:
         """What Block.forward_joint returns for one part, asking `stop` between groups of layers;
         and whether it was done. False: a capture failed, and nothing was changed."""
@@ -204,8 +229,8 @@ class StaticPasses:
         assert padded is not None
         cache.make_room(room_for(cache.length + padded) - cache.length)
         end = min(slot_bucket(cache.length + rows), cache.capacity)
-        one = self._pass_for(cache, padded, end, inputs)
-        one.fill(inputs, positions, part.mask, cache.length)
+        one = self._pass_for(cache, padded, end, inputs, told)
+        one.fill(inputs, positions, part.mask, cache.length, told)
         try:
             hidden = one.run(self._maker, rows, stop)
         except RuntimeError as problem:
@@ -224,7 +249,12 @@ class StaticPasses:
         return hidden, True
 
     def _pass_for(
-        self, cache: TwoRegionCache, rows: int, end: int, inputs: torch.Tensor
+        self,
+        cache: TwoRegionCache,
+        rows: int,
+        end: int,
+        inputs: torch.Tensor,
+        told: torch.Tensor | None,
     ) -> StaticPass:
         address = cache.layer(0).data_ptr()
         memory = self._memory.get(cache)
@@ -236,7 +266,7 @@ class StaticPasses:
             memory[0] = address
         key = address, rows, end, inputs.dim()
         if key not in self._passes:
-            self._passes[key] = StaticPass(self._layers, cache, rows, end, inputs)
+            self._passes[key] = StaticPass(self._layers, cache, rows, end, inputs, told)
             if len(self._passes) > MOST_SHAPES:
                 self._passes.popitem(last=False)
         self._passes.move_to_end(key)

@@ -43,6 +43,7 @@ class Visibility:
         self.places: Places | None = None  # for TritonRows
         self._made: dict[tuple[int | None, int], torch.Tensor] = {}
         self._biases: dict[tuple[int | None, int], torch.Tensor] = {}
+        self._behind: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def mask(self, window: int | None = None, group: int = 1) -> torch.Tensor:
         """The mask, `group` times below each other: bool [1, 1, group * R, T].
@@ -63,6 +64,21 @@ class Visibility:
             bias = torch.zeros(seen.shape, dtype=dtype, device=seen.device)
             self._biases[kind] = bias.masked_fill_(~seen, float("-inf"))
         return self._biases[kind]
+
+    def behind(self, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """The slots of the last `count` positions on each row's path, its own the last one, int64
+        [R, count], and where there are none as the text has not begun, bool [R, count, 1]."""
+        if count not in self._behind:
+            # Nothing is asked of the device, so that a CUDA graph can hold it. What is not seen
+            # goes into a column of its own.
+            apart = count - 1 - (self.rows[:, None] - self.slots[None, :])
+            column = torch.where(self.mask(count)[0, 0], apart, count)
+            slots = torch.arange(len(self.slots), device=column.device)
+            found = column.new_full((len(self.rows), count + 1), -1)
+            found.scatter_(1, column, slots.expand_as(column))
+            found = found.narrow(1, 0, count)
+            self._behind[count] = found.clamp(min=0), (found < 0)[..., None]
+        return self._behind[count]
 
     def _make(self, window: int | None, group: int) -> torch.Tensor:
         if group > 1:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from operator import mul
 
 from edgespec.config import Quantisation
 from edgespec.errors import ConfigError
 from edgespec.planning.refused import refusal_of
-from edgespec.planning.text_part import text_settings
+from edgespec.planning.text_part import CONVOLVING, text_settings
+from edgespec.planning.uneven import FULL, SLIDING, Uneven
 
 MOST_LAYERS, MOST_EXPERTS = 1024, 4096
 """Of a model, whose parts are made one by one; the largest known have 126 and 512."""
@@ -16,23 +18,29 @@ MOST_LAYERS, MOST_EXPERTS = 1024, 4096
 _DEFAULT_HEAD_DIM = (
     *("llama", "mistral", "qwen2", "phi3", "granite", "granitemoehybrid", "smollm3"),
     *("olmo2", "olmo3", "exaone4", "cohere2", "olmoe", "mixtral", "hunyuan_v1_dense"),
+    *CONVOLVING,
 )
 """Families whose config.json may leave head_dim out: hidden_size / num_attention_heads."""
 _DEFAULT_KV_HEADS = (
     *("llama", "phi3", "granite", "granitemoehybrid", "olmo2", "olmo3", "cohere2", "olmoe"),
 )
 """Families whose config.json may leave num_key_value_heads out: as many as heads."""
-_TIED = ("gemma", "gemma2", "gemma3_text", "smollm3", "ernie4_5", "cohere2")
+_TIED = (
+    *("gemma", "gemma2", "gemma3_text", "gemma4_text", "smollm3", "ernie4_5", "cohere2"),
+    *CONVOLVING,
+)
 """Families whose head is the embedding unless config.json says otherwise."""
 _EXPERTS = {
     "qwen3_moe": "num_experts",
     "gpt_oss": "num_local_experts",
     "olmoe": "num_experts",
     "mixtral": "num_local_experts",
+    "lfm2_moe": "num_experts",
 }
 """Mixtures, and the field that counts their experts."""
 _WIDTHS = {
     "qwen3_moe": "moe_intermediate_size",
+    "lfm2_moe": "moe_intermediate_size",
     "granitemoehybrid": "shared_intermediate_size",
 }
 """Families that have another field for the inner width than intermediate_size."""
@@ -40,16 +48,23 @@ FAMILIES = tuple(
     dict.fromkeys(
         (
             *(*_DEFAULT_HEAD_DIM, *_TIED, *_EXPERTS),
-            *("qwen3", "ministral", "ministral3", "seed_oss", "glm4"),
+            *("qwen3", "ministral", "ministral3", "seed_oss", "glm4", "gemma4_text"),
         )
     )
 )
 """Values of `model_type` whose sizes are known."""
 
 
+Matrices = tuple[tuple[int, int], ...]
+"""Shapes [out, in]."""
+
+
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """The sizes of a decoder-only model whose layers are all alike.
+    """The sizes of a decoder-only model whose layers are all alike, but for what `uneven` says, and
+    that `convolutions` of them may have a short convolution in place of attention, and `dense` ones
+    of a mixture one MLP of a width of their own, `dense_width`: then a layer is what they are on
+    average.
 
     `intermediate`: inner width of the gated MLP, or of one expert. `head_dim` 0: hidden / heads.
     `tied`: the output head is the input embedding. `experts` 0: no mixture; else each row goes
@@ -66,29 +81,90 @@ class Architecture:
     tied: bool = False
     experts: int = 0
     active: int = 0
+    convolutions: int = 0
+    dense: int = 0
+    dense_width: int = 0
     family: str = "llama"
+    uneven: Uneven | None = None
 
     @property
     def width(self) -> int:
-        """Numbers in the queries of one row."""
-        return self.heads * (self.head_dim or self.hidden // self.heads)
+        """Numbers in the queries of one row; where layers differ, the most."""
+        dim = self.head_dim or self.hidden // self.heads
+        return self.heads * max(dim, self.uneven.head_dim if self.uneven else 0)
 
     @property
     def kv_width(self) -> int:
         """Numbers in the keys (or the values) of one row in one layer."""
-        return self.kv_heads * (self.head_dim or self.hidden // self.heads)
+        return self.mean(self._kv_width)
 
     @property
-    def attention_matrices(self) -> tuple[tuple[int, int], ...]:
-        """Shapes [out, in] of the queries', keys', values' and output matrices."""
-        kv = (self.kv_width, self.hidden)
-        return ((self.width, self.hidden), kv, kv, (self.hidden, self.width))
+    def attention_matrices(self) -> Matrices:
+        """Shapes [out, in] of the queries', keys', values' and output matrices of a first layer,
+        and of what else it has beside the MLP or the experts."""
+        return self.matrices(0)[0]
 
     @property
-    def mlp_matrices(self) -> tuple[tuple[int, int], ...]:
+    def convolution_matrices(self) -> Matrices:
+        """Shapes [out, in] of the matrices around a convolution."""
+        return ((3 * self.hidden, self.hidden), (self.hidden, self.hidden))
+
+    @property
+    def mlp_matrices(self) -> Matrices:
         """Shapes [out, in] of the three matrices of the gated MLP, or of one expert."""
-        up = (self.intermediate, self.hidden)
-        return (up, up, (self.hidden, self.intermediate))
+        return self.matrices(0)[1]
+
+    def matrices(self, layer: int) -> tuple[Matrices, Matrices]:
+        """Of one layer: those beside the MLP or the experts, and those of the MLP or an expert."""
+        hidden, uneven = self.hidden, self.uneven
+        kv = (self._held(layer), hidden)
+        if uneven is None:
+            return ((self.width, hidden), kv, kv, (hidden, self.width)), _gated(
+                self.intermediate, hidden
+            )
+        full, shares = uneven.kind(layer) == FULL, layer >= self.layers - uneven.shared
+        width = self.heads * (uneven.head_dim if full else self.head_dim)
+        own = 0 if shares else 1 if full and not uneven.values else 2
+        told = ((uneven.told, hidden),) * 2 + ((hidden, uneven.told),) if uneven.told else ()
+        dense = _gated(uneven.dense, hidden) if uneven.dense else ()
+        inner = self.intermediate * (2 if shares and uneven.wider else 1)
+        beside = ((width, hidden), *(kv,) * own, (hidden, width), *told, *dense)
+        return beside, _gated(inner, hidden)
+
+    def _held(self, layer: int) -> int:
+        """Numbers in one layer's keys, which are another layer's where it has none."""
+        if self.uneven is None:
+            return self.kv_heads * (self.head_dim or self.hidden // self.heads)
+        if self.uneven.kind(layer) == FULL:
+            return self.uneven.kv_heads * self.uneven.head_dim
+        return self.kv_heads * self.head_dim
+
+    def _kv_width(self, layer: int) -> int:
+        """Numbers in the keys that a cache holds for a layer."""
+        shared = self.uneven.shared if self.uneven else 0
+        return self._held(layer) if layer < self.layers - shared else 0
+
+    def mean(self, of: Callable[[int], int], first: int = 0, end: int = 0) -> int:
+        """Of what `of(layer)` says for layers [first, end), or for all, rounded up."""
+        if self.uneven is None:
+            return of(0)
+        layers = range(first, end or self.layers)
+        return -(-sum(map(of, layers)) // len(layers))
+
+    @property
+    def bound(self) -> int:
+        """So many last layers have to be on one stage, as some read the keys of others."""
+        return self.uneven.bound(self.layers) if self.uneven else 0
+
+    def part(self, first: int, end: int) -> tuple[float, int]:
+        """Of layers [first, end): their weights as a multiple of those that as many usual layers
+        have, and the mean of `kv_bytes`."""
+        weights = self.mean(self._weights, first, end) / self.layer_weights
+        return weights, 2 * 2 * self.mean(self._kv_width, first, end)
+
+    def _weights(self, layer: int) -> int:
+        beside, mlp = self.matrices(layer)
+        return _weights_of(beside) + _weights_of(mlp) * max(1, self.experts)
 
     @property
     def layer_weights(self) -> int:
@@ -96,13 +172,19 @@ class Architecture:
 
         Norms, biases and a mixture's router, together below 0.1 %, are left out.
         """
-        return sum(rows * columns for rows, columns in self.attention_matrices) + self.mlp_weights
+        return self.mean(self._weights) if self.uneven else self._mixed(mul) + self.mlp_weights
 
     @property
     def mlp_weights(self) -> int:
         """Weights of the matrices of one layer's MLP, or of all its experts."""
-        one = sum(rows * columns for rows, columns in self.mlp_matrices)
-        return one * max(1, self.experts)
+        if self.uneven is None:
+            return self._mlp(lambda rows, columns: rows * columns)
+        return self.mean(lambda layer: _weights_of(self.matrices(layer)[1])) * max(1, self.experts)
+
+    @property
+    def table_weights(self) -> int:
+        """Numbers of what all layers are told of tokens, which stay in their files."""
+        return self.vocab * self.layers * self.uneven.told if self.uneven else 0
 
     @property
     def head_bytes(self) -> int:
@@ -111,25 +193,66 @@ class Architecture:
 
     @property
     def kv_bytes(self) -> int:
-        """Bytes of the keys and values of one row in one layer, in 16 bit."""
-        return 2 * 2 * self.kv_width
+        """Bytes of what one layer holds of one row, keys and values, in 16 bit."""
+        attending = self.layers - self.convolutions
+        return 2 * (attending * 2 * self.kv_width + self.convolutions * self.hidden) // self.layers
+
+    @property
+    def seen_share(self) -> float:
+        """How much of these is read of each earlier row: a convolution reads a few rows alone."""
+        attending = 2 * 2 * self.kv_width * (self.layers - self.convolutions)
+        return attending / self.layers / self.kv_bytes if self.convolutions else 1.0
 
     @property
     def largest_matrix(self) -> int:
         """Weights of the largest matrix of a layer."""
-        return max(r * c for r, c in (*self.attention_matrices, *self.mlp_matrices))
+        mixing = self.convolution_matrices if self.convolutions else ()
+        ends = (some for end in {0, self.layers - 1} for some in self.matrices(end))
+        matrices = (shape for some in (*ends, mixing) for shape in some)
+        return max(self.dense_width * self.hidden, *(r * c for r, c in matrices))
 
     def attention_bytes(self, quantisation: Quantisation) -> int:
-        return sum(matrix_bytes(r, c, quantisation) for r, c in self.attention_matrices)
+        if self.uneven is None:
+            return self._mixed(lambda rows, columns: matrix_bytes(rows, columns, quantisation))
+        return self.mean(lambda layer: _bytes_of(self.matrices(layer)[0], quantisation))
+
+    def _mixed(self, of: Callable[[int, int], int]) -> int:
+        """That of the matrices of attention, or of a convolution, of a layer on average."""
+        attention = sum(of(*shape) for shape in self.attention_matrices)
+        convolution = sum(of(*shape) for shape in self.convolution_matrices)
+        more = self.convolutions * (convolution - attention)
+        return attention + more // self.layers
 
     def mlp_bytes(self, quantisation: Quantisation) -> int:
         """Bytes of one layer's MLP; of all its experts, if it is a mixture."""
-        one = sum(matrix_bytes(r, c, quantisation) for r, c in self.mlp_matrices)
+        if self.uneven is None:
+            return self._mlp(lambda rows, columns: matrix_bytes(rows, columns, quantisation))
+        one = self.mean(lambda layer: _bytes_of(self.matrices(layer)[1], quantisation))
         return one * max(1, self.experts)
+
+    def _mlp(self, of: Callable[[int, int], int]) -> int:
+        """That of the matrices of an MLP, or of all its experts, of a layer on average."""
+        one = max(1, self.experts) * sum(of(*shape) for shape in self.mlp_matrices)
+        if not self.dense:
+            return one
+        dense = 2 * of(self.dense_width, self.hidden) + of(self.hidden, self.dense_width)
+        return one + self.dense * (dense - one) // self.layers
 
     def layer_bytes(self, quantisation: Quantisation) -> int:
         """Bytes of one layer's matrices, scales included."""
         return self.attention_bytes(quantisation) + self.mlp_bytes(quantisation)
+
+
+def _gated(inner: int, hidden: int) -> Matrices:
+    return ((inner, hidden), (inner, hidden), (hidden, inner))
+
+
+def _weights_of(matrices: Matrices) -> int:
+    return sum(rows * columns for rows, columns in matrices)
+
+
+def _bytes_of(matrices: Matrices, quantisation: Quantisation) -> int:
+    return sum(matrix_bytes(rows, columns, quantisation) for rows, columns in matrices)
 
 
 def matrix_bytes(rows: int, columns: int, quantisation: Quantisation) -> int:
@@ -167,16 +290,18 @@ def gguf_bytes(of: Architecture, name: str, fused: bool = False) -> int:
     ends = of.head_bytes // 2 * (1 if of.tied else 2)
     if "Q8_0" in name or "MXFP4" in name:
         experts = of.layers * of.mlp_weights if "MXFP4" in name else 0
-        rest = of.layers * of.layer_weights + ends - experts
+        rest = of.layers * of.layer_weights + of.table_weights + ends - experts
         return int((rest * Q8_0 + experts * MXFP4) / 8)
     eighth = of.layers // 8
     fine = sum(
         at < eighth or at >= 7 * of.layers // 8 or (at - eighth) % 3 == 2 for at in range(of.layers)
     )
     values = of.kv_width * of.hidden
-    finer = fine * (of.mlp_weights // 3 + (0 if fused else values)) + of.head_bytes // 2
+    of_values = 0 if fused else values * (of.layers - of.convolutions) // of.layers
+    finer = fine * (of.mlp_weights // 3 + of_values) + of.head_bytes // 2
     one = of.layers * (of.hidden * of.width + 2 * values) if fused else 0
     bits = (of.layers * of.layer_weights + ends) * Q4_K + one * (Q5_K - Q4_K)
+    bits += of.table_weights * Q5_K
     return int((bits + finer * (Q6_K - Q4_K)) / 8)
 
 
@@ -205,11 +330,26 @@ def architecture_of(config: Mapping[str, object], where: str) -> Architecture:
             f"num_attention_heads, {heads}"
         )
     default_dim = hidden // heads if family in _DEFAULT_HEAD_DIM else 0
+    default_dim = 256 if family == "gemma4_text" else default_dim
     experts, active = _experts(config, where, family) if family in _EXPERTS else (0, 0)
+    layers = _count(config, where, "num_hidden_layers", most=MOST_LAYERS)
+    inner, uneven = _count(config, where, _WIDTHS.get(family, "intermediate_size")), None
+    if family == "gemma4_text":
+        uneven = _uneven(config, where, layers, kv_heads)
+        if uneven.dense:
+            inner = _count(config, where, "moe_intermediate_size")
+            experts = _count(config, where, "num_experts", most=MOST_EXPERTS)
+            active = _count(config, where, "top_k_experts", most=experts)
+    dense = 0
+    if family == "lfm2_moe":
+        dense = min(
+            _count({"num_dense_layers": 2, **config}, where, "num_dense_layers", least=0),
+            _count(config, where, "num_hidden_layers", most=MOST_LAYERS) - 1,
+        )
     return Architecture(
-        layers=_count(config, where, "num_hidden_layers", most=MOST_LAYERS),
+        layers=layers,
         hidden=hidden,
-        intermediate=_count(config, where, _WIDTHS.get(family, "intermediate_size")),
+        intermediate=inner,
         heads=heads,
         kv_heads=kv_heads,
         vocab=_count(config, where, "vocab_size"),
@@ -217,13 +357,62 @@ def architecture_of(config: Mapping[str, object], where: str) -> Architecture:
         tied=_flag(config, where, "tie_word_embeddings", family in _TIED),
         experts=experts,
         active=active,
+        convolutions=_convolutions(config, where) if family in CONVOLVING else 0,
+        dense=dense,
+        dense_width=_count(config, where, "intermediate_size") if dense else 0,
         family=family,
+        uneven=uneven,
+    )
+
+
+def _uneven(config: Mapping[str, object], where: str, layers: int, kv_heads: int) -> Uneven:
+    """How the layers of a Gemma 4 differ."""
+    types = config.get("layer_types")
+    if types is None:
+        types = ["" if (n + 1) % 6 and n + 1 < layers else "full_attention" for n in range(layers)]
+    if not isinstance(types, list) or len(types) != layers:
+        raise ConfigError(f"{where}: layer_types does not name {layers} layers")
+    kinds = "".join(FULL if one == "full_attention" else SLIDING for one in types)
+    newer = config.get("per_layer_config")
+    of_full = newer.get(str(kinds.find(FULL)), {}) if isinstance(newer, dict) else None
+    same = config.get("attention_k_eq_v") is True
+    if isinstance(of_full, dict):
+        dim = _count(of_full, where, "head_dim", _count(config, where, "head_dim", 256))
+        heads = _count(of_full, where, "num_key_value_heads", kv_heads)
+    else:
+        dim = _count(config, where, "global_head_dim", 512)
+        heads = _count(config, where, "num_global_key_value_heads", kv_heads) if same else kv_heads
+    shared = config.get("num_kv_shared_layers") or 0
+    if not isinstance(shared, int) or set(kinds[: layers - shared]) != set(kinds):
+        raise ConfigError(f"{where}: num_kv_shared_layers is {shared!r}, which cannot be")
+    told = config.get("hidden_size_per_layer_input", 256)
+    mixture = config.get("enable_moe_block") is True
+    return Uneven(
+        kinds,
+        head_dim=dim,
+        kv_heads=heads,
+        values=not same,
+        shared=shared,
+        wider=config.get("use_double_wide_mlp") is True,
+        told=told if isinstance(told, int) and 0 < told < 1 << 31 else 0,
+        dense=_count(config, where, "intermediate_size") if mixture else 0,
     )
 
 
 def longest_context(config: Mapping[str, object], where: str) -> int:
     """Tokens that a model can hold. Raises ConfigError if config.json does not say it."""
     return _count(text_settings(config), where, "max_position_embeddings")
+
+
+def _convolutions(config: Mapping[str, object], where: str) -> int:
+    """How many layers convolve; all attend where config.json does not say it."""
+    listed = config.get("layer_types")
+    kinds = listed if isinstance(listed, list) else []
+    if listed is not None and len(kinds) != config.get("num_hidden_layers"):
+        raise ConfigError(
+            f"{where}: layer_types is no list of num_hidden_layers; download the model again"
+        )
+    return kinds.count("conv")
 
 
 def _experts(config: Mapping[str, object], where: str, family: str) -> tuple[int, int]:
@@ -242,18 +431,23 @@ def _experts(config: Mapping[str, object], where: str, family: str) -> tuple[int
 
 
 def _count(
-    config: Mapping[str, object], where: str, field: str, default: int = 0, most: int = 1 << 31
+    config: Mapping[str, object],
+    where: str,
+    field: str,
+    default: int = 0,
+    most: int = 1 << 31,
+    least: int = 1,
 ) -> int:
-    """A positive integer; `default` > 0 stands for one that is missing or null."""
+    """An integer from `least` on; `default` > 0 stands for one that is missing or null."""
     value = config.get(field)
     if value is None and default > 0:
         return default
     if value is None:
         raise ConfigError(f"{where}: {field} is missing; download the model again")
     # The upper limit keeps out what no model has, so that no sum of sizes can grow absurd.
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= most:
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
         raise ConfigError(
-            f"{where}: {field} is {value!r}; it must be a whole number from 1 to {most}"
+            f"{where}: {field} is {value!r}; it must be a whole number from {least} to {most}"
         )
     return value
 

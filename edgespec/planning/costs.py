@@ -110,7 +110,8 @@ class NodeCosts:
         dense_bytes = model.layer_bytes - model.expert_bytes
         dense = self._matrices(padded, dense_bytes, model.bits)
         launch = self._launch(rows, captures, requests, model.operations(rows))
-        return self._layer(dense + self._experts(rows), seen, model.kv_bytes, launch)
+        read = model.kv_bytes * model.of.seen_share
+        return self._layer(dense + self._experts(rows), seen, read, launch)
 
     def gather_seconds(self, rows: int) -> float:
         """Moving `rows` cache rows of all its layers: each is read once and written once."""
@@ -215,7 +216,7 @@ class NodeCosts:
         usual = operations / USUAL_OPERATIONS + _PART_LAUNCHES * (requests - 1)
         return profile.launch_seconds.value * usual
 
-    def _layer(self, weights: float, seen: int, kv_bytes: int, launch: float) -> float:
+    def _layer(self, weights: float, seen: int, kv_bytes: float, launch: float) -> float:
         """A layer whose weights take so many seconds."""
         profile = self.profile
         cache = seen * kv_bytes / profile.copy_bandwidth.value
@@ -402,7 +403,7 @@ def ring_costs(
             f"stage {with_stage} is on the coordinator's device, a {profiles[0].name}, and its "
             f"profile is {profiles[with_stage].name}; give the same one for both"
         )
-    blocks = blocks_of(model.layers, len(profiles) - 1, split)
+    blocks = blocks_of(model.layers, len(profiles) - 1, split, model.of.bound)
     stages = []
     for stage, (profile, (first, end)) in enumerate(zip(profiles[1:], blocks, strict=True), 1):
         needed = (end - first) * model.layer_bytes

@@ -10,7 +10,8 @@ device to another, that link takes for ever. Minimise
 where `trip` adds up, over the devices, layers × seconds a layer, and over the links; `slowest` is
 the largest of own + layers × seconds a layer (of a wide segment; own: what else a device that takes
 part does in each step) and of the links' times for it; `price` adds up layers × price a layer. The
-last device may have something of its own to do, and less room: its `End` is part of all three.
+last device may have something of its own to do, and less room: its `End` is part of all three. It
+has at least the last `bound` layers, of models of which these have to be together.
 
 The way. If no step may take longer than T, the rest of the sum is least on a shortest path: its
 state is (first device, last device so far, layers placed so far). T = infinity gives the cheapest
@@ -93,14 +94,15 @@ class LinkTimes:
     step: Floats
 
 
-def fits(layers: int, devices: Sequence[Candidate]) -> bool:
+def fits(layers: int, devices: Sequence[Candidate], bound: int = 0) -> bool:
     """Whether any ring of these devices holds so many layers."""
     if any(device.fitting(True) >= layers for device in devices):
         return True
     for first, last in permutations(range(len(devices)), 2):
         ends = devices[first].most, devices[last].fitting(True)
         between = sum(devices[i].most for i in range(last) if i != first)
-        enough = min(ends) >= 1 and layers > 1 and sum(ends) + between >= layers
+        enough = ends[0] >= 1 and layers > 1 and sum(ends) + between >= layers
+        enough &= ends[1] >= max(1, bound) and layers > bound
         if enough and not devices[first].closes:
             return True
     return False
@@ -135,12 +137,13 @@ def fastest(
     slowest_weight: float,
     trip_weight: float,
     must: int = -1,
+    bound: int = 0,
 ) -> Layout | None:
     """The best layout; None if there is none. `must`: the index of a device that takes part.
 
     Weights are not negative. Takes about M³ × layers² steps in numpy for each T that is looked at.
     """
-    search = _Search(layers, devices, links, trip_weight, must)
+    search = _Search(layers, devices, links, trip_weight, must, bound)
     steps = _possible_steps(layers, devices, links)
     best: Layout | None = None
     limit = np.inf
@@ -221,8 +224,11 @@ class _Search:
         links: LinkTimes,
         trip_weight: float,
         must: int,
+        bound: int,
     ) -> None:
         self._layers = layers
+        # So many are placed by devices that are not the last one, or all by the last.
+        self._apart = slice(layers - bound + 1, layers)
         self._devices = devices
         self._links = links
         self._trip_weight = trip_weight
@@ -242,10 +248,12 @@ class _Search:
                 table[first, 0, 1 : most + 1] = (
                     self._into[first + 1] + self._a_layer[first] * placed
                 )
+        table[:, :, self._apart] = np.inf
         for index, device in enumerate(self._devices):
             before = table[:, : index + 1] + hops[:, : index + 1, index, None]
             most = self._most(device.most, device, limit)
             table[:, index + 1] = _placed(before.min(axis=1), most, self._a_layer[index])
+            table[:, index + 1, self._apart] = np.inf
         ends = self._ends(table, hops, limit) + hops[:, :, count]
         first, place = divmod(int(ends.argmin()), count + 1)
         if not np.isfinite(ends[first, place]):

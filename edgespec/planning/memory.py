@@ -123,15 +123,25 @@ class Needs:
         return costs.layer_bytes + self.rows * costs.kv_bytes
 
     def stage(self, layers: int, last: bool = False) -> Need:
-        """A stage of so many layers; `last`: and the head, if that is on a stage."""
-        costs = self.model.costs
+        """A stage of so many layers; `last`: of the last ones, and the head, if that is on a
+        stage."""
         head, original, logits = self._head(last)
+        weights, cache = self._layers(layers, last)
         return Need(
-            weights=layers * costs.layer_bytes + head,
-            cache=layers * self.rows * costs.kv_bytes,
-            overhead=RUNTIME_BYTES
-            + max(self._work_space(), logits, original - layers * self.layer),
+            weights=weights + head,
+            cache=cache,
+            overhead=RUNTIME_BYTES + max(self._work_space(), logits, original - weights - cache),
         )
+
+    def _layers(self, count: int, last: bool) -> tuple[int, int]:
+        """Bytes of so many layers and of their caches; `last`: of the last ones."""
+        of, costs = self.model.of, self.model.costs
+        layer, kv = float(costs.layer_bytes), costs.kv_bytes
+        if of.bound:  # which differ from those before them
+            ends = (of.layers - count, of.layers) if last else (0, of.layers - of.bound)
+            share, kv = of.part(*ends)
+            layer *= share
+        return int(count * layer), count * self.rows * kv
 
     def _head(self, last: bool) -> tuple[int, int, int]:
         """Bytes of the head on a stage, of its original, and of its logits."""
@@ -158,7 +168,13 @@ class Needs:
         if memory < RUNTIME_BYTES + head + original:
             return 0  # not even while it is loaded
         room = memory - RUNTIME_BYTES - head - max(self._work_space(), logits)
-        return max(0, min(self.model.of.layers, room // self.layer))
+        of = self.model.of
+        if of.bound:
+            most = of.layers if last else of.layers - of.bound
+            fitting = (n for n in range(most, 0, -1) if sum(self._layers(n, last)) <= room)
+            found = next(fitting, 0)
+            return found if not last or found >= of.bound else 0
+        return max(0, min(of.layers, room // self.layer))
 
     @property
     def _logits(self) -> int:

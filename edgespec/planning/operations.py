@@ -21,8 +21,11 @@ OWN_OPERATIONS = {
     "qwen3": 19,
     "gemma2": 36,
     "gemma3_text": 30,
+    "gemma4_text": 32,
+    "lfm2": 19,  # whether it attends or convolves
+    "lfm2_moe": 26,
 }
-"""By model type, of those whose layers are edgespec's own."""
+"""By model type, of those whose layers are edgespec's own; of mixtures without experts."""
 
 LIBRARY_OPERATIONS = {
     "ministral3": 50,
@@ -43,8 +46,15 @@ LIBRARY_OPERATIONS = {
 }
 """Of those that run transformers' layers; of mixtures without experts."""
 
-EXPERT_OPERATIONS = {"qwen3_moe": 11, "olmoe": 11, "mixtral": 12, "gpt_oss": 16}
-"""More for each expert that some row goes through."""
+EXPERT_OPERATIONS = {
+    "lfm2_moe": 10,
+    "qwen3_moe": 11,
+    "olmoe": 11,
+    "mixtral": 12,
+    "gpt_oss": 16,
+    "gemma4_text": 12,
+}
+"""More for each expert that some row goes through; of Gemma 4 with a share of the router's."""
 
 DRAFT_HEAD_OPERATIONS = 40
 """Of the layer of an EAGLE head, and of each layer in `easyspec`, which are code of their own: at

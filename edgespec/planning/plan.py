@@ -172,7 +172,8 @@ def _layout(problem: Problem, must: int = -1) -> Layout | None:
     layers = problem.model.of.layers
     weights = problem.weights
     boards, links = problem.candidates, problem.links()
-    return fastest(layers, boards, links, weights.step, weights.trip, must)
+    bound = problem.model.of.bound
+    return fastest(layers, boards, links, weights.step, weights.trip, must, bound)
 
 
 def _seconds(problem: Problem, layout: Layout) -> float:

@@ -105,9 +105,11 @@ class Problem:
         if closes := index == len(self.others):
             price = self.weights.shared * step
         end = None
-        if self.head_last:
+        if self.head_last or self.model.of.bound:
             most = self.needs.most_layers(room, last=True)
-            trip, head = (head_seconds(node, *rows) for rows in ((1, 1), _HEAD_ROWS))
+            trip, head = (
+                self.head_last * head_seconds(node, *rows) for rows in ((1, 1), _HEAD_ROWS)
+            )
             # On the coordinator's board the head takes as much of D0's time as on D0.
             end = End(most, trip, head, self.weights.coordinator * head if price else 0.0)
         return Candidate(
@@ -143,7 +145,7 @@ class Problem:
 
     def fits(self) -> bool:
         return self.needs.coordinator().total <= self.coordinator.memory and fits(
-            self.model.of.layers, self.candidates
+            self.model.of.layers, self.candidates, self.model.of.bound
         )
 
     def links(self) -> LinkTimes:
@@ -155,6 +157,7 @@ class Problem:
         devices = [self.coordinator, *self.boards]
         bytes_of = RingCosts(NodeCosts(self.coordinator.profile, self.model.costs, 0), (), ())
         ran = [0] + [2] * len(self.boards)  # whatever stage it will be: 11 bytes each
+        tokens = self.head_last or self.model.of.table_weights > 0
         trip = np.zeros((len(devices), len(devices)))
         step = np.zeros_like(trip)
         for i, near in enumerate(devices):
@@ -165,7 +168,7 @@ class Problem:
                 one, wide = (
                     bytes_of.verdict_bytes(rows, ran[i], chosen)
                     if self.head_last and i and not j
-                    else bytes_of.segment_bytes(rows, ran[i], self.head_last)
+                    else bytes_of.segment_bytes(rows, ran[i], tokens)
                     for rows, chosen in ((1, 1), _HEAD_ROWS)
                 )
                 trip[i, j] = link.latency + link.seconds(one)

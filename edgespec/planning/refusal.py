@@ -49,8 +49,11 @@ class Remedy:
 def refusal(problem: Problem) -> str:
     """Why a problem does not fit, and every remedy that was found."""
     short = "; ".join(map(str, shortages(problem)))
+    bound = problem.model.of.bound
     if not short:  # what is needed for layers is there
         short = "no device that can be the last stage has room for the output head too"
+    if bound and not any(one.fitting(True) for one in problem.candidates):
+        short = f"no device has room for the last {bound} layers, which have to be together"
     ways = ", or ".join(remedy.words for remedy in remedies(problem))
     of = problem.model
     return (

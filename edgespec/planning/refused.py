@@ -6,11 +6,14 @@ import re
 from collections.abc import Container, Mapping
 from dataclasses import dataclass
 
+from edgespec.planning.text_part import CONVOLVING
+
 REASONS = {
     "recurrent": "its layers keep a recurrent state (linear attention, convolution, Mamba), from "
     "which no single guess can be pruned as its keys can",
-    "uneven": "its layers have keys of different shapes, or take keys and token embeddings that "
-    "are on other stages",
+    "uneven": "its layers exchange rows of several widths with earlier ones (AltUp, Laurel)",
+    "assistant": "it reads the keys of the model that it drafts for, which are on the stages, and "
+    "drafts run with the coordinator",
     "latent": "its layers keep latent rows in place of keys (MLA), which the cache does not hold",
     "other": "its layers differ from those that edgespec computes",
 }
@@ -25,7 +28,8 @@ _FAMILIES = (
         "recurrent",
         "qwen3-8b",
     ),
-    ("gemma(4|3n)", "uneven", "gemma-3-4b"),
+    ("gemma3n", "uneven", "gemma-4-e2b"),
+    ("gemma4(unified)?assistant", "assistant", "gemma-4-e2b"),
     ("deepseekv|deepseek2|glm4moelite|kimik|minicpm3", "latent", "qwen3-30b-a3b-2507"),
     ("qwen2moe|ernie45moe", "other", "qwen3-30b-a3b-2507"),
     ("llama4|minimaxm|glm4moe", "other", "gpt-oss-120b"),
@@ -60,7 +64,8 @@ def refusal_of(settings: Mapping[str, object], running: Container[str]) -> Refus
     for beginning, why, instead in _FAMILIES if kind not in running else ():
         if re.match(beginning, re.sub("[-_]", "", kind)):
             return Refusal(why, instead)
-    if isinstance(listed, list) and not _STATES.isdisjoint(map(str, listed)):
+    states = _STATES - {"conv"} if kind in CONVOLVING else _STATES
+    if isinstance(listed, list) and not states.isdisjoint(map(str, listed)):
         instead = "granite-4-micro" if kind.startswith("granite") else "qwen3-8b"
         return Refusal("recurrent", instead)
     return None

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 WRAPPERS = {
     "gemma3": "gemma3_text",
+    "gemma4": "gemma4_text",
+    "gemma4_unified": "gemma4_text",
     "mistral3": "mistral",
     "qwen3_vl": "qwen3",
     "qwen2_5_vl": "qwen2",
@@ -18,13 +20,18 @@ _SAME = {
     "qwen3_vl_text": "qwen3",
     "qwen2_5_vl_text": "qwen2",
     "qwen3_vl_moe_text": "qwen3_moe",
+    "gemma4_unified_text": "gemma4_text",
 }
 """Types that `text_config` names, and which they are for text."""
+
+CONVOLVING = ("lfm2", "lfm2_moe")
+"""Types with layers of short convolutions."""
 
 OUTER = frozenset(("tie_word_embeddings", "quantization_config"))
 """Fields that count for the text model where only the wrapper has them."""
 
 _LONGEST = "max_position_embeddings"
+_MOST = 1 << 31  # of any size
 _FLAT = ("qwen2_5_vl",)
 """Wrappers whose older files have the text model's fields among their own."""
 
@@ -33,6 +40,8 @@ def text_settings(settings: Mapping[str, object]) -> dict[str, Any]:
     """The settings of the text model: `settings` as they are, unless they are a wrapper's, or ask
     for more than is run (see `_of_short`)."""
     kind, inner = settings.get("model_type"), settings.get("text_config")
+    if kind in CONVOLVING:
+        return _of_convolving(settings)
     if inner is None and kind in _FLAT:
         inner = {name: value for name, value in settings.items() if name != "model_type"}
     if not isinstance(kind, str) or kind not in WRAPPERS or not isinstance(inner, dict):
@@ -40,12 +49,38 @@ def text_settings(settings: Mapping[str, object]) -> dict[str, Any]:
     outer = {field: settings[field] for field in OUTER if field in settings}
     found: dict[str, Any] = {"model_type": WRAPPERS[kind], **outer, **inner}
     found["model_type"] = _SAME.get(str(found["model_type"]), found["model_type"])
+    if kind == "gemma4_unified":  # it has no such tables
+        found["hidden_size_per_layer_input"] = 0
     if kind == "qwen3_vl_moe":
         found["norm_topk_prob"] = True  # as it always is there
     for name in ("rope_scaling", "rope_parameters"):
         angles = found.get(name)
         if isinstance(angles, dict) and "mrope_section" in angles:
             found[name] = _of_text(angles)
+    return found
+
+
+def _of_convolving(settings: Mapping[str, object]) -> dict[str, Any]:
+    """Those of an LFM2 as other families have them: each layer's type, the width of its MLP as it
+    is made (transformers' Lfm2MLP), the norms' epsilon and whether the head is the embedding."""
+    found: dict[str, Any] = dict(settings)
+    for old, new in (("norm_eps", "rms_norm_eps"), ("tie_embedding", "tie_word_embeddings")):
+        if old in found:
+            found[new] = found[old]
+    attend, layers = found.get("full_attn_idxs"), found.get("num_hidden_layers")
+    if found.get("layer_types") is None and isinstance(attend, list) and isinstance(layers, int):
+        kinds = ("conv", "full_attention")
+        # Beyond any model's: refused later on, where layers are counted.
+        found["layer_types"] = [kinds[n in attend] for n in range(min(layers, 1 << 12))]
+    inner = found.pop("block_ff_dim", None) or found.get("intermediate_size", 12288)
+    if found["model_type"] == "lfm2" and isinstance(inner, int) and 0 < inner < _MOST:
+        if found.get("block_auto_adjust_ff_dim", True):
+            inner = 2 * inner // 3
+            factor = found.get("block_ffn_dim_multiplier", 1.0)
+            step = found.get("block_multiple_of", 256)
+            if _is_number(factor, _MOST) and isinstance(step, int) and step > 0:
+                inner = -(-int(factor * inner) // step) * step
+        found |= {"intermediate_size": inner, "block_auto_adjust_ff_dim": False}
     return found
 
 
@@ -71,3 +106,7 @@ def _of_text(angles: dict[str, object]) -> dict[str, object]:
     """A text token has one position in all the sections of angles that an image's has three in."""
     plain = {name: value for name, value in angles.items() if not name.startswith("mrope_")}
     return {name: "default" if value == "mrope" else value for name, value in plain.items()}
+
+
+def _is_number(value: object, most: float) -> TypeGuard[float]:
+    return isinstance(value, int | float) and 0 < value < most

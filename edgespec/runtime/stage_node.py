@@ -88,6 +88,7 @@ class StageNode(RingNode):
         self._fetches = 0
         self._instrumentation = instrumentation
         self._compute: Perform | None = None  # the worker's
+        self._keeps_tokens = False  # as the block that was loaded last has it
         self.machine: StageMachine | None = None
         """Computes here; None before the first ring."""
         self.device = device
@@ -198,10 +199,11 @@ class StageNode(RingNode):
         self._stage_load.take_place(assign.block)
         is_first, is_last = assign.stage == 1, assign.stage == assign.stages
         row_limit = assign.rows + SPECULATIVE_LIMIT
+        place = {"is_first": is_first, "is_last": is_last, "keeps_tokens": self._keeps_tokens}
         if self.machine is None:
-            self.machine = StageMachine(is_first=is_first, is_last=is_last, row_limit=row_limit)
+            self.machine = StageMachine(row_limit=row_limit, **place)
             return []
-        self.machine.take_place(is_first=is_first, is_last=is_last, row_limit=row_limit)
+        self.machine.take_place(row_limit=row_limit, **place)
         return self.machine.reset()
 
     def farewell(self, reason: str, now: float) -> None:
@@ -263,7 +265,8 @@ class StageNode(RingNode):
     def _load_block(self, assign: Assign, stop: Callable[[], bool]) -> Event:
         self._compute = None  # there may be no memory for two blocks
         started = time.monotonic()
-        self._compute = self._load(assign, self._progress(stop), stop).perform
+        loaded = self._load(assign, self._progress(stop), stop)
+        self._compute, self._keeps_tokens = loaded.perform, loaded.keeps_tokens
         if self._instrumentation is not None:
             self._compute = self._instrumentation.equip(assign, self._compute, self)
         return BlockLoaded(time.monotonic() - started)

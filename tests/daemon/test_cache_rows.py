@@ -15,7 +15,7 @@ from edgespec.daemon.cache_rows import cache_rows, live_requests, planned_rows, 
 from edgespec.daemon.planning import Quants, model_to_plan, planned_needs
 from edgespec.daemon.profiles import profile_named
 from edgespec.decoding.row_account import CachedPrefix, RowAccount
-from edgespec.model.kv_cache import SharedCaches, TwoRegionCache
+from edgespec.model.kv_cache import RowForm, SharedCaches, TwoRegionCache
 from edgespec.planning.memory import GIB, Device, Needs
 from edgespec.planning.plan import plan
 from edgespec.planning.problem import Problem
@@ -124,9 +124,7 @@ def test_what_is_kept_takes_no_more_memory_than_the_room_says(lengths: tuple[int
     caches = SharedCaches(
         lambda reserve: TwoRegionCache(
             first_layer=0,
-            layers=1,
-            kv_heads=1,
-            head_dim=8,
+            forms=[RowForm(1, 8)],
             reserve=reserve,
             dtype=torch.float32,
         )

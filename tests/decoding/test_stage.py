@@ -6,6 +6,7 @@ import copy
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from support.segments import changed, one_part
 from support.stages import (
     REQUEST,
@@ -442,6 +443,25 @@ def test_an_event_that_cannot_be_is_our_bug_and_changes_nothing(
     assert {r: repr(vars(ledger)) for r, ledger in after["_held"].ledgers().items()} == {
         r: repr(vars(ledger)) for r, ledger in before["_held"].ledgers().items()
     }
+
+
+def test_tokens_travel_to_stages_whose_layers_are_told_of_them() -> None:
+    stage = Stage(is_first=True)
+    stage.machine.take_place(is_first=True, is_last=False, row_limit=100, keeps_tokens=True)
+    stage.segment(opening(prompt=3))
+    (part,) = sent(stage.done()).parts
+    assert part.tokens.tolist() == [0, 1, 2]
+    between = Stage()
+    between.machine.take_place(is_first=False, is_last=False, row_limit=100, keeps_tokens=True)
+    lacking = replace(opening(prompt=3), hidden=hidden(0, 1, 2))
+    part = replace(lacking.parts[0], tokens=numbers())
+    (renew,) = between.segment(replace(lacking, parts=(part,)))[-1:]
+    assert isinstance(renew, Renew)
+    assert "lack their tokens" in renew.why
+    last = Stage(is_last=True)
+    last.machine.take_place(is_first=False, is_last=True, row_limit=100, keeps_tokens=True)
+    last.segment(lacking)
+    assert not len(sent(last.done()).parts[0].tokens)
 
 
 def test_a_stage_waits_for_nothing() -> None:

@@ -52,12 +52,14 @@ BOUNDS = {"float64": TOLERANCE, "float32": 1e-4}
 VISIBLE = 1e-3  # what a wrong model differs by, at least
 NAMES = list(FAMILY_SETTINGS)
 WINDOWED = ["mistral", "qwen2-windows", "gemma2", "gemma3_text", "phi3", "qwen3_moe", "gpt_oss"]
-CAPPED = ["gemma2", "gemma3_text"]
+WINDOWED += ["gemma4_text"]
+CAPPED = ["gemma2", "gemma3_text", "gemma4_text"]
 LATER = [name for name in NAMES if name.partition("-")[0] in LATER_TYPES]
 FIRST = [name for name in NAMES if name not in LATER]
 OWN = [name for name in NAMES if name.partition("-")[0] in OWN_OPERATIONS]
 LIBRARY = [name for name in NAMES if name not in OWN]
-DENSE = [name for name in NAMES if name not in EXPERT_OPERATIONS]
+MIXTURES = {*EXPERT_OPERATIONS, "gemma4_text-experts"} - {"gemma4_text"}
+DENSE = [name for name in NAMES if name not in MIXTURES]
 QUICK = [*FIRST, "gpt_oss", "ministral3", "granite", "smollm3-windows", "olmo3"]
 
 
@@ -264,6 +266,8 @@ FULL, SLIDING = families.FULL, families.SLIDING
         ("gemma3_text", {"query_pre_attn_scalar": 16}),
         ("gemma3_text", {"rope_parameters": SWAPPED_ANGLES}),
         ("llama-rope", {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}),
+        ("gemma4_text", {"rope_parameters": SWAPPED_ANGLES}),
+        ("gemma4_text-experts", {"top_k_experts": 1}),
         ("phi3", {"hidden_act": "gelu"}),
         ("qwen3_moe", {"norm_topk_prob": False}),
         ("qwen3_moe", {"num_experts_per_tok": 1}),
@@ -293,7 +297,7 @@ def test_a_mechanism_left_out_or_off_by_one_is_seen(
     assert difference(rows, plain_hidden(pipeline.model, tokens)) > VISIBLE
 
 
-@pytest.mark.parametrize("name", ["gemma", "gemma2", "gemma3_text", "granite"])
+@pytest.mark.parametrize("name", ["gemma", "gemma2", "gemma3_text", "gemma4_text", "granite"])
 def test_a_missing_scale_of_the_embedding_is_seen(
     zoo: Zoo, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
@@ -343,6 +347,11 @@ class Halved(Checkpoint):
         ("qwen3", "self_attn.q_norm.weight"),
         ("gemma2", "pre_feedforward_layernorm.weight"),
         ("gemma3_text", "post_attention_layernorm.weight"),
+        ("gemma4_text", "layer_scalar"),
+        ("gemma4_text", "embed_tokens_per_layer.weight"),
+        ("gemma4_text-experts", "router.scale"),
+        ("gemma4_text-experts", "experts.3.up_proj.weight"),
+        ("gemma4_text-experts", "post_feedforward_layernorm_1.weight"),
         ("qwen3_moe", "mlp.gate.weight"),
         ("qwen3_moe", "mlp.experts.3.up_proj.weight"),
         ("gpt_oss", "self_attn.sinks"),
@@ -550,13 +559,14 @@ def test_the_weight_of_every_linear_layer_can_come_packed(
         monkeypatch.setattr(module, "linear_from", unpacked)
     source = Packing(zoo.folder(name))
     pipeline = zoo.pipeline(name, 1)
-    pipeline.stages[0].block = Block(source, 0, 4, "float64")
+    pipeline.stages[0].block = Block(source, 0, source.layers, "float64")
     expected = {
-        n for n in source.names if n.startswith("model.layers.") and len(source.tensor(n).shape) > 1
+        n for n in source.names if n.startswith("model.layers.") and source.tensor(n).dim() == 2
     }
-    # Small, and decide too much.
-    routers = {n for n in expected if n.endswith(("mlp.gate.weight", "mlp.router.weight"))}
-    assert set(source.asked) == expected - routers
+    # Small, and decide too much; or looked up.
+    plain = ("mlp.gate", "mlp.router", "router.proj", "_model_projection", "_tokens_per_layer")
+    small = {n for n in expected if n.endswith(tuple(f"{one}.weight" for one in plain))}
+    assert set(source.asked) == expected - small
     assert len(source.asked) == len(set(source.asked))
     tokens = random_tokens(1, 8)
     rows = pipeline.prefill(tokens)
@@ -579,7 +589,7 @@ DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
         (
             "llama",
             {"model_type": "gpt2"},
-            r"'gpt2', which .* runs llama, mistral, .*hunyuan_v1_dense$",
+            r"'gpt2', which .* runs llama, mistral, .*, lfm2_moe$",
         ),
         (
             "llama",
@@ -597,7 +607,14 @@ DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
         ("qwen3", {"model_type": "qwen3_next"}, "recurrent state.*use qwen3-8b$"),
         ("qwen3", QWEN35, "'qwen3_6'.*linear attention.*use qwen3-8b$"),
         ("qwen3", {"model_type": "nemotron_h"}, "no single guess can be pruned.*use qwen3-8b$"),
-        ("gemma3_text", {"model_type": "gemma4"}, "keys of different shapes.*use gemma-3-4b$"),
+        ("gemma3_text", {"model_type": "gemma3n"}, "several widths.*use gemma-4-e2b$"),
+        ("gemma4_text", {"model_type": "gemma4_assistant"}, "reads the keys of the model.*-e2b$"),
+        ("gemma4_text", {"use_bidirectional_attention": "all"}, "see later ones"),
+        ("gemma4_text", {"num_kv_shared_layers": 3}, "num_kv_shared_layers is 3: a type of layers"),
+        ("gemma4_text", {"layer_types": [FULL, SLIDING] * 2}, "must be 'full_attention'"),
+        ("gemma4_text", {"per_layer_config": {"0": {"head_dim": 4}}}, "among layers of one type"),
+        ("gemma4_text", {"vocab_size_per_layer_input": 95}, "95 of 96 tokens"),
+        ("gemma4_text-experts", {"top_k_experts": 7}, "a token goes to 7 of 6 experts"),
         (
             "granitemoehybrid",
             {"layer_types": ["mamba", "attention"] * 2},

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from support.tiers import examples
 
 from edgespec.errors import LocalProtocolError
-from edgespec.model.kv_cache import STEP, SharedCaches, Stem, TwoRegionCache
+from edgespec.model.kv_cache import STEP, RowForm, SharedCaches, Stem, TwoRegionCache
 from edgespec.tree.stems import LEAST_ROWS, Stems
 
 FIRST, LAYERS, HEADS, DIM = 3, 2, 2, 4
@@ -17,9 +17,7 @@ FIRST, LAYERS, HEADS, DIM = 3, 2, 2, 4
 def new_cache(reserve: int = 4) -> TwoRegionCache:
     return TwoRegionCache(
         first_layer=FIRST,
-        layers=LAYERS,
-        kv_heads=HEADS,
-        head_dim=DIM,
+        forms=[RowForm(HEADS, DIM)] * LAYERS,
         reserve=reserve,
         dtype=torch.float32,
     )

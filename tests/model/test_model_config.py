@@ -13,11 +13,13 @@ import torch
 from support.cases import case
 from transformers import AutoConfig, PretrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+from transformers.models.lfm2.modeling_lfm2 import Lfm2MLP
 
 from edgespec.model.layer_form import layer_form
 from edgespec.model.model_config import ModelConfig
 from edgespec.model.rope import Angles
 from edgespec.planning.operations import OWN_OPERATIONS
+from edgespec.planning.text_part import CONVOLVING, text_settings
 
 SMALL = {
     "vocab_size": 64,
@@ -63,9 +65,24 @@ GEMMA3 = {
     },
     "list": {"layer_types": ["full_attention"] * 7, "final_logit_softcapping": 20.0},
 }
+GEMMA4 = {
+    "list": {"layer_types": ["sliding_attention", "full_attention"] * 3 + ["full_attention"]},
+    "shared": {
+        "num_kv_shared_layers": 2,
+        "layer_types": ["full_attention", "sliding_attention"] * 3 + ["full_attention"],
+    },
+    "tables": {"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 64},
+    "newer": {
+        "rope_parameters": {
+            "full_attention": {"rope_type": "proportional", "rope_theta": 2e6, "factor": 2.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e3},
+        }
+    },
+}
 OWN_WAYS: dict[str, dict[str, dict[str, Any]]] = {
     "gemma2": {"caps": {"final_logit_softcapping": None, "query_pre_attn_scalar": 144}},
     "gemma3_text": GEMMA3,
+    "gemma4_text": GEMMA4,
     "granite": {"scales": {"embedding_multiplier": 12, "residual_multiplier": 0.22}},
     "smollm3": {
         "listed": {"no_rope_layers": [1, 0, 1, 0, 1, 1, 1]},
@@ -86,12 +103,21 @@ OPTIONAL = (
 )
 
 
+MIXED = (
+    *("intermediate_size", "moe_intermediate_size", "num_experts", "num_experts_per_tok"),
+    *("num_dense_layers", "use_expert_bias", "norm_topk_prob", "routed_scaling_factor"),
+)
+
+
 def ways_of(kind: str) -> dict[str, dict[str, Any]]:
     ways = WAYS | OWN_WAYS.get(kind, {})
-    if kind in ("mistral", "ministral", "gemma2", "gemma3_text"):
+    if kind in ("mistral", "ministral", "gemma2", "gemma3_text", "gemma4_text"):
         del ways["null key heads"]  # transformers takes none there
-    if kind == "gemma3_text":  # rotary settings by layer type are its own matter
-        return {n: w for n, w in ways.items() if n in GEMMA3 or "rope" not in str(w)}
+    if kind == "gemma4_text":
+        del ways["no window"]  # nor that
+    own = {"gemma3_text": GEMMA3, "gemma4_text": GEMMA4}.get(kind)
+    if own is not None:  # rotary settings by layer type are their own matter
+        return {n: w for n, w in ways.items() if n in own or "rope" not in str(w)}
     return ways
 
 
@@ -112,7 +138,7 @@ def is_refused(settings: dict[str, Any]) -> bool:
     return False
 
 
-@pytest.mark.parametrize("kind", OWN_OPERATIONS)
+@pytest.mark.parametrize("kind", sorted(set(OWN_OPERATIONS) - set(CONVOLVING)))
 def test_every_field_that_is_read_is_as_in_transformers(kind: str) -> None:
     defaults = AutoConfig.for_model(kind)
     assert ModelConfig({"model_type": kind}).rope_parameters == defaults.rope_parameters
@@ -128,14 +154,44 @@ def test_every_field_that_is_read_is_as_in_transformers(kind: str) -> None:
             for field in OPTIONAL:
                 if hasattr(theirs, field):
                     assert getattr(ours, field) == getattr(theirs, field), field
+            theirs.allow_global_per_layer_attribute_access = True
             head_dim = getattr(theirs, "head_dim", None)
             assert ours.head_dim == (head_dim or 48 // 4)
-            assert layer_form(ours, 6) == layer_form(theirs, 6)
+            if kind != "gemma4_text":  # which has forms of its own
+                assert layer_form(ours, 6) == layer_form(theirs, 6)
             compared += 1
-    assert compared >= 11
+    assert compared >= (11 if kind != "gemma4_text" else 9)
     for field in (*READ, *OPTIONAL):  # of a file that says nothing at all
         if hasattr(defaults, field):
             assert getattr(ModelConfig({"model_type": kind}), field) == getattr(defaults, field)
+
+
+def test_a_model_with_convolutions_is_read_as_transformers_reads_it() -> None:
+    """The width of its MLP is that of the matrices, which no field of theirs has."""
+    ways: dict[str, dict[str, Any]] = {
+        "nothing else": {},
+        "by number": {"full_attn_idxs": [0, 3], "norm_eps": 1e-3, "tie_embedding": False},
+        "by name": {"layer_types": ["conv", "full_attention"] * 3 + ["conv"], "conv_L_cache": 4},
+        "an older width": {"block_ff_dim": 96, "block_multiple_of": 7},
+        "stretched": {"block_ffn_dim_multiplier": 1.3, "block_multiple_of": 16},
+        "as it is": {"block_auto_adjust_ff_dim": False, "rope_theta": 2e4},
+    }
+    for name, way in ways.items():
+        settings = {"model_type": "lfm2", **SMALL, "num_key_value_heads": 2, **way}
+        theirs = theirs_of(settings)
+        ours = ModelConfig(text_settings(settings))
+        with case(name):
+            assert ours.intermediate_size == Lfm2MLP(theirs).w1.out_features
+            assert ours.rms_norm_eps == theirs.norm_eps
+            for field in ("layer_types", "rope_parameters", "tie_word_embeddings", "conv_L_cache"):
+                assert getattr(ours, field) == getattr(theirs, field), field
+            assert text_settings(ours.settings) == ours.settings
+    settings = {"model_type": "lfm2_moe", **SMALL, "num_dense_layers": 3, "norm_topk_prob": False}
+    theirs, ours = theirs_of(settings), ModelConfig(text_settings(settings))
+    for field in MIXED:
+        assert getattr(ours, field) == getattr(theirs, field), field
+    strange = {"block_ffn_dim_multiplier": 1e300, "intermediate_size": 1 << 40, "full_attn_idxs": 3}
+    assert text_settings({"model_type": "lfm2", **strange})
 
 
 @pytest.mark.parametrize("form", ["linear", "llama3", "yarn"])

@@ -29,7 +29,7 @@ from edgespec.model.tree_attention import tree_mask
 
 DTYPES = ("bfloat16", "float16", "float32")
 NAMES = list(FAMILY_SETTINGS)
-QUICK = ["llama", "gemma2", "phi3", "gpt_oss", "granite"]
+QUICK = ["llama", "gemma2", "phi3", "gpt_oss", "granite", "lfm2"]
 
 
 class OneByOne:
@@ -74,21 +74,24 @@ class ExactGrower(Grower):
 
 
 class Zoo:
-    """Pipelines of two stages and their OneByOne, each made when first asked for."""
+    """Pipelines and their OneByOne, each made when first asked for."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
-        self._made: dict[tuple[str, str], tuple[Pipeline, OneByOne]] = {}
+        self._alone: dict[tuple[str, str], OneByOne] = {}
+        self._pipelines: dict[tuple[str, str, int], Pipeline] = {}
 
     def folder(self, name: str) -> Path:
         folder = self._root / name
         return folder if folder.is_dir() else write_family(folder, name)
 
-    def pair(self, name: str, dtype: str) -> tuple[Pipeline, OneByOne]:
-        if (name, dtype) not in self._made:
-            folder = self.folder(name)
-            self._made[name, dtype] = Pipeline(folder, CUTS[2], dtype), OneByOne(folder, dtype)
-        return self._made[name, dtype]
+    def pair(self, name: str, dtype: str, stages: int = 2) -> tuple[Pipeline, OneByOne]:
+        folder, one, many = self.folder(name), (name, dtype), (name, dtype, stages)
+        if one not in self._alone:
+            self._alone[one] = OneByOne(folder, dtype)
+        if many not in self._pipelines:
+            self._pipelines[many] = Pipeline(folder, CUTS[stages], dtype)
+        return self._pipelines[many], self._alone[one]
 
 
 @pytest.fixture(scope="module")
@@ -128,15 +131,18 @@ def test_every_family(zoo: Zoo, name: str, dtype: str) -> None:
 @given(
     seed=st.integers(0, 2**32 - 1),
     dtype=st.sampled_from(DTYPES),
+    stages=st.sampled_from(sorted(CUTS)),
     steps=st.lists(st.integers(-4, 17), min_size=2, max_size=8),
 )
 @examples(10)
-@pytest.mark.parametrize("name", ["llama", "gemma2"])
-def test_random_trees(zoo: Zoo, name: str, seed: int, dtype: str, steps: list[int]) -> None:
-    assert differing(zoo.pair(name, dtype), seed, steps) == 0
+@pytest.mark.parametrize("name", ["llama", "gemma2", "lfm2"])
+def test_random_trees(
+    zoo: Zoo, name: str, seed: int, dtype: str, stages: int, steps: list[int]
+) -> None:
+    assert differing(zoo.pair(name, dtype, stages), seed, steps) == 0
 
 
-@pytest.mark.parametrize("name", tiered(NAMES, ["gemma2"]))
+@pytest.mark.parametrize("name", tiered(NAMES, ["gemma2", "lfm2"]))
 def test_every_family_without_a_compiler(
     zoo: Zoo, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

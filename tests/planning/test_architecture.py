@@ -97,6 +97,28 @@ GPT_OSS = {
     "num_experts_per_tok": 4,
     "max_position_embeddings": 131072,
 }
+LFM2 = {
+    "model_type": "lfm2",
+    "num_hidden_layers": 16,
+    "hidden_size": 2048,
+    "block_ff_dim": 12288,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 65536,
+    "full_attn_idxs": [2, 5, 8, 10, 12, 14],
+}
+LFM2_MOE = {
+    **LFM2,
+    "model_type": "lfm2_moe",
+    "num_hidden_layers": 24,
+    "intermediate_size": 7168,
+    "moe_intermediate_size": 1792,
+    "num_dense_layers": 2,
+    "num_experts": 32,
+    "num_experts_per_tok": 4,
+    "full_attn_idxs": None,
+    "layer_types": [("conv", "full_attention")[n in (2, 6, 10, 14, 18, 21)] for n in range(24)],
+}
 
 
 def test_a_published_config_gives_the_architecture_in_the_list() -> None:
@@ -116,6 +138,8 @@ def test_a_published_config_gives_the_architecture_in_the_list() -> None:
         (GEMMA3, 3.88e9),
         (MINISTRAL3, 8.49e9),
         (GPT_OSS, 20.91e9),
+        (LFM2, 1.1703e9),
+        (LFM2_MOE, 8.34e9),
     ],
 )
 def test_the_weights_add_up_to_the_published_count(
@@ -148,12 +172,26 @@ def test_what_can_be_planned_is_what_runs() -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_is_read(family: str) -> None:
-    other = {"shared_intermediate_size": 512, "num_local_experts": 32}
+    other: dict[str, object] = {"shared_intermediate_size": 512, "num_local_experts": 32}
+    other["block_auto_adjust_ff_dim"] = False
     of = architecture_of({**MIXTURE, **other, "model_type": family}, "config.json")
-    assert of.intermediate == {"qwen3_moe": 768, "granitemoehybrid": 512}.get(family, 6144)
-    experts = {"qwen3_moe": 128, "olmoe": 128, "gpt_oss": 32, "mixtral": 32}
+    widths = {"qwen3_moe": 768, "granitemoehybrid": 512, "lfm2_moe": 768}
+    assert of.intermediate == widths.get(family, 6144)
+    experts = {"qwen3_moe": 128, "olmoe": 128, "gpt_oss": 32, "mixtral": 32, "lfm2_moe": 128}
     assert of.experts == experts.get(family, 0)
     assert of.layers == 48
+
+
+def test_a_layer_that_convolves_holds_its_inputs_and_reads_few_of_them() -> None:
+    of = architecture_of(LFM2, "config.json")
+    assert (of.layers, of.convolutions, of.intermediate, of.tied) == (16, 10, 8192, True)
+    assert of.kv_bytes * 16 == 10 * 2 * 2048 + 6 * 2 * 2 * 512
+    assert of.kv_bytes * of.seen_share == pytest.approx(6 * 2 * 2 * 512 / 16)
+    assert of.largest_matrix == 8192 * 2048
+    all_attend = {**LFM2, "full_attn_idxs": None}
+    assert architecture_of(all_attend, "config.json").convolutions == 0
+    with pytest.raises(ConfigError, match="layer_types is no list of num_hidden_layers"):
+        architecture_of({**LFM2, "layer_types": ["conv"]}, "config.json")
 
 
 def test_the_text_part_of_a_model_that_reads_images_counts() -> None:

@@ -8,12 +8,13 @@ from edgespec.model.kv_cache import TwoRegionCache
 
 
 def rows_of(cache: TwoRegionCache) -> torch.Tensor:
-    """Keys and values of all its rows, those of its stems first: [layers, 2, kv_heads, rows, D]."""
-    return torch.stack(
+    """All its rows, those of its stems first, [numbers, rows]: what each layer holds of them."""
+    return torch.cat(
         [
             torch.cat([*(stem.layers[number] for stem in cache.stems), own], 2)
             .narrow(2, 0, cache.length)
-            .clone()
+            .movedim(2, -1)
+            .flatten(0, -2)
             for number, own in enumerate(cache._own)
         ]
     )

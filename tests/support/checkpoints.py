@@ -49,6 +49,24 @@ _GEMMA = {
     "final_logit_softcapping": 4.0,
     "tie_word_embeddings": True,
 }
+_GEMMA4 = {
+    "head_dim": 8,
+    "global_head_dim": 16,
+    "sliding_window": WINDOW,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "final_logit_softcapping": 4.0,
+    "tie_word_embeddings": True,
+    "hidden_size_per_layer_input": 8,
+    "vocab_size_per_layer_input": 96,
+    "rope_parameters": {
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e2},
+        "full_attention": {
+            "rope_type": "proportional",
+            "partial_rotary_factor": 0.25,
+            "rope_theta": 1e3,
+        },
+    },
+}
 _GRANITE = {
     "embedding_multiplier": 3.1,
     "attention_multiplier": 0.2,
@@ -75,6 +93,27 @@ FAMILY_SETTINGS: dict[str, dict[str, Any]] = {
         "rope_theta": 1e6,
         "rope_local_base_freq": 1e2,
         "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+    },
+    "gemma4_text": _GEMMA4,
+    "gemma4_text-shared": _GEMMA4
+    | {
+        "num_hidden_layers": 5,
+        "layer_types": ["sliding_attention"] * 2
+        + ["full_attention", "sliding_attention"]
+        + ["full_attention"],
+        "num_kv_shared_layers": 2,
+        "use_double_wide_mlp": True,
+    },
+    "gemma4_text-experts": _GEMMA4
+    | {
+        "hidden_size_per_layer_input": 0,
+        "attention_k_eq_v": True,
+        "num_global_key_value_heads": 1,
+        "enable_moe_block": True,
+        "num_experts": 6,
+        "top_k_experts": 2,
+        "moe_intermediate_size": 24,
+        "use_bidirectional_attention": "vision",
     },
     "phi3": {"sliding_window": WINDOW, "partial_rotary_factor": 0.5},
     "phi3-long": {
@@ -197,13 +236,33 @@ FAMILY_SETTINGS: dict[str, dict[str, Any]] = {
         "num_experts_per_tok": 2,
         "sliding_window": WINDOW,
     },
+    "lfm2": {
+        "block_multiple_of": 16,
+        "layer_types": ["conv", "full_attention", "conv", "conv"],
+        "tie_word_embeddings": True,
+    },
+    "lfm2-biases": {
+        "block_auto_adjust_ff_dim": False,
+        "conv_L_cache": 4,
+        "conv_bias": True,
+        "full_attn_idxs": [0, 2],
+    },
+    "lfm2_moe": {
+        "layer_types": ["conv", "full_attention", "conv", "full_attention"],
+        "num_dense_layers": 1,
+        "num_experts": 6,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 24,
+        "routed_scaling_factor": 1.3,
+        "tie_word_embeddings": True,
+    },
 }
 """A small model of every family and variant that runs: settings by model type, then "-variant"."""
 
 LATER_TYPES = (
     *("gpt_oss", "ministral", "ministral3", "granite", "granitemoehybrid", "smollm3"),
     *("olmo2", "olmo3", "gemma", "exaone4", "seed_oss", "ernie4_5", "glm4", "cohere2", "olmoe"),
-    *("mixtral", "hunyuan_v1_dense"),
+    *("mixtral", "hunyuan_v1_dense", "lfm2_moe"),
 )
 """Families whose parts are those of earlier ones in new numbers: most of their cases are thorough,
 but for the parts that are their own."""
@@ -254,6 +313,9 @@ def write_checkpoint(
             for name, parameter in model.named_parameters():
                 if parameter.dim() == 1 or name.endswith("bias"):
                     parameter += 0.3 * torch.randn_like(parameter)
+            for name, buffer in model.named_buffers():
+                if name.endswith(("layer_scalar", "expert_bias")):
+                    buffer += 0.3 * torch.randn_like(buffer)
     model.save_pretrained(folder, max_shard_size=shard_size or "5GB")
     return folder
 

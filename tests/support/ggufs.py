@@ -12,7 +12,7 @@ import gguf
 import numpy as np
 import torch
 from gguf import GGMLQuantizationType, GGUFWriter, quants
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from support.checkpoints import write_family, write_tokenizer
 
 from edgespec.model.loader import Checkpoint
@@ -39,6 +39,9 @@ ARCHITECTURES = {
     "exaone4": "exaone4",
     "glm4": "glm4",
     "cohere2": "cohere2",
+    "lfm2": "lfm2",
+    "gemma4_text": "gemma4",
+    "lfm2_moe": "lfm2moe",
 }
 """What llama.cpp calls a model type."""
 
@@ -56,7 +59,7 @@ TypeOf = Callable[[str, tuple[int, ...]], str]
 
 def all_as(kind: str) -> TypeOf:
     """Matrices in one type, the rest in F32, as llama.cpp's own tool has it."""
-    return lambda name, shape: kind if len(shape) > 1 else "F32"
+    return lambda name, shape: kind if len(shape) == 2 else "F32"
 
 
 def write_gguf(
@@ -79,9 +82,11 @@ def write_gguf(
         _add_value(writer, key, value)
     stacks: dict[str, dict[int, np.ndarray]] = {}
     meant: dict[str, torch.Tensor] = {}
-    for name in sorted(source.names):
-        numbers = source.tensor(name).float().numpy()
-        kind = GGMLQuantizationType[type_of(name, numbers.shape)]
+    # What a Gemma 4 has for all layers or experts together is so in both.
+    whole = load_file(folder / "model.safetensors") if architecture == "gemma4" else {}
+    for name in sorted(whole or source.names):
+        numbers = (whole[name] if whole else source.tensor(name)).float().numpy()
+        kind = GGMLQuantizationType[type_of(name, numbers.shape[-2:])]
         stored = _stored(numbers, kind, seed=len(meant))
         plain = stored if kind == GGMLQuantizationType.F32 else quants.dequantize(stored, kind)
         meant[name] = torch.from_numpy(np.ascontiguousarray(plain, dtype=np.float32))
@@ -106,6 +111,8 @@ def write_gguf(
         meant = fused_experts(meant, source.config.num_experts)
     if settings["model_type"] == "mixtral":
         meant = {_in_mixtral(name): one for name, one in meant.items()}
+    if architecture in ("lfm2", "lfm2moe"):
+        meant = {_in_lfm2(name): one for name, one in meant.items()}
     save_file(meant, twin / "model.safetensors", {"format": "pt"})
     return twin
 
@@ -114,6 +121,26 @@ def _in_mixtral(name: str) -> str:
     for ours, theirs in (("gate_proj", "w1"), ("down_proj", "w2"), ("up_proj", "w3")):
         name = name.replace(ours, theirs)
     return name.replace(".mlp.", ".block_sparse_moe.")
+
+
+_LFM2 = {
+    "model.norm": "model.embedding_norm",
+    "input_layernorm": "operator_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "o_proj": "out_proj",
+    "q_norm": "q_layernorm",
+    "k_norm": "k_layernorm",
+    "mlp": "feed_forward",
+    "gate_proj": "w1",
+    "down_proj": "w2",
+    "up_proj": "w3",
+}
+
+
+def _in_lfm2(name: str) -> str:
+    for ours, theirs in _LFM2.items():
+        name = name.replace(ours, theirs)
+    return name
 
 
 def fused_experts(tensors: Mapping[str, torch.Tensor], experts: int) -> dict[str, torch.Tensor]:
@@ -136,6 +163,12 @@ def fused_experts(tensors: Mapping[str, torch.Tensor], experts: int) -> dict[str
 def write_gguf_family(root: Path, name: str, type_of: TypeOf, **settings: Any) -> tuple[Path, Path]:
     """A GGUF file of a small model of a family that GGUF can express, and the folder it equals."""
     chosen = {"intermediate_size": 64, "moe_intermediate_size": 32, "query_pre_attn_scalar": 16}
+    if name.startswith("gemma4_text"):
+        chosen |= {"hidden_size_per_layer_input": 32 * ("experts" not in name)}
+    if name == "lfm2":
+        chosen |= {"block_multiple_of": 32}
+    if name == "lfm2_moe":
+        chosen |= {"routed_scaling_factor": 1.0}
     if name == "qwen3_moe":
         chosen |= {"mlp_only_layers": []}
     if name in ("mistral", "mixtral", "qwen3_moe"):
@@ -166,12 +199,21 @@ def _stored(numbers: np.ndarray, kind: GGMLQuantizationType, seed: int) -> np.nd
 def _their_name(architecture: str, name: str, layers: int) -> tuple[str, int | None]:
     """llama.cpp's name, and which expert of a stack it is."""
     kind = next(k for k, v in gguf.MODEL_ARCH_NAMES.items() if v == architecture)
+    if architecture in ("lfm2", "lfm2moe"):
+        name = name.replace("model.norm", "model.embedding_norm")
+        name = name.replace("mlp.expert_bias", "feed_forward.expert_bias")
     parts, expert = name.split("."), None
-    if "experts" in parts:
+    if architecture == "gemma4" and parts[-2] == "router" and "scale" in parts[-1]:
+        of = "ffn_gate_inp" if parts[-1] == "scale" else "ffn_down_exps"
+        return f"blk.{parts[2]}.{of}.scale", None
+    if "experts" in parts and architecture != "gemma4":
         expert = int(parts.pop(parts.index("experts") + 1))
     found = gguf.get_tensor_name_map(kind, layers).get_name(".".join(parts), (".weight", ".bias"))
     assert found is not None, name
-    return found if "sinks" not in found else f"{found}.weight", expert
+    if architecture == "gemma4" and not found.endswith((".weight", ".bias")):
+        found += ".weight"  # of a tensor without an ending
+    bare = {"attn_sinks": ".weight", "exp_probs_b": ".bias"}
+    return found + bare.get(found.rpartition(".")[2], ""), expert
 
 
 def _as_converted(architecture: str, name: str, stored: np.ndarray, config: Any) -> np.ndarray:
@@ -182,7 +224,13 @@ def _as_converted(architecture: str, name: str, stored: np.ndarray, config: Any)
         heads = config.num_attention_heads if "_q." in name else config.num_key_value_heads
         halves = stored.reshape(heads, 2, stored.shape[0] // heads // 2, *stored.shape[1:])
         return np.ascontiguousarray(halves.swapaxes(1, 2).reshape(stored.shape))
-    if architecture.startswith("gemma") and name.endswith("norm.weight"):
+    if name.endswith("shortconv.conv.weight"):
+        return stored[:, 0]
+    if (
+        architecture.startswith("gemma")
+        and architecture != "gemma4"
+        and name.endswith("norm.weight")
+    ):
         return stored + 1
     return stored
 
@@ -204,16 +252,32 @@ def _add_settings(writer: GGUFWriter, config: Any, settings: Mapping[str, Any]) 
     writer.add_block_count(config.num_hidden_layers)
     writer.add_context_length(settings["max_position_embeddings"])
     writer.add_embedding_length(config.hidden_size)
-    writer.add_feed_forward_length(config.intermediate_size)
+    inner: int | list[int] = config.intermediate_size
+    if getattr(config, "use_double_wide_mlp", False):
+        shared = config.num_kv_shared_layers
+        each = [inner] * (config.num_hidden_layers - shared)
+        inner = each + [2 * config.intermediate_size] * shared
+    writer.add_feed_forward_length(inner)
     writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
+    kv_heads: int | list[int] = config.num_key_value_heads
+    if "conv" in (getattr(config, "layer_types", None) or ()):
+        kv_heads = [config.num_key_value_heads * (kind != "conv") for kind in config.layer_types]
+        writer.add_shortconv_l_cache(config.conv_L_cache)
+    if config.model_type == "gemma4_text":
+        of_full = config.num_global_key_value_heads
+        types = config.layer_types
+        kv_heads = [of_full if "full" in kind else config.num_key_value_heads for kind in types]
+        writer.add_shared_kv_layers(config.num_kv_shared_layers)
+        writer.add_embedding_length_per_layer_input(config.hidden_size_per_layer_input)
+        writer.add_key_length_swa(config.head_dim)
+    writer.add_head_count_kv(kv_heads)
     if config.model_type == "cohere2":
         writer.add_layer_norm_eps(config.layer_norm_eps)
         writer.add_logit_scale(config.logit_scale)
     else:
         writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    writer.add_key_length(head)
+    writer.add_key_length(config.global_head_dim if config.model_type == "gemma4_text" else head)
     writer.add_vocab_size(config.vocab_size)
     if getattr(config, "sliding_window", None):
         writer.add_sliding_window(config.sliding_window)
@@ -223,7 +287,7 @@ def _add_settings(writer: GGUFWriter, config: Any, settings: Mapping[str, Any]) 
 
 
 def _of_family(config: Any) -> Iterator[tuple[str, Any]]:
-    if config.model_type in ("gemma2", "gemma3_text"):
+    if config.model_type in ("gemma2", "gemma3_text", "gemma4_text"):
         for cap in ("attn_logit_softcapping", "final_logit_softcapping"):
             if getattr(config, cap, None):
                 yield cap, float(getattr(config, cap))
@@ -232,13 +296,23 @@ def _of_family(config: Any) -> Iterator[tuple[str, Any]]:
         yield "embedding_scale", config.embedding_multiplier
         yield "residual_scale", config.residual_multiplier
         yield "logit_scale", config.logits_scaling
-    if config.model_type in ("gemma3_text", "olmo3", "exaone4", "cohere2"):
+    if config.model_type in ("gemma3_text", "gemma4_text", "olmo3", "exaone4", "cohere2"):
         windows = [kind == "sliding_attention" for kind in config.layer_types]
         yield "attention.sliding_window_pattern", windows
     if config.model_type == "qwen3_moe":
         yield "expert_count", config.num_experts
         yield "expert_used_count", config.num_experts_per_tok
         yield "expert_feed_forward_length", config.moe_intermediate_size
+    if config.model_type == "gemma4_text" and config.enable_moe_block:
+        yield "expert_count", config.num_experts
+        yield "expert_used_count", config.top_k_experts
+        yield "expert_feed_forward_length", config.moe_intermediate_size
+    if config.model_type == "lfm2_moe":
+        yield "expert_count", config.num_experts
+        yield "expert_used_count", config.num_experts_per_tok
+        yield "expert_feed_forward_length", config.moe_intermediate_size
+        yield "leading_dense_block_count", config.num_dense_layers
+        yield "expert_gating_func", gguf.ExpertGatingFuncType.SIGMOID.value
     if config.model_type in ("gpt_oss", "olmoe", "mixtral"):
         yield "expert_count", config.num_local_experts
         yield "expert_used_count", config.num_experts_per_tok
@@ -252,6 +326,14 @@ def _add_rope(writer: GGUFWriter, config: Any, head: int) -> None:
     if config.model_type == "gemma3_text":
         writer.add_rope_freq_base_swa(rope["sliding_attention"]["rope_theta"])
         rope = rope["full_attention"]
+    if config.model_type == "gemma4_text":
+        writer.add_rope_freq_base_swa(rope["sliding_attention"]["rope_theta"])
+        writer.add_rope_freq_base(rope["full_attention"]["rope_theta"])
+        pairs = config.global_head_dim // 2
+        turned = int(pairs * rope["full_attention"]["partial_rotary_factor"])
+        divisors = np.array([1.0] * turned + [1e30] * (pairs - turned), dtype=np.float32)
+        writer.add_tensor("rope_freqs.weight", divisors)
+        return
     if config.model_type == "olmo3":
         rope = rope["full_attention"]
     writer.add_rope_freq_base(rope["rope_theta"])

@@ -108,7 +108,7 @@ class Side:
         return to_torch(job.hidden), taps
 
     def caches(self, request: int) -> torch.Tensor:
-        """Keys and values of all layers, one behind the other: [layers, 2, kv_heads, rows, D]."""
+        """What all layers hold of its rows, one behind the other: [numbers, rows]."""
         caches = [stage._caches[request] for stage in self.stages]
         return torch.cat([rows_of(cache) for cache in caches])
 

@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 
 from edgespec.model.block import Block
 from edgespec.model.cuda_graphs import GraphMaker
+from edgespec.model.families import key_owners
 from edgespec.model.kv_cache import TwoRegionCache
 from edgespec.model.source import TensorSource
 from edgespec.model.sources import open_source
@@ -41,9 +42,9 @@ class Stage:
     def run(
         self, inputs: torch.Tensor, rows: Rows, committed: int, sees: BoolArray
     ) -> torch.Tensor:
-        hidden = self.block.forward(
-            inputs, torch.from_numpy(rows.positions), self.cache, tree_mask(committed, sees)
-        )
+        positions, tokens = torch.from_numpy(rows.positions), torch.from_numpy(rows.tokens)
+        mask = tree_mask(committed, sees)
+        hidden = self.block.forward(inputs, positions, self.cache, mask, tokens=tokens)
         assert hidden is not None
         return hidden
 
@@ -63,7 +64,9 @@ class Pipeline:
         """`model` is what to compare with, if not transformers' own form of the same folder, and
         `source` where tensors come from, if not from the model's own files."""
         source = source or open_source(folder)
-        blocks = pairwise(cuts)
+        owners = key_owners(source.config)
+        last = min(owners.values(), default=source.layers)
+        blocks = pairwise([*(cut for cut in cuts[:-1] if cut <= last), source.layers])
         self.stages = [Stage(Block(source, *one, dtype, graphs=lambda _: graphs)) for one in blocks]
         self.model = model or reference(folder, getattr(torch, dtype))
         self.reset()

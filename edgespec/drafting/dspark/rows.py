@@ -15,7 +15,7 @@ from edgespec.drafting.dspark.head import Attend, BlockPlaces, DSparkHead, packe
 from edgespec.drafting.eagle.head import attention
 from edgespec.drafting.held_head import Embed
 from edgespec.drafting.steps import Steps, call
-from edgespec.model.kv_cache import TwoRegionCache
+from edgespec.model.kv_cache import RowForm, TwoRegionCache
 
 MASK = -1
 """Stands for a mask among tokens."""
@@ -60,9 +60,7 @@ class BlockPasses:
         shape = self.head.shape
         return TwoRegionCache(
             first_layer=0,
-            layers=shape.layers,
-            kv_heads=shape.kv_heads,
-            head_dim=shape.head_dim,
+            forms=[RowForm(shape.kv_heads, shape.head_dim)] * shape.layers,
             reserve=0,
             dtype=self.dtype,
             device=self.device,

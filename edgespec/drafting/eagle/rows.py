@@ -13,7 +13,7 @@ from edgespec.drafting.eagle.head import EagleHead, RopeAngles, attention, rope_
 from edgespec.drafting.eagle.shape import Rope
 from edgespec.drafting.held_head import Embed
 from edgespec.drafting.steps import Steps, call
-from edgespec.model.kv_cache import TwoRegionCache
+from edgespec.model.kv_cache import RowForm, TwoRegionCache
 
 _FAITHFUL = 3
 """So many imitations in a row are as good as the truth: heads are trained over several."""
@@ -55,9 +55,7 @@ class HeadPasses:
         shape = self.head.shape
         return TwoRegionCache(
             first_layer=0,
-            layers=1,
-            kv_heads=shape.kv_heads,
-            head_dim=shape.head_dim,
+            forms=[RowForm(shape.kv_heads, shape.head_dim)],
             reserve=0,
             dtype=self.dtype,
             device=self.device,

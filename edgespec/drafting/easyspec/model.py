@@ -19,7 +19,7 @@ from torch.nn.functional import embedding, linear, scaled_dot_product_attention,
 
 from edgespec.errors import ModelError
 from edgespec.model.block import EMBEDDING
-from edgespec.model.kv_cache import TwoRegionCache
+from edgespec.model.kv_cache import RowForm, TwoRegionCache
 from edgespec.model.rope import Angles, apply_rotary
 from edgespec.model.source import TensorSource, load_parameter
 from edgespec.model.tensors import compute_dtype
@@ -235,9 +235,7 @@ class GroupedModel:
         # As the heads of one layer, so that those of a group lie side by side.
         return TwoRegionCache(
             first_layer=0,
-            layers=1,
-            kv_heads=self._layers * self._kv_heads,
-            head_dim=self._dim,
+            forms=[RowForm(self._layers * self._kv_heads, self._dim)],
             reserve=0,
             dtype=self.dtype,
             device=self.device,

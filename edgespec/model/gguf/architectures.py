@@ -7,7 +7,7 @@ of convert_hf_to_gguf.py (both ggml-org/llama.cpp): it is undone here.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from edgespec.errors import ModelError
@@ -18,6 +18,7 @@ from edgespec.planning.refused import refusal_of
 _ENDS = {
     "token_embd": "model.embed_tokens",
     "output_norm": "model.norm",
+    "token_embd_norm": "model.norm",  # as LFM2's files call it
     "output": "lm_head",
 }
 _LAYER = {
@@ -60,13 +61,44 @@ _GLM4 = {
     "post_ffw_norm": "post_mlp_layernorm",
     "ffn_up": "mlp.gate_up_proj",
 }
-_BARE = ("self_attn.sinks",)
+_CONVOLUTIONS = {
+    "shortconv.conv": "conv.conv",
+    "shortconv.in_proj": "conv.in_proj",
+    "shortconv.out_proj": "conv.out_proj",
+}
+_GEMMA4 = _FOUR_NORMS | {
+    "ffn_gate_inp": "router.proj",
+    "ffn_gate_exps": "experts.{}.gate_proj",
+    "ffn_up_exps": "experts.{}.up_proj",
+    "ffn_down_exps": "experts.{}.down_proj",
+    "pre_ffw_norm_2": "pre_feedforward_layernorm_2",
+    "post_ffw_norm_1": "post_feedforward_layernorm_1",
+    "post_ffw_norm_2": "post_feedforward_layernorm_2",
+    "layer_output_scale": "layer_scalar",
+    "inp_gate": "per_layer_input_gate",
+    "proj": "per_layer_projection",
+    "post_norm": "post_per_layer_input_norm",
+}
+_SCALES = {"ffn_gate_inp.scale": "router.scale", "ffn_down_exps.scale": "router.per_expert_scale"}
+"""What Gemma 4 has under the names of matrices."""
+_GATE_UP = "ffn_gate_up_exps"
+"""Its experts' matrices, for gate and up as one."""
+_OF_ALL_LAYERS = {
+    "per_layer_token_embd": "embed_tokens_per_layer",
+    "per_layer_model_proj": "per_layer_model_projection",
+    "per_layer_proj_norm": "per_layer_projection_norm",
+}
+"""What that has for all layers in one tensor: columns, rows, or the same for each."""
+_UNREAD = ("attn_k", "attn_v", "attn_k_norm")
+"""What files may hold of a layer that reads the keys of another."""
+_CONVOLVING_MIXTURE = _EXPERTS | _CONVOLUTIONS | {"exp_probs_b": "mlp.expert_bias"}
+_BARE = ("layer_scalar", "self_attn.sinks", "mlp.expert_bias")
 """Tensors whose names in transformers' models end there."""
 ROPE = "rope_freqs.weight"
 SETTINGS = (ROPE, "rope_factors_long.weight", "rope_factors_short.weight")
 """Tensors that become settings."""
 
-_OF_LAYER = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
+_OF_LAYER = re.compile(r"blk\.(\d+)\.([\w.]+)\.(weight|bias|scale)")
 
 
 @dataclass(frozen=True)
@@ -104,9 +136,12 @@ ARCHITECTURES = {
     "glm4": GgufArchitecture("glm4", _GLM4),
     "cohere2": GgufArchitecture("cohere2"),
     "gemma": GgufArchitecture("gemma", shifted_norms=True),
+    "lfm2": GgufArchitecture("lfm2", _CONVOLUTIONS),
+    "lfm2moe": GgufArchitecture("lfm2_moe", _CONVOLVING_MIXTURE),
     "phi3": GgufArchitecture("phi3", _FUSED),
     "gemma2": GgufArchitecture("gemma2", _FOUR_NORMS, shifted_norms=True),
     "gemma3": GgufArchitecture("gemma3_text", _FOUR_NORMS, shifted_norms=True),
+    "gemma4": GgufArchitecture("gemma4_text", _GEMMA4),
 }
 """Every value of `general.architecture` that is accepted. Of models that read images a
 file holds the text part alone. Older ones of Mistral call it llama,
@@ -118,7 +153,7 @@ class Place:
     """One tensor of transformers' in a file: some rows of a stored one, from `first`, in `shape`.
 
     `heads`: its rows lie in pairs within each of that many heads; 0 where they are in order.
-    `less`: what is to be subtracted from it.
+    `less`: what is to be subtracted from it. `column`: the first one that is its own.
     """
 
     stored: StoredTensor
@@ -126,6 +161,7 @@ class Place:
     shape: tuple[int, ...]
     heads: int = 0
     less: float = 0.0
+    column: int = 0
 
 
 def architecture_of(file: GgufFile) -> GgufArchitecture:
@@ -142,19 +178,24 @@ def architecture_of(file: GgufFile) -> GgufArchitecture:
     return ARCHITECTURES[name]
 
 
-def places(file: GgufFile, heads: int, kv_heads: int) -> dict[str, Place]:
+def places(
+    file: GgufFile, heads: int, kv_heads: int, layers: int, without_keys: Container[int]
+) -> dict[str, Place]:
     """Where each tensor is, by the name that transformers' checkpoints have for it.
 
-    `heads`, `kv_heads`: of queries, and of keys. Raises ModelError for a tensor that the
+    `heads`, `kv_heads`: of queries, and of keys; `layers` of the model, those `without_keys` read
+    the keys of others. Raises ModelError for a tensor that the
     architecture does not have: without it something else would be computed.
     """
     kind = architecture_of(file)
     found: dict[str, Place] = {}
     for stored in file.tensors.values():
-        if stored.name in SETTINGS:
+        part = _OF_LAYER.fullmatch(stored.name)
+        unread = part is not None and part[2] in _UNREAD and int(part[1]) in without_keys
+        if stored.name in SETTINGS or unread:
             continue
         count = 0
-        for name, place in _named(kind, stored, {"attn_q": heads, "attn_k": kv_heads}):
+        for name, place in _named(kind, stored, {"attn_q": heads, "attn_k": kv_heads}, layers):
             found[name] = place
             count += 1
         if not count:
@@ -167,7 +208,7 @@ def places(file: GgufFile, heads: int, kv_heads: int) -> dict[str, Place]:
 
 
 def _named(
-    kind: GgufArchitecture, stored: StoredTensor, heads: Mapping[str, int]
+    kind: GgufArchitecture, stored: StoredTensor, heads: Mapping[str, int], layers: int
 ) -> Iterator[tuple[str, Place]]:
     """What a stored tensor is: one, or for stacked experts several."""
     less = 1.0 if kind.shifted_norms and stored.name.endswith("norm.weight") else 0.0
@@ -175,17 +216,50 @@ def _named(
     if end in _ENDS:
         yield f"{_ENDS[end]}.{leaf}", Place(stored, 0, stored.shape, less=less)
         return
+    if end in _OF_ALL_LAYERS and kind.layer is _GEMMA4:
+        yield from _of_all_layers(stored, _OF_ALL_LAYERS[end], layers)
+        return
     part = _OF_LAYER.fullmatch(stored.name)
     name = part and (_LAYER | dict(kind.layer)).get(part[2])
+    if part and part[2] == _GATE_UP and kind.layer is _GEMMA4:
+        yield from _gate_and_up(stored, f"model.layers.{part[1]}.experts")
     if not part or not name:
         return
     prefix = f"model.layers.{part[1]}."
+    if leaf == "scale" and kind.layer is _GEMMA4:
+        yield prefix + _SCALES[f"{part[2]}.{leaf}"], Place(stored, 0, stored.shape)
+        return
     if "{}" not in name:
         paired = heads.get(part[2], 0) if kind.paired else 0
         full = name if name in _BARE else f"{name}.{leaf}"
-        yield prefix + full, Place(stored, 0, stored.shape, paired, less)
+        shape = stored.shape
+        if full == "conv.conv.weight":  # of channels that each have one input
+            shape = (*shape[:-1], 1, shape[-1])
+        yield prefix + full, Place(stored, 0, shape, paired, less)
         return
     each = stored.rows // stored.shape[0]
     for expert in range(stored.shape[0]):
         place = Place(stored, expert * each, stored.shape[1:])
         yield f"{prefix}{name.format(expert)}.{leaf}", place
+
+
+def _of_all_layers(stored: StoredTensor, name: str, layers: int) -> Iterator[tuple[str, Place]]:
+    """What each layer has of a tensor for all."""
+    for layer in range(layers):
+        place = Place(stored, 0, stored.shape)
+        if name == "embed_tokens_per_layer":
+            width = stored.columns // layers
+            place = Place(stored, 0, (stored.shape[0], width), column=layer * width)
+        elif name == "per_layer_model_projection":
+            width = stored.rows // layers
+            place = Place(stored, layer * width, (width, stored.columns))
+        yield f"model.layers.{layer}.{name}.weight", place
+
+
+def _gate_and_up(stored: StoredTensor, prefix: str) -> Iterator[tuple[str, Place]]:
+    """Of each expert the first rows of a stacked matrix are the gate's, the others up's."""
+    experts, both, columns = stored.shape
+    for number in range(2 * experts):
+        expert, up = divmod(number, 2)
+        place = Place(stored, number * (both // 2), (both // 2, columns))
+        yield f"{prefix}.{expert}.{'up' if up else 'gate'}_proj.weight", place

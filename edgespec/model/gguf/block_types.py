@@ -17,6 +17,10 @@ class BlockType:
     def plain(self) -> bool:
         return self.columns == 1
 
+    def row_bytes(self, columns: int) -> int:
+        """Of so many numbers."""
+        return columns // self.columns * self.bytes
+
 
 BLOCK_TYPES = {
     0: BlockType("F32", 1, 4),
@@ -58,6 +62,9 @@ _NOT_READ = {
     40: "NVFP4",
     41: "Q1_0",
 }
+
+
+NAMED_TYPES = {kind.name: kind for kind in BLOCK_TYPES.values()}
 
 
 def type_name(number: int) -> str:

@@ -7,10 +7,12 @@ from collections.abc import Iterable, Iterator
 from functools import cached_property
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from edgespec.config import FILE, Quantisation
 from edgespec.errors import ModelError
+from edgespec.model.families import key_owners
 from edgespec.model.gguf.architectures import Place, places
 from edgespec.model.gguf.block_types import BlockType
 from edgespec.model.gguf.files import GgufFiles
@@ -18,6 +20,7 @@ from edgespec.model.gguf.unpacking import PLAIN, Unpacked, numbers_of, unpack
 from edgespec.model.loader import open_config
 from edgespec.model.quantised.linear import stored
 from edgespec.model.quantised.rounding import Packed
+from edgespec.model.reading import reading
 from edgespec.model.source import check_shape
 
 _FORMS = {
@@ -108,7 +111,8 @@ class GgufCheckpoint:
     @cached_property
     def _places(self) -> dict[str, Place]:
         heads, kv_heads = self.config.num_attention_heads, self.config.num_key_value_heads
-        return places(self._opened, int(heads), int(kv_heads))
+        unread = frozenset(key_owners(self.config))
+        return places(self._opened, int(heads), int(kv_heads), self.layers, unread)
 
     @property
     def names(self) -> frozenset[str]:
@@ -131,6 +135,19 @@ class GgufCheckpoint:
             order = _unpaired(self.path, name, made.shape[0], place.heads)
             made = torch.empty_like(made).index_copy_(0, order, made)
         return made.sub_(place.less) if place.less else made
+
+    def table(self, name: str) -> tuple[str, torch.Tensor]:
+        """See TensorSource; the file stays mapped."""
+        place = self._place(name)
+        stored, count = place.stored, torch.Size(place.shape[:-1]).numel()
+        with reading(stored.file):
+            rows = np.memmap(
+                stored.file, np.uint8, "c", stored.start, (stored.rows, stored.row_bytes)
+            )
+        first = stored.type.row_bytes(place.column)
+        end = first + stored.type.row_bytes(place.shape[-1])
+        own = torch.from_numpy(rows[place.first : place.first + count, first:end])
+        return ("", numbers_of(stored.type, own)) if stored.type.plain else (stored.type.name, own)
 
     def packed(self, name: str, shape: torch.Size) -> dict[str, torch.Tensor]:
         place = self._place(name)
@@ -156,13 +173,15 @@ def _chunks(path: Path, name: str, place: Place) -> Iterator[tuple[Rows, torch.T
         _unpaired(path, name, count, place.heads) if place.heads and len(place.shape) > 1 else None
     )
     step = max(1, _CHUNK // (4 * stored.columns))
+    begin = stored.type.row_bytes(place.column)
+    own = slice(begin, begin + stored.type.row_bytes(place.shape[-1]))
     for first in range(0, count, step):
         end = min(first + step, count)
         data = torch.frombuffer(
             stored.read(place.first + first, place.first + end), dtype=torch.uint8
         )
         target = slice(first, end) if order is None else order[first:end]
-        yield target, data.view(end - first, -1)
+        yield target, data.view(end - first, -1)[:, own]
 
 
 def _unpaired(path: Path, name: str, rows: int, heads: int) -> torch.Tensor:

@@ -24,6 +24,7 @@ _MOST = 1 << 20  # of any size but the context's; the largest known vocabulary h
 _MOST_CONTEXT = 1 << 31
 _MOST_HEAD = 1024  # columns of one head of attention; models have up to 256
 _MOST_REAL = 1e30
+_SHARED = "attention.shared_kv_layers"
 _GEMMA_27B = {"gemma2": 46, "gemma3": 62}
 """Layers of the one size of each whose attention is scaled by hidden_size / heads."""
 
@@ -128,9 +129,9 @@ def _common(keys: _Keys) -> Settings:
     return {
         "hidden_size": hidden,
         "num_hidden_layers": layers,
-        "intermediate_size": keys.whole("feed_forward_length"),
+        "intermediate_size": _each(keys, "feed_forward_length")[0],
         "num_attention_heads": heads,
-        "num_key_value_heads": keys.whole("attention.head_count_kv", heads),
+        "num_key_value_heads": max(_each(keys, "attention.head_count_kv", heads)),
         "head_dim": keys.head,
         # A model with layer norms has no other.
         "rms_norm_eps": keys.real(
@@ -142,6 +143,47 @@ def _common(keys: _Keys) -> Settings:
         "tie_word_embeddings": "output.weight" not in tensors,
         **{name: keys.token(name) for name in ("bos_token_id", "eos_token_id")},
         "pad_token_id": None,
+    }
+
+
+def _each(keys: _Keys, name: str, usual: int | None = None) -> list[int]:
+    """A number of each layer where the file tells of each, all alike or 0 but in a Gemma 4, else of
+    all."""
+    if not isinstance(keys.get(name), LongArray):
+        return [keys.whole(name, usual)]
+    each = keys.array(name) or [0]
+    alike = len({*each, 0}) == 2 or keys.architecture == "gemma4"
+    if not alike or not all(isinstance(one, int) and 0 <= one <= _MOST for one in each):
+        raise keys.refusal(f"says that {keys.architecture}.{name} is {sorted(set(each))}")
+    return each
+
+
+def _lfm2(keys: _Keys) -> Settings:
+    heads = _each(keys, "attention.head_count_kv", 0)
+    layers = keys.whole("block_count", most=MOST_LAYERS)
+    if len(heads) != layers:
+        raise keys.refusal(f"tells {len(heads)} layers' heads of keys, of {layers}")
+    bias = any(name.endswith("shortconv.in_proj.bias") for name in keys.file.tensors)
+    return {
+        "layer_types": ["full_attention" if one else "conv" for one in heads],
+        "conv_L_cache": keys.whole("shortconv.l_cache"),
+        "conv_bias": bias,
+        "block_auto_adjust_ff_dim": False,
+    }
+
+
+def _lfm2_moe(keys: _Keys) -> Settings:
+    # Shares are normed by their sum, which no key says.
+    experts, with_experts = _experts(keys)
+    layers, dense = keys.whole("block_count", most=MOST_LAYERS), len(with_experts)
+    if with_experts != set(range(layers - dense, layers)):
+        raise keys.refusal("has layers without experts behind such that have them")
+    return _lfm2(keys) | {
+        "num_experts": experts,
+        "num_experts_per_tok": keys.whole("expert_used_count", most=experts),
+        "moe_intermediate_size": keys.whole("expert_feed_forward_length"),
+        "num_dense_layers": layers - dense,
+        "use_expert_bias": any("exp_probs_b" in name for name in keys.file.tensors),
     }
 
 
@@ -313,10 +355,68 @@ def _gemma3(keys: _Keys) -> Settings:
     }
 
 
+def _gemma4(keys: _Keys) -> Settings:
+    types = _layer_types(keys, 6)
+    layers, full = len(types), types.index("full_attention")
+    shared = keys.whole(_SHARED) if keys.get(_SHARED) else 0
+    inner = _each(keys, "feed_forward_length")
+    heads = _each(keys, "attention.head_count_kv", keys.whole("attention.head_count"))
+    wider = [inner[0]] * (layers - shared) + [2 * inner[0]] * shared
+    if inner not in ([inner[0]], [inner[0]] * layers, wider) or len(heads) not in (1, layers):
+        raise keys.refusal("has layers of sizes that no Gemma 4 has")
+    mixture, told = {}, keys.file.tensors.get("per_layer_token_embd.weight")
+    if keys.get("expert_count"):
+        experts, _ = _experts(keys)
+        mixture = {
+            "enable_moe_block": True,
+            "num_experts": experts,
+            "top_k_experts": keys.whole("expert_used_count", most=experts),
+            "moe_intermediate_size": keys.whole("expert_feed_forward_length"),
+        }
+    return mixture | {
+        "layer_types": types,
+        "sliding_window": keys.whole("attention.sliding_window"),
+        "head_dim": keys.whole("attention.key_length_swa", most=_MOST_HEAD),
+        "global_head_dim": keys.head,
+        "num_key_value_heads": heads[types.index("sliding_attention") if len(heads) > 1 else 0],
+        "num_global_key_value_heads": heads[full if len(heads) > 1 else 0],
+        "attention_k_eq_v": f"blk.{full}.attn_v.weight" not in keys.file.tensors,
+        "num_kv_shared_layers": shared,
+        "use_double_wide_mlp": len(inner) > 1 and inner == wider,
+        "hidden_size_per_layer_input": 0 if told is None else told.columns // layers,
+        "vocab_size_per_layer_input": 0 if told is None else told.rows,
+        "final_logit_softcapping": keys.maybe("final_logit_softcapping"),
+        "rope_parameters": {
+            "sliding_attention": {
+                "rope_type": "default",
+                "rope_theta": keys.real("rope.freq_base_swa", 10000.0),
+            },
+            "full_attention": {
+                "rope_type": "proportional",
+                "rope_theta": keys.real("rope.freq_base", 10000.0),
+                "partial_rotary_factor": _turned(keys),
+            },
+        },
+    }
+
+
+def _turned(keys: _Keys) -> float:
+    """Which share of a head is turned in Gemma 4's full layers: elsewhere waves are endless."""
+    if ROPE not in keys.file.tensors:
+        return 1.0
+    divisors = _factors(keys, ROPE, keys.head // 2)
+    turned = divisors.count(1.0)
+    if divisors[:turned] != (1.0,) * turned or any(one < 1e29 for one in divisors[turned:]):
+        raise keys.refusal("holds 'rope_freqs.weight' that are not those of Gemma 4")
+    return turned / len(divisors)
+
+
 _FAMILY: Mapping[str, Callable[[_Keys], Settings]] = {
     "llama": _llama,
     "mistral3": _mistral3,
     "granite": _granite,
+    "lfm2": _lfm2,
+    "lfm2moe": _lfm2_moe,
     "smollm3": _smollm3,
     "qwen3moe": _qwen3_moe,
     "qwen3vlmoe": _qwen3_moe,
@@ -330,6 +430,7 @@ _FAMILY: Mapping[str, Callable[[_Keys], Settings]] = {
     "phi3": _phi3,
     "gemma2": _gemma2,
     "gemma3": _gemma3,
+    "gemma4": _gemma4,
 }
 
 
@@ -352,6 +453,8 @@ def _scaling(keys: _Keys, settings: Settings) -> Settings | None:
         names = {one: f"rope_factors_{one}.weight" for one in ("short", "long")}
         factors = {f"{one}_factor": list(_factors(keys, names[one], count)) for one in names}
         return {"rope_type": "longrope", **factors}
+    if keys.architecture == "gemma4":
+        return None
     if ROPE in keys.file.tensors:
         divisors = _factors(keys, ROPE, int(settings["head_dim"]) // 2)
         if all(one == 1.0 for one in divisors):

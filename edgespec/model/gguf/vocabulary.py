@@ -30,6 +30,8 @@ from edgespec.model.reading import reading
 
 _CONTROL, _USER, _UNUSED = 3, 4, 5  # of tokenizer.ggml.token_type
 _SPACE = "▁"
+_GEMMA4 = "gemma4"
+"""A vocabulary like "llama", in which merges are listed."""
 _MOST_ADDED = 1 << 16  # control and user's tokens; models that write sound have 28,682
 _MOST_MERGES = 1 << 20  # the largest known vocabulary has some 580,000
 _LONGEST = 128  # characters of a token that is merged of others; SentencePiece learns up to 16
@@ -56,7 +58,7 @@ _CUTS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(
         (
             *("llama-bpe", "llama3", "llama-v3", "dbrx", "smaug-bpe", "falcon3", "pixtral"),
-            *("glm4", "chatglm-bpe"),
+            *("glm4", "chatglm-bpe", "lfm2"),
         ),
         (_LLAMA3,),
     ),
@@ -68,7 +70,7 @@ _CUTS: dict[str, tuple[str, ...]] = {
     "default": (r"[\p{P}\$\+<=>\^~\|]+", _WORDS, r"\p{N}+", "[0-9][0-9][0-9]"),
 }
 """How text is cut before pairs are merged, one cut after the other, by tokenizer.ggml.pre."""
-_WHOLE_FIRST = {"llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "tekken"}
+_WHOLE_FIRST = {"llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "tekken", "lfm2"}
 """A piece that is a token is one, whatever the merges make of it; and BOS is usual."""
 _COMPOSED = {"qwen2", "deepseek-r1-qwen"}
 """Text is brought into Unicode's composed form first."""
@@ -147,6 +149,7 @@ class _Vocabulary:
 
     def tokenizer(self) -> Tokenizer:
         makers = {"gpt2": self._byte_level, "llama": self._sentencepiece}
+        makers[_GEMMA4] = self._sentencepiece
         if self._kind not in makers:
             raise self.refusal(
                 f"of kind {self._kind!r} (tokenizer.ggml.model), edgespec knows {', '.join(makers)}"
@@ -219,14 +222,8 @@ class _Vocabulary:
             raise self.refusal(
                 f"that cuts text as {pre!r} (tokenizer.ggml.pre), edgespec knows {', '.join(_CUTS)}"
             )
-        merges = self._file.array("tokenizer.ggml.merges")
-        if merges is None:
-            raise self.refusal("that lists no merges")
-        split = [str(merge).split(" ") for merge in merges]
-        if any(len(pair) != 2 for pair in split):
-            raise self.refusal("with a merge that is no pair of tokens")
-        pairs = [(left, right) for left, right in split]
-        tokenizer = Tokenizer(models.BPE(self._vocab(), pairs, ignore_merges=pre in _WHOLE_FIRST))
+        whole_first = pre in _WHOLE_FIRST
+        tokenizer = Tokenizer(models.BPE(self._vocab(), self._pairs(), ignore_merges=whole_first))
         if pre in _COMPOSED:
             tokenizer.normalizer = normalizers.NFC()
         cuts = [pre_tokenizers.Split(Regex(cut), "isolated") for cut in _CUTS[pre] if cut]
@@ -234,6 +231,16 @@ class _Vocabulary:
         tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*cuts, last])
         tokenizer.decoder = decoders.ByteLevel()
         return tokenizer
+
+    def _pairs(self) -> list[tuple[str, str]]:
+        """The merges that the file lists."""
+        merges = self._file.array("tokenizer.ggml.merges")
+        if merges is None:
+            raise self.refusal("that lists no merges")
+        split = [str(merge).split(" ") for merge in merges]
+        if any(len(pair) != 2 for pair in split):
+            raise self.refusal("with a merge that is no pair of tokens")
+        return [(left, right) for left, right in split]
 
     def _sentencepiece(self) -> Tokenizer:
         scores = self._file.array("tokenizer.ggml.scores") or []
@@ -247,7 +254,7 @@ class _Vocabulary:
         tokenizer = Tokenizer(
             models.BPE(
                 vocab,
-                _merges(vocab, ranks),
+                self._pairs() if self._kind == _GEMMA4 else _merges(vocab, ranks),
                 unk_token=None if unknown is None else self.tokens[unknown],
                 byte_fallback=True,
                 fuse_unk=True,
@@ -266,7 +273,7 @@ class _Vocabulary:
 
     def _surround(self, tokenizer: Tokenizer) -> None:
         """Tokens that the tokenizer itself puts in front of a text and behind it."""
-        usual = self._kind == "llama" or self._pre in _WHOLE_FIRST
+        usual = self._kind in ("llama", _GEMMA4) or self._pre in _WHOLE_FIRST
         flags = {"bos": self._value("add_bos_token"), "eos": self._value("add_eos_token")}
         flags["bos"] = usual if flags["bos"] is None else flags["bos"]
         ids = {name: self._id(f"{name}_token_id") for name, flag in flags.items() if flag}

@@ -164,6 +164,9 @@ class PackedCheckpoint:
         matrix = self._matrix(name)
         return dequantised(self._pack(name, matrix), matrix.shape, matrix.form, torch.float32)
 
+    def table(self, name: str) -> tuple[str, torch.Tensor]:
+        return "", self.tensor(name)
+
     def packed(self, name: str, shape: torch.Size) -> Packed:
         if name not in self._packed:
             return self._files.packed(name, shape)  # raises

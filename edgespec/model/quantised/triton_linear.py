@@ -6,15 +6,8 @@ import torch
 from torch import nn
 
 from edgespec.config import Quantisation
-from edgespec.kernels.gpu.products import (
-    PADDED,
-    STRIP,
-    Codes,
-    CodesProduct,
-    chunk_of,
-    numbers_of,
-    words_of,
-)
+from edgespec.kernels.gpu.code_words import PADDED, STRIP, Codes, chunk_of, numbers_of, words_of
+from edgespec.kernels.gpu.products import CodesProduct
 from edgespec.kernels.products import TILE
 from edgespec.model.quantised import int4_kernels, levels, nf4
 from edgespec.model.quantised.rounding import Packed

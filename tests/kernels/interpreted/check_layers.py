@@ -9,7 +9,7 @@ from support.packed_forms import FORMS
 
 from edgespec.config import QUANTISATIONS, Quantisation
 from edgespec.kernels.gpu.usable import trial
-from edgespec.model.kv_cache import TwoRegionCache
+from edgespec.model.kv_cache import RowForm, TwoRegionCache
 from edgespec.model.quantised.kernels import relative_error
 from edgespec.model.quantised.linear import dequantised, held_bytes, linear_from
 from edgespec.model.quantised.selftest import made_up
@@ -69,7 +69,7 @@ def check_attention_of_requests() -> None:
     caches = []
     for seed, length in enumerate((70, 5)):
         cache = TwoRegionCache(
-            first_layer=0, layers=1, kv_heads=2, head_dim=16, reserve=80, dtype=torch.float16
+            first_layer=0, forms=[RowForm(2, 16)], reserve=80, dtype=torch.float16
         )
         generator = torch.Generator().manual_seed(seed)
         cache.place(torch.arange(length))

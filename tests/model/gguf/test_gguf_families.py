@@ -20,19 +20,25 @@ from support.tiers import tiered
 
 from edgespec.config import FILE
 from edgespec.errors import ModelError
+from edgespec.model.block import EMBEDDING, Block
+from edgespec.model.block_file import BlockFile, write_block
 from edgespec.model.ends import OutputHead
 from edgespec.model.gguf.block_types import BLOCK_TYPES
 from edgespec.model.gguf.checkpoint import form_of, stored_form
 from edgespec.model.gguf.unpacking import numbers_of
+from edgespec.model.inventory import block_inventory
 from edgespec.model.loader import Checkpoint
 from edgespec.model.quantised.linear import dequantised
 from edgespec.model.sources import open_source
+from edgespec.model.tree_attention import tree_mask
 
 TYPES = ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "MXFP4"]
 FAMILIES = ["llama", "llama-rope", "llama-biases", "mistral", "qwen2", "qwen3", "qwen3_moe"]
 FAMILIES += ["granite", "smollm3", "phi3", "gemma2", "gemma3_text"]
 FAMILIES += ["gpt_oss", "ministral3", "olmo2", "olmo3", "olmoe", "mixtral", "ernie4_5", "gemma"]
-FAMILIES += ["exaone4", "glm4", "cohere2", "phi3-long"]
+FAMILIES += ["exaone4", "glm4", "cohere2", "phi3-long", "lfm2", "lfm2-biases"]
+FAMILIES += ["gemma4_text", "gemma4_text-shared", "gemma4_text-experts"]
+FAMILIES += ["lfm2_moe"]
 
 
 @pytest.fixture(autouse=True)
@@ -44,7 +50,11 @@ def assert_same(file: Path, twin: Path) -> None:
     """The same tensors bit by bit, and rows and logits as transformers computes them."""
     ours, theirs = open_source(file), Checkpoint(twin)
     assert ours.names == theirs.names
-    shifted = {name for name in ours.names if "norm" in name and "gemma" in file.name}
+    shifted = {
+        name
+        for name in ours.names
+        if "norm" in name and "gemma4" not in file.name and "gemma" in file.name
+    }
     for name in sorted(ours.names):
         with case(name):
             got, meant = ours.tensor(name).float(), theirs.tensor(name)
@@ -63,6 +73,33 @@ def assert_same(file: Path, twin: Path) -> None:
 @pytest.mark.parametrize("name", tiered(FAMILIES, ["gpt_oss", "ministral3", "gemma3_text"]))
 def test_every_architecture(tmp_path: Path, name: str) -> None:
     assert_same(*write_gguf_family(tmp_path, name, all_as("Q8_0")))
+
+
+def test_blocks_of_a_file_keep_its_tables_in_its_codes(tmp_path: Path) -> None:
+    """What layers look up of tokens, on each stage: as the file has it, and to the same bits."""
+    file, twin = write_gguf_family(tmp_path, "gemma4_text-shared", all_as("Q8_0"))
+    tokens, positions = torch.tensor([5, 90, 3]), torch.arange(3)
+    mask = tree_mask(0, np.tri(3, dtype=np.bool_))
+    for source in (open_source(file, FILE), Checkpoint(twin)):
+        flows = []
+        for first, end in ((0, 1), (1, 5)):
+            path = tmp_path / f"{first}.safetensors"
+            write_block(source, first, end, path)
+            cut = BlockFile(path, source.config, source.quantisation)
+            table = f"model.layers.{first}.embed_tokens_per_layer.weight"
+            expected = ("Q8_0", 34) if source.quantisation == FILE else ("", 32)
+            assert (cut.table(table)[0], cut.table(table)[1].shape[1]) == expected
+            assert cut.table(table)[0] == source.table(table)[0]
+            inputs = tokens if first == 0 else flows[-1][0]
+            blocks = [Block(one, first, end, "float32") for one in (cut, source)]
+            flows.append(
+                [b.forward(inputs, positions, b.new_cache(4), mask, tokens=tokens) for b in blocks]
+            )
+            assert torch.equal(*flows[-1])
+            # These take no memory.
+            tables = {one.name for one in block_inventory(cut, first, end) if one.looked_up}
+            of_layers = {table.replace(f".{first}.", f".{n}.") for n in range(first, end)}
+            assert tables == of_layers | ({EMBEDDING} if first else set())
 
 
 def test_every_packed_type_to_the_bit() -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 import tokenizers
 from support.cases import case
-from support.checkpoints import CORPUS, write_checkpoint
+from support.checkpoints import CORPUS, write_checkpoint, write_tokenizer
 from support.ggufs import all_as, tokenizer_values, write_gguf
 from support.own_cache import own_cache
 from support.smollm2 import smollm2_file, tokenizer
@@ -46,6 +47,23 @@ def test_it_reads_and_writes_as_the_original_does(tmp_path: Path, style: str) ->
             assert ours.encode(text) == theirs.encode(text)
             assert ours.decode(ours.encode(text)) == theirs.decode(theirs.encode(text))
     assert ours.eos_ids == theirs.eos_ids
+
+
+def test_a_vocabulary_of_gemma_4_lists_the_merges_of_pieces(tmp_path: Path) -> None:
+    """Their scores are no ranks; text begins with a token whatever the file says, as llama.cpp has
+    it, and without a space in front."""
+    original = write_tokenizer(tmp_path / "t", style="fallback") / "tokenizer.json"
+    merges = [" ".join(pair) for pair in json.loads(original.read_text())["model"]["merges"]]
+    more = {"ggml__model": "gemma4", "ggml__merges": merges, "ggml__add_space_prefix": False}
+    values = tokenizer_values(tmp_path, "fallback")
+    more["ggml__scores"] = [0.0] * len(values["tokenizer.ggml.tokens"])
+    shutil.rmtree(tmp_path / "tokenizer-fallback")
+    ours = Tokenizer(local_folder(file_with(tmp_path, style="fallback", **more)))
+    theirs = tokenizers.Tokenizer.from_file(str(original))
+    theirs.normalizer = tokenizers.normalizers.Replace(" ", "▁")
+    for text in TEXTS:
+        with case(text):
+            assert ours.encode(text) == theirs.encode(text).ids
 
 
 def test_templates_ends_and_opening_tokens_are_the_files_own(tmp_path: Path) -> None:
