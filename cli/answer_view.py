@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from edgespec.cli.notes import Notes
+from edgespec.runtime.client import Answer
 from edgespec.types.shown import shown
 from edgespec.types.thinking import TAGS, ThoughtReader
 from edgespec.wire.client_messages import Finished, Progress, Tokens
@@ -46,7 +47,7 @@ class AnswerView:
         self.text = ""
         self.runs: list[int] = []
 
-    def follow(self, answer: Iterable[Progress | Tokens | Finished]) -> Finished:
+    def follow(self, answer: Iterable[Answer]) -> Finished:
         """Show an answer until it ends. The last line of text is ended after an error too."""
         finished: Finished | None = None
         try:

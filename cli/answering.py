@@ -12,10 +12,10 @@ from contextlib import contextmanager
 from edgespec.cli.answer_view import AnswerView
 from edgespec.cli.notes import Notes
 from edgespec.door.asking import Completion
-from edgespec.runtime.client import Client
+from edgespec.runtime.client import Answer, Client
 from edgespec.types.record import as_dict
 from edgespec.types.shown import shown
-from edgespec.wire.client_messages import Finished, Progress, Tokens
+from edgespec.wire.client_messages import Finished
 
 
 @contextmanager
@@ -61,7 +61,7 @@ def _echo_keys(bit: int) -> int:
 
 
 def show(
-    answer: Iterable[Progress | Tokens | Finished],
+    answer: Iterable[Answer],
     as_json: bool,
     notes: Notes,
     speculation: bool = False,

@@ -7,7 +7,7 @@ import typer
 from edgespec.cli import options
 from edgespec.cli.notes import Notes
 from edgespec.cli.reach import address_of
-from edgespec.daemon.api_process import check_keys, http_address, ollama_address
+from edgespec.daemon.api_process import ApiOptions, http_address
 from edgespec.daemon.cluster import ClusterFolder, folder_of
 from edgespec.daemon.extras import require
 from edgespec.daemon.process import end_with_parent, leave, start_logging
@@ -19,6 +19,9 @@ def api(
     http: str = options.HTTP,
     alias: list[str] | None = options.ALIAS,
     ollama: str = options.OLLAMA,
+    require_key: bool = options.REQUIRE_KEY,
+    cors_origin: list[str] | None = options.CORS_ORIGIN,
+    host_name: list[str] | None = options.HOST_NAME,
     policy: str = options.OWN_POLICY,
     wait: float = typer.Option(
         10.0, help="Seconds to look for the coordinator on the local network."
@@ -40,7 +43,7 @@ def api(
     if address is None:
         raise ConfigError("--http none leaves nothing to serve; give HOST:PORT")
     folder = ClusterFolder.open(folder_of(cluster))
-    check_keys(address, folder)
+    told = ApiOptions.read(ollama, alias, require_key, cors_origin, host_name)
+    told.check_keys(address, folder)
     reached = address_of(folder, coordinator, wait, Notes(), or_known=True)
-    door = ollama_address(ollama, folder)
-    leave(run_api(ApiConfig(address, reached, frozenset(alias or ()), door), folder))
+    leave(run_api(ApiConfig(address, reached, told), folder))

@@ -5,13 +5,21 @@ from __future__ import annotations
 import json
 
 import typer
+from rich.text import Text
 
 from edgespec.cli import options
 from edgespec.cli.notes import Notes
+from edgespec.cli.qr import qr_lines
 from edgespec.cli.tables import show_table
 from edgespec.cli.token import moment
-from edgespec.daemon.api_keys import ApiKeys
+from edgespec.config import Address
+from edgespec.daemon.api_keys import KEY_CHARS, ONCE_S, ApiKeys
+from edgespec.daemon.api_process import HTTP_PORT
 from edgespec.daemon.cluster import ClusterFolder, folder_of
+from edgespec.errors import ConfigError
+from edgespec.net.discovery_interfaces import EVERY_ADDRESS, reached_at
+
+EVERYWHERE = Address(EVERY_ADDRESS, HTTP_PORT)
 
 key = typer.Typer(help="API keys: who may ask over HTTP from other machines.", no_args_is_help=True)
 
@@ -19,12 +27,34 @@ key = typer.Typer(help="API keys: who may ask over HTTP from other machines.", n
 @key.command()
 def new(
     name: str = typer.Argument(..., help="Whose it is, or what for."),
+    qr: bool = typer.Option(
+        False,
+        "--qr",
+        help="For a phone: print the address of the page with a key for one use, and show it as a "
+        "QR code. The page exchanges that key for one that the phone keeps.",
+    ),
+    url: str = typer.Option(
+        "",
+        help="With --qr: where a phone finds the page. Default: this machine's address on its "
+        f"network, port {HTTP_PORT}.",
+        show_default=False,
+    ),
     cluster: str = options.CLUSTER,
 ) -> None:
     """Make an API key and print it, alone, on standard output. It is kept nowhere."""
-    text = _keys(cluster).new(name)
-    Notes().say("clients send it as `Authorization: Bearer KEY`; it is not shown again")
-    print(text)
+    notes, base = Notes(), _page(url)
+    if not qr:
+        notes.say("clients send it as `Authorization: Bearer KEY`; it is not shown again")
+        print(_keys(cluster).new(name))
+        return
+    if reached_at(EVERYWHERE)[0] in base:
+        notes.say("the page has to listen there: `edgespec serve --http 0.0.0.0:8000`")
+    qr_lines(f"{base}/#key={KEY_CHARS * 'x'}")  # before there is a key
+    link = f"{base}/#key={_keys(cluster).new(name, once=True)}"
+    for line in qr_lines(link):
+        notes.say(Text(line, style="black on bright_white"))
+    notes.say(f"scan it within {ONCE_S / 60:.0f} minutes; it serves one device, once")
+    print(link)
 
 
 @key.command(name="list")
@@ -48,6 +78,14 @@ def revoke(
     """Take a key back, or all of them; a running API refuses it at once."""
     _keys(cluster).revoke(name)
     Notes().say("no API key counts any more" if name == "all" else f"the key {name} counts no more")
+
+
+def _page(url: str) -> str:
+    """Where a phone finds the page."""
+    base = url.rstrip("/") or f"http://{reached_at(EVERYWHERE)[0]}"
+    if not base.startswith(("http://", "https://")):
+        raise ConfigError(f"--url {url} is no address of a page; give http://HOST:PORT")
+    return base
 
 
 def _keys(cluster: str) -> ApiKeys:

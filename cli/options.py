@@ -222,6 +222,26 @@ OLLAMA = typer.Option(
     "same at --http.",
     show_default=False,
 )
+REQUIRE_KEY = typer.Option(
+    False,
+    "--require-key",
+    help="Ask for an API key on loopback, too: for an API behind a proxy, or on a machine of "
+    "several users.",
+)
+CORS_ORIGIN = typer.Option(
+    None,
+    metavar="URL",
+    help="A site whose pages may ask the HTTP API from a browser, such as http://localhost:3000; "
+    "may be given several times.",
+    show_default=False,
+)
+HOST_NAME = typer.Option(
+    None,
+    metavar="NAME",
+    help="A name by which the HTTP API may be called, beside localhost and addresses; may be given "
+    "several times. Default: where keys are asked for, any.",
+    show_default=False,
+)
 EMULATE = typer.Option(
     "",
     metavar="PROFILE[,PROFILE...]",

@@ -8,12 +8,11 @@ import typer
 
 from edgespec.cli import options
 from edgespec.config import DEFAULT_LIVE, DEFAULT_PORT, Emulation, Timing
-from edgespec.daemon.api_process import ollama_address, options_of, served_http
+from edgespec.daemon.api_process import ApiOptions, served_http
 from edgespec.daemon.cluster import ClusterFolder, folder_of
 from edgespec.daemon.coordinator import run_coordinator
 from edgespec.daemon.process import end_with_parent, leave, start_logging
 from edgespec.daemon.settings import RingOptions, served_config
-from edgespec.errors import ConfigError
 from edgespec.net.slowness import slowness
 
 
@@ -56,6 +55,9 @@ def serve(
     http: str = options.HTTP,
     alias: list[str] | None = options.ALIAS,
     ollama: str = options.OLLAMA,
+    require_key: bool = options.REQUIRE_KEY,
+    cors_origin: list[str] | None = options.CORS_ORIGIN,
+    host_name: list[str] | None = options.HOST_NAME,
     recovery: float = typer.Option(
         60.0, help="Seconds that a request waits for a stage that was lost; 0: not at all."
     ),
@@ -65,6 +67,13 @@ def serve(
         max=60.0,
         help="Seconds without a message after which a stage and the coordinator count as lost to "
         "each other.",
+    ),
+    drain: float = typer.Option(
+        0.0,
+        min=0.0,
+        max=86400.0,
+        help="Seconds that requests have to end after SIGTERM or Ctrl-C; new ones are refused "
+        "meanwhile, and a second signal ends it at once.",
     ),
     live: int = typer.Option(
         DEFAULT_LIVE,
@@ -98,8 +107,6 @@ def serve(
         record=record,
         live=live,
     )
+    told = ApiOptions.read(ollama, alias, require_key, cors_origin, host_name)
     with folder.served():
-        door, api = ollama_address(ollama, folder), served_http(http, folder)
-        if door is not None and api is None:
-            raise ConfigError("--ollama is a part of the HTTP API: leave out --http none")
-        leave(run_coordinator(config, folder, api, options_of(door, alias or ())))
+        leave(run_coordinator(config, folder, served_http(http, told, folder), told, drain))

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from edgespec.config import Address
 from edgespec.daemon.api_keys import ApiKeys
-from edgespec.daemon.api_process import needs_keys
+from edgespec.daemon.api_process import ApiOptions, needs_keys
 from edgespec.daemon.cluster import ClusterFolder
 from edgespec.daemon.process import take_file_descriptors
 from edgespec.errors import EXIT_OK, AddressUnavailable
@@ -19,6 +19,7 @@ from edgespec.net.slowness import slowness
 from edgespec.runtime.async_client import AsyncClient
 from edgespec.serving.app import Service, application
 from edgespec.serving.events import routes
+from edgespec.serving.guard import Door
 from edgespec.serving.limits import CONNECT_S, HttpLimits
 from edgespec.serving.protocol import ApiServer, opened, settings_of
 
@@ -29,13 +30,11 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ApiConfig:
-    """What `edgespec api` runs: where it listens, and which coordinator it asks. `aliases`: see
-    serving.app.Service. `ollama`: where it listens too, for clients of Ollama."""
+    """What `edgespec api` runs: where it listens, and which coordinator it asks."""
 
     http: Address
     coordinator: Address
-    aliases: frozenset[str] = frozenset()
-    ollama: Address | None = None
+    options: ApiOptions = field(default_factory=ApiOptions)
     limits: HttpLimits = field(default_factory=HttpLimits)
 
 
@@ -46,33 +45,36 @@ def run_api(config: ApiConfig, folder: ClusterFolder) -> int:
     address that cannot be used.
     """
     take_file_descriptors()
-    keys = ApiKeys(folder.path)
-    doors = {"--http": config.http, **({"--ollama": config.ollama} if config.ollama else {})}
+    options = config.options
+    doors = {"--http": config.http, **({"--ollama": options.ollama} if options.ollama else {})}
     with ExitStack() as ends:
         listeners = [ends.enter_context(listening(at, name)) for name, at in doors.items()]
         ports = [listener.getsockname()[1] for listener in listeners]
         keyed = {p for p, at in zip(ports, doors.values(), strict=True) if needs_keys(at)}
-        accepts = keys.accepts if keyed else None
+        is_open = frozenset() if options.require_key else frozenset(ports) - keyed
+        door = Door(is_open, frozenset(options.origins), frozenset(options.names))
         http = Address(config.http.host, ports[0])
         client = AsyncClient(config.coordinator, folder.identity, CONNECT_S * slowness())
         urls = [f"http://{one}" for one in reached_at(http)]
         print(f"API at {urls[0]}", flush=True)
         log.info("the page and the HTTP API at %s", " or ".join(urls))
-        if config.ollama is not None:
-            log.info("for clients of Ollama at http://%s", Address(config.ollama.host, ports[-1]))
-        service = Service(client, config.limits, config.aliases)
-        server_of(service, accepts, frozenset(ports) - keyed).run(sockets=listeners)
+        if options.ollama is not None:
+            log.info("for clients of Ollama at http://%s", Address(options.ollama.host, ports[-1]))
+        service = Service(client, config.limits, frozenset(options.aliases))
+        keys = ApiKeys(folder.path)
+        server_of(service, keys.accepts, door, keys.exchanged).run(sockets=listeners)
     return EXIT_OK
 
 
 def server_of(
     service: Service,
-    accepts: Callable[[str], bool] | None,
-    open_ports: frozenset[int] = frozenset(),
+    accepts: Callable[[str], bool],
+    door: Door,
+    exchanged: Callable[[str], str | None] = lambda key: None,
 ) -> ApiServer:
-    """The uvicorn server of an API; its sockets are passed to `run`. `accepts`, `open_ports`: see
-    Guard."""
-    app = application(service, accepts, routes(service.client), open_ports)
+    """The uvicorn server of an API; its sockets are passed to `run`. `accepts`, `door`: see Guard;
+    `exchanged`: see events.routes."""
+    app = application(service, accepts, door, routes(service.client, exchanged))
     return ApiServer(settings_of(app, service.limits, BACKLOG), service)
 
 

@@ -20,18 +20,24 @@ FILE = "api-keys.json"
 KEY_BYTES = 32
 MOST_KEYS = 1024
 MOST_NAME_CHARS = 64
+ONCE_S = 900.0
+"""Seconds in which a key for one use has to be exchanged for one that stays."""
 
 _VERSION = ("version", 1)
 _REMEDY = "put a copy of it back; without one remove it, and make new keys with `edgespec key new`"
 _MARK = "esk-"
+KEY_CHARS = len(_MARK) + 43
+"""Of a key's text."""
 
 
 class ApiKey(FileStruct, frozen=True):
-    """What is stored of a key. `sha256`: of its text, in hex; `made`: seconds since 1970."""
+    """What is stored of a key. `sha256`: of its text, in hex; `made`: seconds since 1970; `once`:
+    it lets nobody in, but may be exchanged for one that does."""
 
     name: str
     sha256: Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
     made: float
+    once: bool = False
 
 
 class _KeyFile(FileStruct, frozen=True):
@@ -57,13 +63,15 @@ class ApiKeys:
             self._read = state, self._load()
         return self._read[1]
 
-    def new(self, name: str) -> str:
-        """Make a key; its text is returned and not stored. Raises ConfigError for a bad name."""
+    def new(self, name: str, *, once: bool = False) -> str:
+        """Make a key; its text is returned and not stored. Raises ConfigError for a bad name.
+
+        `once`: one for `exchanged`."""
         if not (0 < len(name) <= MOST_NAME_CHARS and name.isprintable()) or name == "all":
             raise ConfigError(
                 f"{name!r} is no name for a key; give 1 to {MOST_NAME_CHARS} characters, not 'all'"
             )
-        text = _MARK + base64.urlsafe_b64encode(secrets.token_bytes(KEY_BYTES)).decode().rstrip("=")
+        text = _fresh()
         with held(self._folder):
             keys = self._load()
             if any(key.name == name for key in keys):
@@ -73,8 +81,21 @@ class ApiKeys:
                 )
             if len(keys) >= MOST_KEYS:
                 raise ConfigError(f"there are {len(keys)} keys; revoke those that nobody uses")
-            self._store((*keys, ApiKey(name, _hash(text), time.time())))
+            self._store((*keys, ApiKey(name, _hash(text), time.time(), once)))
         return text
+
+    def exchanged(self, text: str) -> str | None:
+        """A key in the place of that one for one use; None if it is none, or is too old."""
+        shown, fresh = _hash(text), _fresh()
+        with held(self._folder):
+            keys, now = self._load(), time.time()
+            for at, key in enumerate(keys):
+                is_it = hmac.compare_digest(key.sha256, shown)
+                if is_it and key.once and 0 <= now - key.made <= ONCE_S:
+                    made = ApiKey(key.name, _hash(fresh), now)
+                    self._store((*keys[:at], made, *keys[at + 1 :]))
+                    return fresh
+        return None
 
     def revoke(self, name: str) -> None:
         """Revoke a key; "all": every one. Raises ConfigError if there is none."""
@@ -90,7 +111,7 @@ class ApiKeys:
         shown = _hash(text)
         found = False
         for key in self.all():
-            found |= hmac.compare_digest(key.sha256, shown)
+            found |= hmac.compare_digest(key.sha256, shown) and not key.once
         return found
 
     def _load(self) -> tuple[ApiKey, ...]:
@@ -102,6 +123,10 @@ class ApiKeys:
     def _store(self, keys: tuple[ApiKey, ...]) -> None:
         write_private(self._file, json_text(_KeyFile(keys), _VERSION))
         self._read = None
+
+
+def _fresh() -> str:
+    return _MARK + base64.urlsafe_b64encode(secrets.token_bytes(KEY_BYTES)).decode().rstrip("=")
 
 
 def _hash(text: str) -> str:

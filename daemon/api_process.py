@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-import sys
+import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from edgespec.config import LOOPBACK, Address
 from edgespec.daemon.api_keys import ApiKeys
@@ -13,6 +14,7 @@ from edgespec.daemon.cluster import VARIABLE, ClusterFolder
 from edgespec.daemon.extras import require
 from edgespec.errors import ConfigError
 from edgespec.net.discovery_interfaces import listens_everywhere
+from edgespec.types.own_module import own_command
 
 HTTP_PORT, OLLAMA_PORT = 8000, 11434
 NONE = "none"
@@ -39,18 +41,72 @@ def http_address(text: str, port: int = HTTP_PORT) -> Address | None:
     return address if has_port else Address(address.host, port)
 
 
-def ollama_address(text: str, folder: ClusterFolder) -> Address | None:
-    """That of the option --ollama; None for "". Raises ConfigError, also if it needs a key."""
-    address = http_address(text, OLLAMA_PORT) if text else None
-    if address is not None:
-        check_keys(address, folder, "--ollama")
-    return address
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#\s*]+")
+_NAME = re.compile(r"[a-z0-9_.-]+")
 
 
-def options_of(ollama: Address | None, aliases: Sequence[str]) -> tuple[str, ...]:
-    """What `edgespec serve` passes on to `edgespec api`."""
-    doors = ("--ollama", str(ollama)) if ollama is not None else ()
-    return (*doors, *(part for name in aliases for part in ("--alias", name)))
+@dataclass(frozen=True, slots=True)
+class ApiOptions:
+    """What `edgespec serve` passes on to `edgespec api`, which has the same options.
+
+    `ollama`: where it listens too, for clients of Ollama. `aliases`: see serving.app.Service.
+    `require_key`: also on loopback. `origins`, `names`: see serving.guard.Door.
+    """
+
+    ollama: Address | None = None
+    aliases: tuple[str, ...] = ()
+    require_key: bool = False
+    origins: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()
+
+    @staticmethod
+    def read(
+        ollama: str,
+        aliases: Sequence[str] | None,
+        require_key: bool,
+        origins: Sequence[str] | None,
+        names: Sequence[str] | None,
+    ) -> ApiOptions:
+        """As they are given on a command line. Raises ConfigError for what is none."""
+        return ApiOptions(
+            http_address(ollama, OLLAMA_PORT) if ollama else None,
+            tuple(aliases or ()),
+            require_key,
+            tuple(map(_origin, origins or ())),
+            tuple(map(_host_name, names or ())),
+        )
+
+    def check_keys(self, http: Address, folder: ClusterFolder) -> None:
+        """Raise ConfigError if one of the API's addresses needs keys, and there is none."""
+        check_keys(http, folder, always=self.require_key)
+        if self.ollama is not None:
+            check_keys(self.ollama, folder, "--ollama")
+
+    @property
+    def words(self) -> list[str]:
+        """The same on a command line."""
+        given = [("--ollama", str(self.ollama))] if self.ollama else []
+        given += [("--alias", name) for name in self.aliases]
+        given += [("--cors-origin", origin) for origin in self.origins]
+        given += [("--host-name", name) for name in self.names]
+        return [word for both in given for word in both] + ["--require-key"] * self.require_key
+
+
+def _origin(text: str) -> str:
+    origin = text.strip().lower().removesuffix("/")
+    if not _ORIGIN.fullmatch(origin):
+        raise ConfigError(
+            f"--cors-origin {text!r} is no origin; give each site as its scheme, name and port, as "
+            "http://localhost:3000 (there is no * for all)"
+        )
+    return origin
+
+
+def _host_name(text: str) -> str:
+    name = text.strip().lower()
+    if not _NAME.fullmatch(name):
+        raise ConfigError(f"--host-name {text!r} is no name; give it as board.local, without port")
+    return name
 
 
 def needs_keys(http: Address) -> bool:
@@ -58,23 +114,33 @@ def needs_keys(http: Address) -> bool:
     return http.host not in LOOPBACK_HOSTS
 
 
-def check_keys(http: Address, folder: ClusterFolder, option: str = "--http") -> None:
-    """Raise ConfigError if other machines could use that address without a key.
+def check_keys(
+    http: Address, folder: ClusterFolder, option: str = "--http", *, always: bool = False
+) -> None:
+    """Raise ConfigError if that address needs keys, and there is none.
 
-    `option`: the option that gave the address."""
-    if needs_keys(http) and not ApiKeys(folder.path).all():
-        raise ConfigError(
-            f"{option} {http} can be reached from other machines, and there is no API key; make "
-            f"one with `edgespec key new NAME`, or listen on {LOOPBACK}"
-        )
+    `option`: the one that gave the address. `always`: it needs them on loopback, too."""
+    if not (always or needs_keys(http)) or ApiKeys(folder.path).all():
+        return
+    remedy = "make one with `edgespec key new NAME`"
+    if not needs_keys(http):
+        raise ConfigError(f"--require-key, and there is no API key; {remedy}, or leave it out")
+    raise ConfigError(
+        f"{option} {http} can be reached from other machines, and there is no API key; "
+        f"{remedy}, or listen on {LOOPBACK}"
+    )
 
 
-def served_http(text: str, folder: ClusterFolder) -> Address | None:
+def served_http(text: str, options: ApiOptions, folder: ClusterFolder) -> Address | None:
     """What --http of `edgespec serve` asks for. Raises ConfigError as `edgespec api` would."""
     http = http_address(text)
     if http is not None:
         require("coordinator", "the HTTP API (--http none: without)")
-        check_keys(http, folder)
+        options.check_keys(http, folder)
+    elif options != ApiOptions():
+        raise ConfigError(
+            f"{options.words[0]} is for the HTTP API: leave it out, or leave out --http none"
+        )
     return http
 
 
@@ -90,15 +156,15 @@ class ApiProcess(ChildProcess):
         http: Address,
         coordinator: Address,
         folder: ClusterFolder,
-        options: Sequence[str] = (),
+        options: ApiOptions | None = None,
     ) -> None:
-        """`coordinator`: its address. `options`: further ones, see options_of."""
+        """`coordinator`: its address."""
         from edgespec.plugins import own_policy_options  # and all policies, which no stage needs
 
         host = LOOPBACK if listens_everywhere(coordinator.host) else coordinator.host
-        command = [sys.executable, "-m", "edgespec.cli.main", "api"]
+        command = [*own_command("edgespec.cli.main"), "api"]
         command += ["--coordinator", str(Address(host, coordinator.port)), "--http", str(http)]
-        command += [*options, *own_policy_options()]
+        command += [*(options or ApiOptions()).words, *own_policy_options()]
         super().__init__("the HTTP API", command, {VARIABLE: str(folder.path)})
 
     def again_after(self, code: int, lived: float) -> float | None:

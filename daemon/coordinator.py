@@ -17,7 +17,7 @@ from edgespec.config import Address, CoordinatorConfig
 from edgespec.daemon.access_list import clean_name
 from edgespec.daemon.access_store import AccessStore
 from edgespec.daemon.advertising import Advertising
-from edgespec.daemon.api_process import ApiProcess
+from edgespec.daemon.api_process import ApiOptions, ApiProcess
 from edgespec.daemon.cache_rows import cache_rows
 from edgespec.daemon.cluster import ClusterFolder
 from edgespec.daemon.emulation import coordinator_pace, described, emulated_costs
@@ -92,12 +92,13 @@ def run_coordinator(
     config: CoordinatorConfig,
     cluster: ClusterFolder,
     http: Address | None,
-    api_options: tuple[str, ...] = (),
+    api_options: ApiOptions | None = None,
+    drain: float = 0.0,
 ) -> int:
     """Serve the devices and clients of a cluster until a signal ends it; returns the exit code.
 
-    `http`: address of the HTTP API, served by a child process; None: no API. `api_options`:
-    further ones of `edgespec api`.
+    `http`: address of the HTTP API, served by a child process; None: no API. `drain`: seconds that
+    requests have to end after the signal.
     The address is bound, and printed as the only line on standard output, before the models are
     loaded, so that stages can start meanwhile. Raises ConfigError for settings, models or an
     address that cannot be used.
@@ -143,7 +144,8 @@ def run_coordinator(
     node.supervisor = Notifier(slow=slowness())
     node.requests = requests
     node.keep_holders = cluster.keep_holders
-    api = ApiProcess(http, address, cluster, api_options) if http is not None else nullcontext()
+    node.drain = drain
+    api = ApiProcess(http, address, cluster, api_options) if http else nullcontext()
     stage = _own_stage(config, own, beside) if own is not None else nullcontext()
     try:
         with ends, api, stage:
@@ -321,6 +323,7 @@ def _membership(
     what = "the ring cannot be shared out anew when a device is lost"
     needs = planned_needs(config, context, what, with_draft=False) if can_replan else None
     rows, row_bytes = cache_rows(config, context, device)
+    costs = needs.model.costs if needs else None
     names, template = names_of(config.model), loaded.codec.chat_template
     return MembershipMachine(
         assignment.assigned,
@@ -342,6 +345,8 @@ def _membership(
             tools=form_in(template),
             thinking=thinking_in(template),
             usual=loaded.usual,
+            draft=loaded.draft.name if loaded.draft else "",
+            size=costs.layers * costs.layer_bytes + costs.head.bytes if costs else 0,
         ),
         own_stage=config.with_stage,
         holders=cluster.holders(),

@@ -23,6 +23,7 @@ from edgespec.daemon.process import PARENT
 from edgespec.errors import EXIT_USAGE, ConfigError, EdgespecError, PeerLost
 from edgespec.model.bounded_process import STILL_S, speaks
 from edgespec.plugins import own_policy_options
+from edgespec.types.own_module import own_command
 
 LOAD_S = 1800.0
 """Seconds that a coordinator may take to load its models on the slowest machine. A process that
@@ -148,7 +149,7 @@ class LocalRing:
         own["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))  # for modules of our owner's
         with self._log(name).open("wb") as log, _signals_held():
             process = subprocess.Popen(
-                [sys.executable, "-m", "edgespec.cli.main", *arguments],
+                [*own_command("edgespec.cli.main"), *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=stdout,
                 stderr=log,

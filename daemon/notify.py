@@ -12,6 +12,9 @@ from edgespec.runtime.node import Supervisor
 
 log = logging.getLogger(__name__)
 
+STOP_S = 15.0
+"""Seconds that a unit gets to end (its TimeoutStopSec)."""
+
 _LONGEST_STATUS = 500
 """Characters of a status: a datagram has to pass whole, and it is one line of `systemctl`."""
 
@@ -54,6 +57,10 @@ class Notifier(Supervisor):
         """Called in each turn of the loop; sends at half the watchdog's interval."""
         if self._pause_s and self._clock() >= self._next_beat and self._send("WATCHDOG=1"):
             self._next_beat = self._clock() + self._pause_s
+
+    def leaving(self, seconds: float) -> None:
+        """`stopping` takes some seconds, too, for which the unit has time."""
+        self._send(f"STOPPING=1\nEXTEND_TIMEOUT_USEC={(seconds + STOP_S) * 1e6:.0f}")
 
     def stopping(self, reason: str) -> None:
         self._send(f"STOPPING=1\nSTATUS={_line(reason)}")

@@ -6,7 +6,6 @@ import logging
 import os
 import signal
 import socket
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from edgespec.daemon.process import Beside
 from edgespec.errors import EXIT_USAGE
 from edgespec.net.discovery_interfaces import listens_everywhere
 from edgespec.planning.partition import blocks_of
+from edgespec.types.own_module import own_command
 
 FOLDER = "stage"
 """Below the cluster folder: this stage's key and log."""
@@ -94,7 +94,7 @@ class OwnStage(ChildProcess):
     ) -> None:
         """`folder`: what `admitted` gave; `address`: the coordinator's, on this machine;
         `reserved`: bytes of the available memory that the coordinator will take."""
-        command = [sys.executable, "-m", "edgespec.cli.main", "join"]
+        command = [*own_command("edgespec.cli.main"), "join"]
         command += ["--stage", str(config.with_stage), "--coordinator", str(address)]
         command += ["--cluster", str(folder.path)]
         if config.cache:

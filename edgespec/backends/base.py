@@ -71,3 +71,9 @@ class Head(Protocol):
 
         With `top` of at least 0, also so many of the likeliest tokens, and log-probabilities.
         """
+
+    def score(self, hidden: Tensor, tokens: IntArray, top: int) -> TopLogprobs:
+        """How likely these tokens [R] are after the rows [R, H], and `top` of the likeliest there.
+
+        A row's do not depend on the others, of which only a few have their logits held at once.
+        """

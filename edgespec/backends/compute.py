@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
+
 from edgespec.backends.base import BlockBackend, Head, Walk
 from edgespec.backends.jobs import Drafts, JointDone, ReadPart, RunHeads, failure
 from edgespec.decoding.effects import (
@@ -26,6 +28,8 @@ from edgespec.machines.events import BlockDone, Event
 from edgespec.policy.base import Deepen, Expand, Grow
 from edgespec.tree.drafted import Children, DraftedTree
 from edgespec.types.stop_check import StopCheck
+from edgespec.verify.sampling import Choice
+from edgespec.verify.top_logprobs import TopLogprobs, joined
 
 STAGE_COMPUTE = (
     OpenCache,
@@ -174,5 +178,37 @@ def _chosen_alone(head: Head | None, effect: RunHead) -> Event:
 def _chosen(head: Head | None, effects: Sequence[RunHead]) -> list[HeadDone]:
     if head is None:
         raise RemoteProtocolError("the output head is not on this node; start the ring again")
-    chosen = head.choose([Walk(e.hidden, e.rows, e.sampling, e.top, e.rules) for e in effects])
-    return [HeadDone(e.job, e.request, *one) for e, one in zip(effects, chosen, strict=True)]
+    walks = [
+        Walk(e.hidden.take(e.walk), e.rows.take(e.walk), e.sampling, e.top, e.rules)
+        for e in effects
+        if len(e.walk)
+    ]
+    chosen = iter(head.choose(walks) if walks else ())
+    found = []
+    for effect in effects:
+        told = next(chosen) if len(effect.walk) else None
+        if len(effect.known):
+            told = _scored(head, effect, told)
+        assert told is not None
+        found.append(HeadDone(effect.job, effect.request, *told))
+    return found
+
+
+def _scored(
+    head: Head, effect: RunHead, chosen: tuple[Choice, TopLogprobs | None] | None
+) -> tuple[Choice, TopLogprobs]:
+    """The known tokens of a head's job, which had no rivals, and those that were chosen behind."""
+    tokens = effect.known
+    places = np.arange(len(tokens))
+    scores = [head.score(effect.hidden.take(places), tokens, effect.top)]
+    choice = Choice(places, tokens, np.full(len(tokens), np.inf))
+    if chosen is not None:
+        behind, others = chosen
+        assert others is not None
+        scores.append(others)
+        choice = Choice(
+            np.concatenate([places, effect.walk[behind.rows]]),
+            np.concatenate([tokens, behind.tokens]),
+            np.concatenate([choice.margins, behind.margins]),
+        )
+    return choice, joined(scores)

@@ -94,10 +94,10 @@ class TokenTimes:
         return seconds
 
     def _walked(self, walk: RunHead, done: HeadDone) -> Iterator[float]:
-        looked_at, way = done.choice.rows, walk.sampling.way
+        looked_at, way = done.choice.rows[len(walk.known) :], walk.sampling.way
         yield self._costs.choose_seconds(len(looked_at), way)
         if walk.top >= 0:  # log-probabilities: about twice a choice with filters, measured
-            yield 2 * self._costs.choose_seconds(len(looked_at), "filtered")
+            yield 2 * self._costs.choose_seconds(len(done.choice.rows), "filtered")
         if way == "sampled":
             positions = walk.rows.positions[looked_at] + 1
             yield self._noise(walk.sampling.seed, positions.tolist())

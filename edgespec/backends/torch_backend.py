@@ -22,7 +22,10 @@ from edgespec.tree.stems import Fork
 from edgespec.types.stop_check import StopCheck
 from edgespec.types.tensor import Tensor
 from edgespec.verify.sampling import Choice, Logits, bad_logits, choose_along, path_of
-from edgespec.verify.top_logprobs import TopLogprobs, top_logprobs
+from edgespec.verify.top_logprobs import TopLogprobs, joined, top_logprobs
+
+SCORED_ROWS = 32
+"""Rows of a prompt whose logits are held at once."""
 
 
 class TorchBlock:
@@ -135,14 +138,26 @@ class TorchHead:
         self._head = head
 
     def choose(self, walks: Sequence[Walk]) -> list[tuple[Choice, TopLogprobs | None]]:
-        every = [self._checked(walk) for walk in walks]
+        every = [self._checked(walk.hidden, len(walk.rows)) for walk in walks]
         logits = self._head.logits(torch.cat(every) if len(every) > 1 else every[0])
         own = logits.split([len(rows) for rows in every])
         return [_along(walk, rows) for walk, rows in zip(walks, own, strict=True)]
 
-    def _checked(self, walk: Walk) -> torch.Tensor:
-        """A walk's hidden rows where the head is."""
-        head, hidden, count = self._head, walk.hidden, len(walk.rows)
+    def score(self, hidden: Tensor, tokens: IntArray, top: int) -> TopLogprobs:
+        found, every = [], self._checked(hidden, len(tokens))
+        for first in range(0, len(tokens), SCORED_ROWS):
+            some = slice(first, first + SCORED_ROWS)
+            logits = self._head.logits(every[some])
+            for row, token in zip(logits, tokens[some], strict=True):
+                told: Logits = row.cpu().numpy()
+                if not np.isfinite(told.max()):
+                    raise bad_logits(told.max()[None])
+                found.append(top_logprobs(told[None], token[None], top))
+        return joined(found)
+
+    def _checked(self, hidden: Tensor, count: int) -> torch.Tensor:
+        """So many hidden rows where the head is."""
+        head = self._head
         fits = hidden.shape == (count, head.hidden_size)
         if not fits or f"torch.{hidden.dtype}" != str(head.dtype):
             raise RemoteProtocolError(

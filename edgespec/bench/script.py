@@ -136,6 +136,10 @@ class ScriptedHead:
             raise LocalProtocolError("a scripted head knows no log-probabilities")
         return [(self._along(walk.hidden, walk.rows), None) for walk in walks]
 
+    def score(self, hidden: Tensor, tokens: IntArray, top: int) -> TopLogprobs:
+        """Raises LocalProtocolError: there are no log-probabilities."""
+        raise LocalProtocolError("a scripted head knows no log-probabilities")
+
     def _along(self, hidden: Tensor, rows: Rows) -> Choice:
         numbers = np.frombuffer(hidden.data, np.uint64).tolist()
         positions = (rows.positions + 1).tolist()

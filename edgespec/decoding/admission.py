@@ -5,6 +5,7 @@ What costs no time is said at once; the prompt is encoded beside the I/O loop (E
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from msgspec import structs
@@ -90,14 +91,20 @@ def admit(
 
     Raises ConfigError, or CapacityError for a prompt that is surely too long, fit for the user.
     """
-    policy = _checked_policy(ring, submit.policy)
+    # Of a prompt that is not answered nothing is guessed.
+    policy = _checked_policy(ring, submit.policy if submit.max_new_tokens else "autoregressive")
     shape = _shape(ring, submit)
     sampling = Sampling(shape.temperature, shape.top_k, shape.top_p, shape.min_p, submit.seed)
-    if not -1 <= submit.top <= MOST:
-        raise ConfigError(f"top_logprobs is {submit.top}; it must be from 0 to {MOST}")
+    for name, top in [("top_logprobs", submit.top), ("prompt_logprobs", submit.prompt_top)]:
+        if not -1 <= top <= MOST:
+            raise ConfigError(f"{name} is {top}; it must be from 0 to {MOST}")
     if submit.max_new_tokens < 0:
         raise ConfigError(f"max_new_tokens is {submit.max_new_tokens}; it must be at least 0")
-    if not submit.messages and not submit.prompt:
+    for token in submit.prompt_ids:
+        if not 0 <= token < ring.vocabulary:
+            words = f"this model's go from 0 to {ring.vocabulary - 1}"
+            raise ConfigError(f"the prompt has the token {token}; {words}")
+    if not (submit.messages or submit.prompt or submit.prompt_ids):
         raise ConfigError("the prompt is empty; give at least one character")
     answer = Answer(codec, submit.stop, submit.max_new_tokens, submit.stop_token_ids)
     rules = _rules_of(ring, submit, answer, shape.repetition_penalty)
@@ -106,7 +113,8 @@ def admit(
     own = shape.own_words([name for name in NAMES if getattr(submit, name) is not None])
     client = RequestClient(peer, submit, now, own)
     needs = ring.needs if policy.drafts else NO_NEEDS
-    choosing = choosing_of(sampling, submit.top) if ring.head_last else None
+    top = max(submit.top, submit.prompt_top)
+    choosing = choosing_of(sampling, top) if ring.head_last else None
     asked = submit, sampling, policy, answer
     free = ring.has_free_guesses
     return Request(number, client, *asked, shared, needs, choosing, rules or None, free)
@@ -163,11 +171,7 @@ def encode(codec: TextCodec, effect: EncodePrompt) -> PromptEncoded:
     """Carry out that effect; it touches nothing but the tokenizer, in whatever thread."""
     asked = effect.asked
     try:
-        if _is_chat(codec, asked):
-            told = [one.as_json() for one in asked.messages]
-            tokens = codec.encode_chat(told, effect.most, asked.tools, asked.settings)
-        else:
-            tokens = codec.encode(asked.prompt)
+        tokens = asked.prompt_ids or tuple(_encoded(codec, asked, effect.most))
         grammar = codec.grammar(asked.grammar) if asked.grammar else None
     except EdgespecError as problem:
         return PromptEncoded(effect.request, (), str(problem), kind_of(problem))
@@ -175,7 +179,16 @@ def encode(codec: TextCodec, effect: EncodePrompt) -> PromptEncoded:
         words = "tools, or the arguments of a call, are nested too deep"
         return PromptEncoded(effect.request, (), words, "invalid")
     thinks = codec.opens_thought(tokens)
-    return PromptEncoded(effect.request, tuple(tokens), grammar=grammar, thinks=thinks)
+    tells = asked.echo or asked.prompt_top >= 0
+    text = codec.spelt(tokens) if tells else ""
+    return PromptEncoded(effect.request, tokens, grammar=grammar, thinks=thinks, text=text)
+
+
+def _encoded(codec: TextCodec, asked: Submit, most: int) -> Sequence[int]:
+    if not _is_chat(codec, asked):
+        return codec.encode(asked.prompt, bare=asked.bare)
+    told = [one.as_json() for one in asked.messages]
+    return codec.encode_chat(told, most, asked.tools, asked.settings)
 
 
 def _is_chat(codec: TextCodec, asked: Submit) -> bool:

@@ -16,7 +16,7 @@ from edgespec.types.tool_forms import Message, Tool
 from edgespec.verify.rules import Grammar
 from edgespec.verify.sampling import Choice
 from edgespec.verify.stops import StopScanner
-from edgespec.verify.top_logprobs import TopLogprobs
+from edgespec.verify.top_logprobs import TopLogprobs, joined
 from edgespec.wire.client_messages import Progress, SourceFigures, Submit
 from edgespec.wire.messages import Message as WireMessage
 
@@ -56,8 +56,8 @@ class TextCodec(Protocol):
         Takes no longer than to look at each character once, and never refuses what fits.
         """
 
-    def encode(self, text: str) -> Sequence[int]:
-        """Token ids of a prompt, with the tokenizer's own opening token."""
+    def encode(self, text: str, *, bare: bool = False) -> Sequence[int]:
+        """Token ids of a prompt, with the tokenizer's own opening token, unless it is `bare`."""
 
     def encode_chat(
         self,
@@ -91,6 +91,9 @@ class TextCodec(Protocol):
 
     def token(self, token: int) -> tuple[str, bytes | None]:
         """The text of one token alone, and its bytes, None if they are not known."""
+
+    def spelt(self, tokens: Sequence[int]) -> str:
+        """The text of all of these, control tokens by their names."""
 
 
 class Answer:
@@ -153,31 +156,35 @@ class Answer:
         self._text.append(text)
         return text
 
+    def end_unanswered(self) -> None:
+        """Only the prompt was wanted."""
+        self.finish_reason = "length"
+
 
 class HeadLog:
     """What the head said of rows, until they are committed or gone."""
 
-    def __init__(self) -> None:
+    def __init__(self, top: int) -> None:
+        """`top`: how many of the likeliest tokens are to be told; -1: no log-probabilities."""
+        self._top = top
         self._margins: dict[int, float] = {}
-        # The token, its log-probability, the likeliest tokens, theirs.
-        self._logprobs: dict[int, tuple[int, float, list[int], list[float]]] = {}
+        # The token, and what else was told of it, as a row.
+        self._logprobs: dict[int, tuple[int, TopLogprobs]] = {}
 
     def add(self, ids: Sequence[int], choice: Choice, others: TopLogprobs | None) -> None:
         """The tokens after rows `ids` were sampled, those of the path."""
         self._margins.update(zip(ids, choice.margins.tolist(), strict=True))
-        if others is not None:
-            own = choice.tokens.tolist(), others.log_probs.tolist()
-            rows = zip(*own, others.top.tolist(), others.top_log_probs.tolist(), strict=True)
-            self._logprobs.update(zip(ids, rows, strict=True))
+        if others is not None and self._top >= 0:
+            for row, (id, token) in enumerate(zip(ids, choice.tokens.tolist(), strict=True)):
+                self._logprobs[id] = token, others.part(slice(row, row + 1), self._top)
 
     def as_json(self, ids: Sequence[int], codec: TextCodec) -> str:
-        """The log-probabilities of these rows' tokens, as the message Tokens has them."""
-        found = []
-        for token, log_prob, top, top_log_probs in (self._logprobs[i] for i in ids):
-            pairs = zip(top, top_log_probs, strict=True)
-            # A grammar may leave fewer tokens than are asked for.
-            rivals = [_entry(codec, *rival) for rival in pairs if rival[1] > -math.inf]
-            found.append({**_entry(codec, token, log_prob), "top_logprobs": rivals})
+        """The log-probabilities of these rows' tokens, as the message Tokens has them; "" where
+        they were not asked for."""
+        if self._top < 0:
+            return ""
+        told = [self._logprobs[i] for i in ids]
+        found = entries(codec, [token for token, _ in told], joined([row for _, row in told]))
         return json.dumps(found, ensure_ascii=False)
 
     def take(self, ids: Sequence[int]) -> float:
@@ -188,7 +195,21 @@ class HeadLog:
         return smallest
 
 
-def _entry(codec: TextCodec, token: int, log_prob: float) -> dict[str, Any]:
+def entries(codec: TextCodec, tokens: Sequence[int], told: TopLogprobs) -> list[dict[str, Any]]:
+    """What messages have of each of these tokens."""
+    found = []
+    own = tokens, told.log_probs.tolist()
+    rows = zip(*own, told.top.tolist(), told.top_log_probs.tolist(), strict=True)
+    for token, log_prob, top, top_log_probs in rows:
+        pairs = zip(top, top_log_probs, strict=True)
+        # A grammar may leave fewer tokens than are asked for.
+        rivals = [entry(codec, *rival) for rival in pairs if rival[1] > -math.inf]
+        found.append({**entry(codec, token, log_prob), "top_logprobs": rivals})
+    return found
+
+
+def entry(codec: TextCodec, token: int, log_prob: float | None) -> dict[str, Any]:
+    """What messages have of one."""
     text, raw = codec.token(token)
     spelt = list(raw) if raw is not None else None
     return {"id": token, "token": text, "bytes": spelt, "logprob": log_prob}

@@ -262,8 +262,10 @@ class CoordinatorMachine:
             problem, kind = admission.take_prompt(self._ring, request, event)
             if problem:
                 effects = self._fail(request, problem, now, kind)
-            elif only_counted:
-                effects = self._finish(request, "length", now)
+            else:
+                effects = request.scores.echo(event)
+                if only_counted and request.scores.next_row is None:
+                    effects += self._finish(request, "length", now)
         return effects + self._waiting.encode_next() + self._start_next(now)
 
     def _on_cancel(self, peer: bytes, tag: int, now: float) -> list[Effect]:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+import numpy as np
 
 from edgespec.machines.effects import Effect
 from edgespec.policy.base import Plan
 from edgespec.tree.ledger import IntArray, Rows
 from edgespec.tree.stems import Fork
 from edgespec.types.features import NO_FEATURES, Features
+from edgespec.types.record import NO_IDS
 from edgespec.types.tensor import Tensor
 from edgespec.verify.rules import Grammar, RulesAt
 from edgespec.verify.sampling import Sampling
@@ -147,6 +150,8 @@ class RunHead(Effect):
 
     `hidden`: their hidden rows [R, H]. `top`: how many of the likeliest tokens are wanted beside
     those sampled, -1 for none and no log-probabilities either. `rules`: what changes the logits.
+    `known`: the tokens after the first rows, which are a prompt's: they are scored by the model
+    alone, and the walk begins behind them.
     """
 
     job: int
@@ -156,3 +161,9 @@ class RunHead(Effect):
     sampling: Sampling
     top: int = -1
     rules: RulesAt | None = None
+    known: IntArray = field(default_factory=lambda: NO_IDS)
+
+    @property
+    def walk(self) -> IntArray:
+        """Places of the rows after which tokens are sampled."""
+        return np.arange(len(self.known), len(self.rows))

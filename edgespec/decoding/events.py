@@ -23,7 +23,7 @@ class SegmentArrived(Event):
 class PromptEncoded(Event):
     """EncodePrompt ended: the prompt's tokens; or none and the `problem`, fit for a user, of a
     `kind` that the message Failed knows. `grammar`: the compiled one, if one was asked for.
-    `thinks`: the prompt ends within a thought."""
+    `thinks`: the prompt ends within a thought. `text`: its own, if it is to be told."""
 
     request: int
     tokens: tuple[int, ...]
@@ -31,6 +31,7 @@ class PromptEncoded(Event):
     kind: str = ""
     grammar: Grammar | None = None
     thinks: bool = False
+    text: str = ""
 
 
 @dataclass(frozen=True, slots=True)

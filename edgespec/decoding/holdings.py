@@ -26,7 +26,9 @@ class Holdings:
         whose prompts were read."""
         read = () if self._needs_hidden else (r for r in live if r.tree and not r.opening)
         known = {one.number: _cached_prefix(one) for one in read}
-        return self._rows.begin(request.number, request.context, request.client.asker, known)
+        # Of rows that are not read no scores come.
+        tokens = () if request.scores.next_row is not None else request.context
+        return self._rows.begin(request.number, tokens, request.client.asker, known)
 
     def leave(self, request: Request, live_rows: int, *, answered: bool) -> list[Effect]:
         """A request is over: free it everywhere, except rows that a next turn may begin with, as

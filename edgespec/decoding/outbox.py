@@ -11,7 +11,7 @@ import numpy as np
 from edgespec.decoding.flights import Returned
 from edgespec.decoding.row_account import ReusedPrefix
 from edgespec.tree.draft_tree import DraftTree
-from edgespec.tree.ledger import RetainSet, Rows
+from edgespec.tree.ledger import IntArray, RetainSet, Rows
 from edgespec.types.record import NO_IDS
 from edgespec.wire.messages import Retain
 from edgespec.wire.segment import Choosing, Part
@@ -75,17 +75,23 @@ class Outbox:
     """The rows of one request that wait to leave, and what is back and waits to be taken up.
 
     `prefix`: the committed tokens that it begins with, which leave in chunks of `chunk` rows;
-    `reused`: what the stages hold of another request's rows already. `in_flight`: parts of segments
-    that wait for their turn, on the ring or here. `last_sent_seq`: the segment in which rows of it
-    left last; 0: none has. `rows_before`: rows of the guesses that were put in last, if no miss has
-    made them worthless.
+    `reused`: what the stages hold of another request's rows already. `scored_from`: the first row
+    after which the prefix's own next token is to be scored; None: there is none. `in_flight`: parts
+    of segments that wait for their turn, on the ring or here. `last_sent_seq`: the segment in which
+    rows of it left last; 0: none has. `rows_before`: rows of the guesses that were put in last, if
+    no miss has made them worthless.
     """
 
     def __init__(
-        self, number: int, prefix: tuple[int, ...], reused: ReusedPrefix | None = None
+        self,
+        number: int,
+        prefix: tuple[int, ...],
+        reused: ReusedPrefix | None = None,
+        scored_from: int | None = None,
     ) -> None:
         self.prefix, self.reused, self.chunk = prefix, reused, len(prefix)
         self.retains = RetainLog(number, len(prefix))
+        self._scored_from = scored_from
         self.in_flight = self.last_sent_seq = self.rows_before = 0
         self._sent = self.reused_rows
         self._number = number
@@ -134,8 +140,20 @@ class Outbox:
         first, self._sent = self._sent, min(self._sent + most, len(self.prefix))
         ids = np.arange(first, self._sent, dtype=np.int64)
         rows = Rows(ids, ids - 1, np.array(self.prefix[first : self._sent], np.int64), ids)
-        want = len(rows) if wants_all else int(not self.prefix_left)
+        want = len(rows) if wants_all else len(self.asked(ids))
         self._put(Leaving(rows, want, committed=True, reserve=reserve))
+
+    def asked(self, ids: IntArray) -> IntArray:
+        """Those of these rows of the prefix after which a token is chosen or scored."""
+        first = len(self.prefix) - 1 if self._scored_from is None else self._scored_from
+        return ids[ids >= first]
+
+    def known(self, ids: IntArray) -> IntArray:
+        """The tokens after those of these rows after which they are scored."""
+        if self._scored_from is None:
+            return NO_IDS
+        asked = self.asked(ids)
+        return np.array([self.prefix[i + 1] for i in asked[asked < len(self.prefix) - 1]], np.int64)
 
     def _put(self, leaving: Leaving) -> None:
         self.in_flight += 1
@@ -177,6 +195,7 @@ class Outbox:
             *begins,
             shared,
             choosing if leaving.committed and want else None,
+            known=self.known(rows.ids) if leaving.committed and choosing else NO_IDS,
         )
 
     def sent(self, seq: int) -> None:

@@ -21,6 +21,7 @@ from edgespec.decoding.effects import RunHead
 from edgespec.decoding.events import Drafted, HeadDone, PromptEncoded
 from edgespec.decoding.flights import Flight, Returned
 from edgespec.decoding.outbox import Outbox
+from edgespec.decoding.prompt_scores import PromptScores
 from edgespec.decoding.row_account import ReusedPrefix
 from edgespec.decoding.shared import Shared
 from edgespec.decoding.target_walk import chosen
@@ -68,7 +69,7 @@ class Request:
         see CoordinatorSettings."""
         self.client = client
         self.asked: Submit | None = submit  # until its prompt is encoded
-        self.top_logprobs = submit.top
+        self.scores, self.top_logprobs = PromptScores(submit, client, answer.codec), submit.top
         self.sampling, self.policy, self.choosing = sampling, policy, choosing
         self.rules = rules
         self.needs = needs
@@ -86,7 +87,7 @@ class Request:
         rows of another request may stand for the first ones."""
         self.number = number
         self.opening = True  # no result has committed a token yet
-        self.outbox = Outbox(number, self.context, reused)
+        self.outbox = Outbox(number, self.context, reused, self.scores.next_row)
         self.stats.reused(self.outbox.reused_rows)
         self.drafting = Drafting(
             number,
@@ -101,8 +102,7 @@ class Request:
         )
         self.tree: DraftTree | None = None
         self.head_job: RunHead | None = None
-        self._head_jobs = 0
-        self._head_log = HeadLog()
+        self._head_jobs, self._head_log = 0, HeadLog(self.top_logprobs)
         self.rows_missing_until: float | None = None
         self.wants_decision = False  # its policy is to be asked
         self.is_only_live = False  # no other request goes on
@@ -172,10 +172,19 @@ class Request:
     def _verify(
         self, ids: list[int], choice: Choice, others: TopLogprobs | None, now: float
     ) -> list[Effect]:
+        told: list[Effect] = []
+        if known := len(self.outbox.known(np.array(ids, np.int64))):
+            told = self.scores.take(known, others)
+            if self.scores.are_all:
+                self.answer.end_unanswered()
+            if self.scores.are_all or known == len(ids):
+                return told
+            ids, choice = ids[known:], choice.behind(known)
+            others = others and others.part(slice(known, None))
         self._head_log.add(ids, choice, others)
         assert self.tree is not None
         self.tree.record(ids, choice.tokens.tolist())
-        return self._walk(now)
+        return told + self._walk(now)
 
     def _walk(self, now: float) -> list[Effect]:
         """Walk the tree as far as target tokens are known; emit what is committed, prune the rest
@@ -194,24 +203,23 @@ class Request:
         self.wants_decision = True
         if not step.tokens:
             return []
-        told: Effect = self.client.reply(self._emit(step, now))
-        if self.answer.finish_reason:
-            return [told]
-        live = (*tree.ids, *self.drafting.awaited(tree))
-        return [told, SendStages(self.outbox.retains.next(tree.newest, step.passed, live))]
+        told: list[Effect] = [self.client.reply(self._emit(step, now))]
+        if not self.answer.finish_reason:
+            live = (*tree.ids, *self.drafting.awaited(tree))
+            told.append(SendStages(self.outbox.retains.next(tree.newest, step.passed, live)))
+        return told
 
     def _sample(self, part: Part, hidden: Tensor, rows: Rows, now: float) -> RunHead:
-        """Have the tokens sampled after these rows of a part, down the path from the first."""
-        assert self.tree is not None
-        self._head_jobs += 1
-        wanted, job = set(rows.ids.tolist()), self._head_jobs
-        index = [n for n, i in enumerate(part.ids.tolist()) if i in wanted]
-        rules = None
-        if self.rules is not None:
-            path = self.tree.path(int(rows.ids[0]))
+        """Have the tokens after these rows sampled, down the path from the first, or scored."""
+        job = self._head_jobs = self._head_jobs + 1
+        index, tree = np.flatnonzero(np.isin(part.ids, rows.ids)), self.tree
+        rules, known = None, self.outbox.known(rows.ids)
+        if self.rules is not None and tree is not None and len(rows) > len(known):
+            path = tree.path(int(rows.ids[len(known)]))
             rules = RulesAt(self.rules, (*self.answer.token_ids, *path))
-        asked = self.sampling, self.top_logprobs, rules
-        self.head_job = RunHead(job, self.number, hidden.take(np.array(index)), rows, *asked)
+        top = max(self.top_logprobs, self.scores.top) if len(known) else self.top_logprobs
+        asked = self.sampling, top, rules, known
+        self.head_job = RunHead(job, self.number, hidden.take(index), rows, *asked)
         self._shared.d0.heads.asked((self.number, job), len(rows), self.estimates, now)
         return self.head_job
 
@@ -224,9 +232,7 @@ class Request:
                 break
         used = len(text)
         ids = step.passed[:used]
-        logprobs = ""
-        if self.top_logprobs >= 0:
-            logprobs = self._head_log.as_json(ids, self.answer.codec)
+        said = step.tokens[:used], "".join(text), self._head_log.as_json(ids, self.answer.codec)
         guessed = self.outbox.retains.used(ids)
         if self.drafting.hidden is not None:
             self.drafting.hidden.commit(guessed, ids[-1])
@@ -235,7 +241,6 @@ class Request:
         if self.is_only_live and not self.opening:
             self.estimates.came(self._pace, used, took)
         self.opening = False
-        said = step.tokens[:used], "".join(text), logprobs
         return Tokens(self.client.tag, *said, len(self.prompt), self.thinks)
 
     # --- what leaves --------------------------------------------------------------------------
@@ -311,14 +316,14 @@ class Request:
 
     # --- the prompt ---------------------------------------------------------------------------
 
-    def encoded(self, known: PromptEncoded, most_new: int) -> None:
+    def encoded(self, told: PromptEncoded, most_new: int) -> None:
         """Its prompt's tokens are known, and so how many new ones fit: it can be started."""
-        tokens, self.thinks = known.tokens, known.thinks
+        tokens, self.thinks = told.tokens, told.thinks
         self.answer.limit_to(most_new)
         self.asked, self.prompt = None, tokens
-        rules = self.rules or Rules()
-        self.rules = rules.begun(tokens, known.grammar, thinks=known.thinks) or None
-        if known.grammar is not None:  # what alone may follow is known without a model
+        self.scores.begin(tokens)
+        self.rules = (self.rules or Rules()).begun(tokens, told.grammar, thinks=told.thinks) or None
+        if told.grammar is not None:  # what alone may follow is known without a model
             self._pace = Pace(self.estimates.plain_time, free=True)
         # The target token of a row after this position would be a token past the limit.
         self._last_position = len(tokens) + most_new - 2
@@ -336,9 +341,8 @@ class Request:
         # A draft source may need all of them.
         self.outbox.put_chunk(most, wants_all=self.drafting.hidden is not None)
         if self.is_read:
-            prefix = self.outbox.prefix
-            last = len(prefix) - 1
-            self.tree = DraftTree(last, last - 1, prefix[-1], last)
+            last = len(self.outbox.prefix) - 1
+            self.tree = DraftTree(last, last - 1, self.outbox.prefix[-1], last)
             self.tree.send((last,))
             # PPD rows below that row travel in a part of their own, as it is committed.
             chain = self.drafting.hang_chains(self.tree, (last,), Rows.none())
@@ -351,11 +355,11 @@ class Request:
         if hidden is not None:
             hidden.keep(returned, np.arange(len(part.ids)))
         effects: list[Effect] = []
-        if self.tree is not None and self.tree.root in part.ids:
+        if asked := len(self.outbox.asked(part.ids)):
             if returned.hidden is None:
                 return self._take_verdict(part, now)
-            root = self.tree.unverified([self.tree.root])
-            effects.append(self._sample(part, returned.hidden, root, now))
+            rows = part.rows().take(np.arange(len(part.ids))[-asked:])
+            effects.append(self._sample(part, returned.hidden, rows, now))
         if hidden is not None and self.drafting.running is None:
             # What the draft reads now it need not read before its first guess.
             effects.append(self.read_ahead(now))

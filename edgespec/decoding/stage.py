@@ -238,7 +238,7 @@ class StageMachine:
         running, head, place = self._finish_head(event.job)
         walk = self._walk_of(event.request)
         # Without a walk the request has ended meanwhile.
-        verdict = NO_VERDICT if walk is None else walk.to_verdict(head.rows.ids, event)
+        verdict = NO_VERDICT if walk is None else walk.to_verdict(head, event)
         return self._chose(running, place, verdict, now)
 
     def _walk_of(self, request: int) -> TargetWalk | None:
@@ -339,7 +339,8 @@ class StageMachine:
         segment leaves."""
         assert running.done is not None
         part = running.done.parts[place]
-        left = self._left(part, Rows.none()) if verdict is None else replace(part, verdict=verdict)
+        left = self._left(part, Rows.none()) if verdict is None else part
+        left = replace(left, verdict=verdict, known=_NOTHING)
         running.settle(place, left)
         if running.heads:
             return []

@@ -40,8 +40,9 @@ class TargetWalk:
     def rows_on_walk(self, part: Part) -> IntArray:
         """Places of the rows that the walk may go along: the first that is on it, and those below
         it; none if none is on it."""
-        if part.committed:  # the end of the prompt, which the walk begins with
-            return np.arange(len(part.ids))[-1:] if self._last is None else _NOTHING
+        if part.committed:  # the end of the prompt, which the walk begins with, or scored tokens
+            first = 0 if len(part.known) else -1
+            return np.arange(len(part.ids))[first:] if self._last is None else _NOTHING
         found: dict[int, int] = {}
         columns = part.ids.tolist(), part.parents.tolist(), part.tokens.tolist()
         for place, (row, parent, token) in enumerate(zip(*columns, strict=True)):
@@ -49,11 +50,12 @@ class TargetWalk:
                 found[row] = place
         return np.array(list(found.values()), np.int64)
 
-    def to_verdict(self, ids: IntArray, done: HeadDone) -> Verdict:
-        """The tokens after some of rows `ids` are chosen, a path down; what D0 is told."""
+    def to_verdict(self, head: RunHead, done: HeadDone) -> Verdict:
+        """The tokens after some of the rows are chosen, a path down; what D0 is told."""
         choice, others = done.choice, done.top_logprobs
-        path = ids[choice.rows]
-        self._last = int(path[-1]), int(choice.tokens[-1])
+        path = head.rows.ids[choice.rows]
+        if len(head.walk):
+            self._last = int(path[-1]), int(choice.tokens[-1])
         figures, top = choice.margins[:, None], _NOTHING
         if others is not None:
             figures = np.hstack([figures, others.log_probs[:, None], others.top_log_probs])
@@ -108,7 +110,8 @@ def heads_of(
         ours = walk.rows_on_walk(part) if walk is not None else _NOTHING
         if len(ours) and walk is not None:
             job, hidden, rows = first_job + len(heads), done.hidden.take(first + ours), part.rows()
-            head = RunHead(job, part.request, hidden, rows.take(ours), walk.sampling, walk.top)
+            asked = walk.sampling, walk.top, None, part.known
+            head = RunHead(job, part.request, hidden, rows.take(ours), *asked)
             heads[job] = head, place
         elif walk is not None and len(part.ids):
             parts[place] = replace(part, verdict=NO_VERDICT)

@@ -21,7 +21,7 @@ from edgespec.door.asking import TAG, USUAL, Completion, SamplingParams
 from edgespec.errors import EdgespecError
 from edgespec.net.keys import Identity
 from edgespec.runtime import async_client, client
-from edgespec.wire.client_messages import Failed, Finished, Progress, Status, Submit, Tokens
+from edgespec.wire.client_messages import Failed, Finished, Status, Submit, Tokens
 
 DEFAULT_MODEL = "smollm2-135m"
 
@@ -227,9 +227,7 @@ def _talk(messages: str | Talk, params: SamplingParams, tag: int = TAG) -> Submi
     return params.ask(messages, tag) if isinstance(messages, str) else params.answer(messages, tag)
 
 
-def _told(
-    message: Progress | Tokens | Finished | Failed, heard: list[dict[str, Any]]
-) -> Completion | None:
+def _told(message: client.Answer | Failed, heard: list[dict[str, Any]]) -> Completion | None:
     """The answer if that was its end; `heard`: its tokens' log-probabilities so far. Raises
     RequestFailed."""
     message = client.answer_of(message)

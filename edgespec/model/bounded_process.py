@@ -24,6 +24,7 @@ from typing import IO, Any
 import psutil
 
 from edgespec.errors import ModelError
+from edgespec.types.own_module import own_command
 
 
 class BoundedProcess:
@@ -63,7 +64,7 @@ class BoundedProcess:
         quiet = {"TRANSFORMERS_NO_ADVISORY_WARNINGS": "1", "OMP_NUM_THREADS": "1"}
         try:
             self.child = subprocess.Popen(
-                [sys.executable, "-m", self._module],
+                own_command(self._module),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,

@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from llguidance.gbnf_to_lark import gbnf_to_lark, is_lark_syntax
 
 from edgespec.errors import ConfigError
 from edgespec.types.grammar_spec import LAYOUT, GrammarSpec
@@ -53,11 +54,22 @@ def _source(spec: GrammarSpec) -> str:
     if spec.kind == "regex":
         return str(LLMatcher.grammar_from_regex(spec.text))
     if spec.kind == "lark":
-        return str(LLMatcher.grammar_from_lark(spec.text))
+        return str(LLMatcher.grammar_from_lark(_as_lark(spec.text)))
     try:
         return str(LLMatcher.grammar_from_json_schema(spec.text, overrides=LAYOUT))  # type: ignore[arg-type]
     except ValueError as problem:
         raise ConfigError(f"the JSON schema cannot be read: {problem}") from None
+
+
+def _as_lark(text: str) -> str:
+    """A grammar in Lark, as which GBNF is written anew. Raises ConfigError."""
+    if "::=" not in text or is_lark_syntax(text):
+        return text
+    try:
+        return gbnf_to_lark(text)
+    except Exception as problem:  # whatever its parser raises
+        words = " ".join(str(problem).split())[:MOST_CHARS]
+        raise ConfigError(f"the GBNF grammar cannot be read: {words}") from None
 
 
 @dataclass(frozen=True, slots=True)

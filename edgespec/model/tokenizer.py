@@ -117,11 +117,12 @@ class Tokenizer:
                 f"context has room for at most {most * bound.chars} can fit; shorten the prompt"
             )
 
-    def encode(self, text: str) -> list[int]:
-        """Token ids of a text prompt, with what the tokenizer itself puts around one (BOS)."""
+    def encode(self, text: str, *, bare: bool = False) -> list[int]:
+        """Token ids of a text prompt, with what the tokenizer itself puts around one (BOS), unless
+        it is `bare`."""
         # verbose: transformers would warn of a length that admission refuses anyway.
         with self._encoding:
-            return list(self.inner.encode(text, add_special_tokens=True, verbose=False))
+            return list(self.inner.encode(text, add_special_tokens=not bare, verbose=False))
 
     def encode_chat(
         self,
@@ -265,6 +266,10 @@ class Tokenizer:
         before = self.inner.decode([self._anchor], clean_up_tokenization_spaces=False)
         both = self.inner.decode([self._anchor, token], clean_up_tokenization_spaces=False)
         return str(both)[len(str(before)) :]
+
+    def spelt(self, tokens: Sequence[int]) -> str:
+        """The text of all of these, control tokens by their names."""
+        return str(self.inner.decode(list(tokens), clean_up_tokenization_spaces=False))
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of `ids` without special tokens."""

@@ -28,6 +28,7 @@ from edgespec.net.zmq_transport import LINGER_MS
 from edgespec.runtime.client import Answer, CoordinatorWatch, answer_of
 from edgespec.wire.client_messages import (
     Cancel,
+    Echoed,
     Failed,
     Finished,
     Progress,
@@ -277,9 +278,9 @@ class AsyncClient(CoordinatorWatch):
                 self._status = None
             case Snapshot() if self._on_snapshot is not None:
                 self._on_snapshot(message)
-            case Progress(tag=tag) | Tokens(tag=tag) | Finished(tag=tag) | Failed(tag=tag):
-                if tag in self._requests:
-                    self._requests[tag].put(message)
+            case Progress() | Echoed() | Tokens() | Finished() | Failed():
+                if message.tag in self._requests:
+                    self._requests[message.tag].put(message)
 
     def _lose(self, problem: EdgespecError) -> None:
         """End the connection, and all requests and questions with it."""

@@ -17,6 +17,7 @@ from edgespec.ring.health import REASON_CHARS, printable
 from edgespec.runtime.own_time import OwnTime
 from edgespec.wire.client_messages import (
     Cancel,
+    Echoed,
     Failed,
     Finished,
     Progress,
@@ -33,7 +34,7 @@ CANCEL_WAIT = 1.25
 NOTE_S = 1.0
 """Seconds between two notes that the coordinator has not answered yet."""
 
-Answer = Progress | Tokens | Finished
+Answer = Progress | Echoed | Tokens | Finished
 Own = TypeVar("Own", bound="Client")
 
 
@@ -134,7 +135,7 @@ class Client(CoordinatorWatch):
 
     def ask_at_once(
         self, submits: Iterable[Submit], live: int
-    ) -> Generator[Progress | Tokens | Finished | Failed, None, None]:
+    ) -> Generator[Answer | Failed, None, None]:
         """Submit all of them, the next one as soon as fewer than `live` are open, and yield what
         comes of any of them as it comes.
 
@@ -161,7 +162,9 @@ class Client(CoordinatorWatch):
                     limit = self._time.now() + CANCEL_WAIT * self._silence
                 for message in self._receive():
                     match message:
-                        case Progress(tag=tag) | Tokens(tag=tag) if tag in self._open:
+                        case Progress(tag=tag) | Echoed(tag=tag) | Tokens(tag=tag) if (
+                            tag in self._open
+                        ):
                             yield message
                         case Finished(tag=tag) | Failed(tag=tag) if tag in self._open:
                             self._open.discard(tag)

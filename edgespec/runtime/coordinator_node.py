@@ -46,6 +46,7 @@ from edgespec.wire.messages import (
 )
 from edgespec.wire.snapshots import StageActivity, Subscribe
 
+_ENDING = "the coordinator is ending, and takes no more requests; ask again when it is back"
 _FAILED = f"the coordinator cannot go on with this request: {BUG}"
 
 
@@ -68,6 +69,10 @@ class CoordinatorNode(RingNode):
         """Logs every request and its end."""
         self.keep_holders: Callable[[tuple[str, ...]], None] = lambda keys: None
         """Remembers the keys of the stages' holders."""
+        self.drain = 0.0
+        """Seconds that requests have to end when the node is to leave; new ones are refused."""
+        self._leaving = ""  # why it is to leave
+        self._leaves_at: float | None = None
         if instrumentation is not None:
             self.worker.perform = instrumentation.equip(None, compute.perform, self)
         self._machine = machine
@@ -161,6 +166,8 @@ class CoordinatorNode(RingNode):
                 keys = self._membership.keys
                 for key in [k for k in keys if self._access.role_of(k) not in (OWNER, STAGE)]:
                     self.perform_all(self._heard(KeyRemoved(key), now), now)
+                if self._leaving:
+                    self._look_at_end(now)
                 return self._heard(event, now) + self._tell(event, now)
             case _:
                 return self._tell(event, now)
@@ -169,6 +176,8 @@ class CoordinatorNode(RingNode):
         """The message for the coordinator machine; None if it is not for it."""
         stage = self._membership.stage_at(peer)
         match message:
+            case Submit(tag) if self._leaving:
+                self._answer(peer, Failed(tag, _ENDING, "lost"))
             case Submit(scope=scope):
                 submit = replace(message, scope=asker_of(key, scope)) if key else message
                 self._open[peer, submit.tag] += 1
@@ -187,11 +196,33 @@ class CoordinatorNode(RingNode):
         return None
 
     def deadline(self) -> float | None:
-        """The earlier of both machines'; at once if a client is gone."""
-        if self._unreachable:
+        """The earlier of both machines'; at once if a client is gone, or nobody asks any more of
+        a node that leaves."""
+        is_due = self._leaving and not (self._open and self._leaves_at)
+        if self._unreachable or is_due:
             return 0.0
-        both = (self._membership.deadline(), self._machine.deadline())
-        return min((d for d in both if d is not None), default=None)
+        every = (self._membership.deadline(), self._machine.deadline(), self._leaves_at)
+        return min((d for d in every if d is not None), default=None)
+
+    def leave(self, reason: str) -> None:
+        """End when all requests have, or `drain` seconds are over; told again, at once."""
+        if self._leaving or not (self.drain and self._open):
+            super().leave(reason)
+        else:
+            self._leaving = reason
+            self.worker.wake_loop()
+
+    def _look_at_end(self, now: float) -> None:
+        """End, if the node is to leave and nobody asks any more, or the time for it is over."""
+        if self._leaves_at is None:
+            self._leaves_at = now + self.drain
+            self.supervisor.leaving(self.drain)
+            asked = f"{self._open.total()} request(s) have {self.drain:g} s to end"
+            self.note(f"{self._leaving}: {asked}", now)
+        if not self._open:
+            super().leave(self._leaving)
+        elif now >= self._leaves_at:
+            super().leave(f"{self._leaving}, and the {self.drain:g} s of --drain are over")
 
     def to_ring(self, event: Event, now: float) -> list[Effect]:
         return self._membership.handle(event, now)

@@ -103,6 +103,9 @@ class Supervisor:
     def beat(self) -> None:
         """The loop has turned."""
 
+    def leaving(self, seconds: float) -> None:
+        """The node will end, after so many seconds at most."""
+
     def stopping(self, reason: str) -> None:
         """The node is about to end."""
 
@@ -226,7 +229,11 @@ class RingNode(ABC):
         self.perform_all(effects, at)
 
     def _on_signal(self, number: int, frame: object) -> None:
-        self.end(f"stopped by {signal.Signals(number).name}", failed=False)
+        self.leave(f"stopped by {signal.Signals(number).name}")
+
+    def leave(self, reason: str) -> None:
+        """End in good order, as a signal asks."""
+        self.end(reason, failed=False)
 
     def _shutdown(self) -> None:
         reason = self.ended.reason if self.ended else "it failed"

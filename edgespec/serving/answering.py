@@ -13,9 +13,10 @@ from starlette.types import Receive, Scope, Send
 from edgespec.errors import EdgespecError
 from edgespec.runtime.async_client import with_pauses
 from edgespec.runtime.client import Answer
-from edgespec.serving.formats import Format, Object, encoded, log_probs_of
+from edgespec.serving.formats import Format, Object, encoded
 from edgespec.serving.problems import ApiProblem, problem_of
-from edgespec.wire.client_messages import Finished, Progress, Tokens
+from edgespec.serving.token_details import log_probs_of
+from edgespec.wire.client_messages import Echoed, Finished, Progress, Tokens
 
 WAITING = "waiting for the next token"
 HEAD = {
@@ -107,7 +108,9 @@ class AnswerResponse:
         log_probs: list[list[Object]] = [[] for _ in self._answers]
         async with contextlib.aclosing(_together(self._answers)) as answers:
             async for index, message in answers:
-                if isinstance(message, Tokens):
+                if isinstance(message, Echoed):
+                    self._form.take_prompt(index, message)
+                elif isinstance(message, Tokens):
                     self._listener.tokens(len(message.token_ids))
                     log_probs[index] += log_probs_of(message.log_probs)
                 elif isinstance(message, Finished):
@@ -120,14 +123,19 @@ class AnswerResponse:
         async with contextlib.aclosing(messages) as answers:
             async for told in answers:
                 index, message = told or (0, None)
-                if isinstance(message, Tokens | Finished) and not is_open:
+                if isinstance(message, Echoed):
+                    form.take_prompt(index, message)
+                if isinstance(message, Echoed | Tokens | Finished) and not is_open:
                     is_open = True
-                    yield form.framed(form.opening(message))
+                    read = 0 if isinstance(message, Echoed) else message.prompt_tokens
+                    yield form.framed(form.opening(read))
                 match message:
                     case None:
                         yield form.waiting(waiting)
                     case Progress(_, waiting):
                         yield form.waiting(waiting)
+                    case Echoed():
+                        yield form.framed(form.prompted(index, message))
                     case Tokens(_, ids):
                         waiting = WAITING
                         self._listener.tokens(len(ids))

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
+import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Container, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -15,16 +17,18 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from edgespec.errors import EdgespecError, PeerLost
 from edgespec.planning.catalogue import squeezed
 from edgespec.runtime.async_client import AsyncClient
 from edgespec.serving.answering import AnswerResponse
 from edgespec.serving.formats import ChatFormat, CompletionFormat, Format, Served, encoded
-from edgespec.serving.guard import ASKER, Guard
+from edgespec.serving.guard import ASKER, Door, Guard
 from edgespec.serving.leniency import header_of
 from edgespec.serving.limits import STATUS_AGE_S, HttpLimits
 from edgespec.serving.messages import CountReply, MessagesFormat, MessagesRequest
@@ -36,8 +40,10 @@ from edgespec.serving.reply_bodies import HealthReply, Model, ModelList, ReadyRe
 from edgespec.serving.request_bodies import MOST_INT, ChatRequest, TextRequest
 from edgespec.serving.requests import Body, Kind, checked, submits_of
 from edgespec.serving.responses import ResponsesFormat, ResponsesRequest
+from edgespec.serving.tokens import TokensApi
+from edgespec.types.grammar_spec import LEFT_OUT, leaves_out
 from edgespec.types.tool_forms import form_named
-from edgespec.wire.client_messages import Finished, Status, Submit
+from edgespec.wire.client_messages import Echoed, Finished, Status, Submit
 
 SMALL_BODY = 64 << 10
 """Bytes of each body that do not count towards the limit of all bodies together."""
@@ -73,10 +79,11 @@ class Service:
             Route("/v1/messages", self.message, methods=["POST"]),
             Route("/v1/messages/count_tokens", self.count, methods=["POST"]),
             *OllamaApi(self).routes(),
+            *TokensApi(self).routes(),
             Route("/v1/embeddings", self.embeddings, methods=["POST"]),
             Route("/metrics", self.figures, methods=["GET"]),
             Route("/openapi.json", self.document, methods=["GET"]),
-            Route("/healthz", self.health, methods=["GET"]),
+            *(Route(path, self.health, methods=["GET"]) for path in ("/healthz", "/health")),
             Route("/readyz", self.readiness, methods=["GET"]),
         ]
 
@@ -98,31 +105,39 @@ class Service:
         """Answer a conversation, in the form of OpenAI's Responses."""
         ignored: list[str] = []
         asked = await self.asked(request, ResponsesRequest, ignored)
-        chat = ChatRequest, asked.as_chat()
+        chat = ChatRequest, asked.as_chat(ignored)
         return await self.answer(request, chat, partial(ResponsesFormat, asked), ignored)
 
     async def message(self, request: Request) -> AnswerResponse:
         """Answer a conversation, in Anthropic's form."""
         ignored: list[str] = []
         asked = await self.asked(request, MessagesRequest, ignored)
-        return await self.answer(request, (ChatRequest, asked.as_chat()), MessagesFormat, ignored)
+        chat = ChatRequest, asked.as_chat(ignored)
+        return await self.answer(request, chat, MessagesFormat, ignored)
 
     async def count(self, request: Request) -> Response:
         """Count the tokens of a conversation as the model reads it."""
         asked = await self.asked(request, MessagesRequest)
-        chat, status = checked(ChatRequest, asked.as_chat()), await self.status()
+        prompt = await self.prompt_of(request, ChatRequest, asked.as_chat())
+        return _json(CountReply(len(prompt.token_ids)))
+
+    async def prompt_of(
+        self, request: Request, kind: type[ChatRequest | TextRequest], body: Body
+    ) -> Echoed:
+        """The prompt of such a body as the model reads it. Raises ApiProblem."""
+        asked, status = checked(kind, body), await self.status()
         if asked.model:
             self.check_model(asked.model, status)
-        (submit,) = await self._submits(request, chat, status)
-        told = self.client.ask(replace(submit, max_new_tokens=0, grammar=""))
+        (submit,) = await self._submits(request, asked, status)
+        told = self.client.ask(replace(submit, max_new_tokens=0, grammar="", echo=True))
+        prompt = Echoed(0)
         try:
             async with contextlib.aclosing(told):
                 async for message in told:
-                    if isinstance(message, Finished):
-                        return _json(CountReply(message.prompt_tokens))
+                    prompt = message if isinstance(message, Echoed) else prompt
         except EdgespecError as error:
             raise problem_of(error) from None
-        raise AssertionError("an answer ends with Finished")
+        return prompt
 
     async def completion(self, request: Request) -> AnswerResponse:
         """Continue a text."""
@@ -241,9 +256,10 @@ class Service:
         if self.answers + asked.choices > self.limits.answers:
             words = f"{self.answers} requests are being answered already; try again later"
             raise ApiProblem(429, words, code="too_many_requests")
-        if status.context_length < asked.limit < MOST_INT:
+        if status.context_length < (asked.limit or 0) < MOST_INT:
             left_out.append(f"max_tokens above {status.context_length}")
         submits = await self._submits(request, asked, status)
+        left_out += [f"{LEFT_OUT} of a JSON schema"] if any(map(leaves_out, asked.schemas)) else []
         served = Served(form_named(status.tools), status.thinking, status.model, int(time.time()))
         told = form(asked, served)
         for _ in submits:
@@ -279,22 +295,56 @@ class Service:
         self.client.end(PeerLost("the HTTP API is ending; ask again when it is back"))
 
 
+class RequestIds:
+    """ASGI middleware: every answer has an id, the client's own if it sent one."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def told(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message = {**message, "headers": [*message["headers"], (b"x-request-id", id)]}
+            await send(message)
+
+        sent = next((v for k, v in scope.get("headers", ()) if k == b"x-request-id"), b"")
+        id = sent if _ID.fullmatch(sent) else f"req_{secrets.token_hex(12)}".encode()
+        await self._app(scope, receive, told)
+
+
+_ID = re.compile(rb"[!-~]{1,128}")
+
+
 def application(
     service: Service,
-    accepts: Callable[[str], bool] | None = None,
+    accepts: Callable[[str], bool],
+    door: Door,
     more: Sequence[BaseRoute] = (),
-    open_ports: Container[int] = (),
 ) -> Starlette:
-    """The ASGI application. `accepts`, `open_ports`: see Guard. `more`: further routes."""
+    """The ASGI application. `accepts`, `door`: see Guard. `more`: further routes."""
 
     @contextlib.asynccontextmanager
     async def connected(app: Starlette) -> AsyncIterator[None]:
         async with service.client:
             yield
 
+    middleware = [
+        Middleware(RequestIds),
+        Middleware(Guard, accepts, service.limits.header, door),
+    ]
+    if door.origins:  # first of all: a browser asks whether it may ask, without a key
+        shown = ("retry-after", "x-edgespec-ignored", "x-request-id")
+        pages = Middleware(
+            CORSMiddleware,
+            allow_origins=[*door.origins],
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
+            expose_headers=shown,
+        )
+        middleware.insert(0, pages)
     app = Starlette(
         routes=[*service.routes(), *more],
-        middleware=[Middleware(Guard, accepts, service.limits.header, open_ports)],
+        middleware=middleware,
         exception_handlers={
             ApiProblem: service.refuse,
             HTTPException: _on_http,

@@ -15,12 +15,13 @@ from importlib.resources import files
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from edgespec.errors import EdgespecError
 from edgespec.runtime.async_client import AsyncClient
+from edgespec.serving.guard import key_of
 from edgespec.serving.problems import ApiProblem
 from edgespec.types.record import as_dict
 from edgespec.wire.snapshots import MOST_CHOSEN, Snapshot
@@ -45,12 +46,14 @@ TYPES = {
     "js": "text/javascript",
     "mjs": "text/javascript",
     "svg": "image/svg+xml",
+    "webmanifest": "application/manifest+json",
 }
 
 HEADERS = {
     "content-security-policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
-        "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+        "connect-src 'self'; manifest-src 'self'; base-uri 'none'; form-action 'none'; "
+        "frame-ancestors 'none'; "
         "require-trusted-types-for 'script'; trusted-types 'none'"
     ),
     "x-content-type-options": "nosniff",
@@ -231,10 +234,24 @@ class Files:
         return Response(body, headers={**headers, "content-type": kind})
 
 
-def routes(client: AsyncClient) -> list[Route]:
-    """`/`, its files and `/events`; the application keeps the client connected."""
+def routes(
+    client: AsyncClient, exchanged: Callable[[str], str | None] = lambda key: None
+) -> list[Route]:
+    """`/`, its files, `/key` and `/events`; the application keeps the client connected.
+
+    `exchanged`: the key that a device keeps in place of one for one use, None if that is none.
+    """
     pages, theatre = Files(), Theatre(client)
+
+    def key(request: Request) -> Response:  # not async: it writes a file
+        kept = exchanged(key_of(request))
+        if kept is None:
+            words = "this link was used before, or is too old; `edgespec key new` makes another"
+            raise ApiProblem(401, words, code="invalid_api_key")
+        return JSONResponse({"key": kept}, headers={"cache-control": "no-store"})
+
     return [
+        Route("/key", key, methods=["POST"]),
         Route("/", pages.page, methods=["GET"]),
         Route("/static/{name}", pages.file, methods=["GET"]),
         Route("/events", theatre.events, methods=["GET"]),

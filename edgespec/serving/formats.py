@@ -6,6 +6,7 @@ Here are OpenAI's chats and completions, and what all forms share; serving.respo
 
 from __future__ import annotations
 
+import hashlib
 import json
 import secrets
 from collections.abc import Sequence
@@ -17,6 +18,7 @@ from msgspec import UNSET, DecodeError, Struct, to_builtins
 from msgspec.json import decode
 from msgspec.structs import replace
 
+from edgespec import __version__
 from edgespec.serving.reply_bodies import (
     AnswerChoice,
     AnswerReply,
@@ -34,16 +36,21 @@ from edgespec.serving.reply_bodies import (
     Usage,
 )
 from edgespec.serving.request_bodies import ChatRequest, TextRequest
+from edgespec.serving.token_details import (
+    Entry,
+    TextPlaces,
+    ToldPrompt,
+    for_chats,
+    for_completions,
+    log_probs_of,
+)
 from edgespec.serving.tools import AnswerReader, Said
 from edgespec.types.tool_forms import ToolForm
-from edgespec.wire.client_messages import Finished, Tokens
+from edgespec.wire.client_messages import Echoed, Finished, Tokens
 
 Object = dict[str, Any]
 Reply = Struct | Object
 """A whole answer or a piece of it."""
-
-LEAST_LOG_PROB = -9999.0
-"""What OpenAI writes for a token that cannot come: JSON has no infinity."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +62,11 @@ class Served:
     tag: str
     model: str
     created: int
+
+    @property
+    def fingerprint(self) -> str:
+        """Another one for another model or release."""
+        return f"fp_{hashlib.sha256(f'{self.model} {__version__}'.encode()).hexdigest()[:10]}"
 
 
 class Format:
@@ -78,8 +90,15 @@ class Format:
         """All of it; of each choice its end and log-probabilities."""
         raise NotImplementedError
 
-    def opening(self, first: Tokens | Finished) -> list[Reply]:
-        """What comes before the first piece, which is of that message."""
+    def opening(self, prompt_tokens: int) -> list[Reply]:
+        """What comes before the first piece; so many tokens were read: 0 for who has the prompt."""
+        return []
+
+    def take_prompt(self, index: int, told: Echoed) -> None:
+        """More of a choice's prompt is told."""
+
+    def prompted(self, index: int, told: Echoed) -> list[Reply]:
+        """What is told of that."""
         return []
 
     def pieces(self, index: int, tokens: Tokens) -> list[Reply]:
@@ -117,18 +136,38 @@ class ChoiceFormat(Format):
 
     def __init__(self, request: ChatRequest | TextRequest, served: Served) -> None:
         super().__init__(request, served)
-        self._offsets = [0] * request.choices  # characters of each choice so far, of a completion
+        self._prompts = [ToldPrompt() for _ in range(request.choices)]
         self._counted = [(0, 0)] * request.choices  # tokens of each prompt, and of its answer
         self._common: Object = {
             "id": f"{self.prefix}-{secrets.token_hex(12)}",
             "created": served.created,
             "model": served.model,
+            "system_fingerprint": served.fingerprint,
         }
 
     def whole(self, ends: Sequence[Finished], log_probs: Sequence[list[Object]]) -> Reply:
         told = enumerate(zip(ends, log_probs, strict=True))
         choices = [self.choice(i, end, listed) for i, (end, listed) in told]
-        return self.whole_type(choices=choices, usage=self._usage(ends), **self._common)
+        reply = self.whole_type(choices=choices, usage=self._usage(ends), **self._common)
+        self._tell_prompt(reply, self._prompts[0])
+        return reply
+
+    def take_prompt(self, index: int, told: Echoed) -> None:
+        self._prompts[index].take(told)
+
+    def _tell_prompt(self, reply: Struct, prompt: ToldPrompt) -> None:
+        """Add what of a prompt was asked for to a reply, or a part of one, that has a place for
+        it."""
+        asked, fields = self.request, reply.__struct_fields__
+        if asked.return_token_ids and "prompt_token_ids" in fields and prompt.token_ids:
+            reply.prompt_token_ids = prompt.token_ids  # type: ignore[attr-defined]
+        if asked.prompt_logprobs is not None and "prompt_logprobs" in fields:
+            reply.prompt_logprobs = prompt.by_id(asked.prompt_logprobs)  # type: ignore[attr-defined]
+
+    def _tell_ids(self, choice: Any, tokens: Sequence[int]) -> None:
+        """Add the ids of an answer's tokens to a choice, if they were asked for."""
+        if self.request.return_token_ids:
+            choice.token_ids = [*tokens]
 
     def pieces(self, index: int, tokens: Tokens) -> list[Reply]:
         so_far = self._counted[index][1] + len(tokens.token_ids)
@@ -172,10 +211,12 @@ class ChatFormat(ChoiceFormat):
 
     prefix, whole_type, piece_type = "chatcmpl", Chat, ChatChunk
 
-    def opening(self, first: Tokens | Finished) -> list[Reply]:
+    def opening(self, prompt_tokens: int) -> list[Reply]:
         delta = {"role": "assistant", "content": ""}
         choices = range(self.request.choices)
-        return [self._piece(ChatChunkChoice(index, None, None, delta)) for index in choices]
+        found = [self._piece(ChatChunkChoice(index, None, None, delta)) for index in choices]
+        self._tell_prompt(found[0], self._prompts[0])
+        return [*found]
 
     def choice(self, index: int, end: Finished, log_probs: list[Object]) -> AnswerChoice:
         said = self.said(index, end)
@@ -190,18 +231,21 @@ class ChatFormat(ChoiceFormat):
         if calls:
             message.tool_calls = calls
         reason = _reason(end.finish_reason, self.readers[index])
-        return ChatChoice(index, self._listed(log_probs), reason, message)
+        choice = ChatChoice(index, for_chats(log_probs, self.request.top), reason, message)
+        self._tell_ids(choice, end.token_ids)
+        return choice
 
     def piece_choices(
         self, index: int, tokens: Tokens, log_probs: list[Object]
     ) -> Sequence[AnswerChoice]:
-        listed = self._listed(log_probs) if log_probs else None
+        listed = for_chats(log_probs, self.request.top) if log_probs else None
         said = self.readers[index].push(tokens.text, thinks=tokens.thinks)
         choices = [ChatChunkChoice(index, None, None, _delta(one)) for one in said]
-        if listed and not choices:
+        if (listed or self.request.return_token_ids) and not choices:
             choices = [ChatChunkChoice(index, None, None, {"content": ""})]
         if choices:
             choices[0].logprobs = listed
+            self._tell_ids(choices[0], tokens.token_ids)
         return choices
 
     def last_choices(self, index: int, reason: str) -> Sequence[AnswerChoice]:
@@ -209,43 +253,72 @@ class ChatFormat(ChoiceFormat):
         last = [ChatChunkChoice(index, None, None, _delta(one)) for one in reader.flush(reason)]
         return [*last, ChatChunkChoice(index, None, _reason(reason, reader), {})]
 
-    def _listed(self, log_probs: list[Object]) -> Object | None:
-        if self.request.top < 0:
-            return None
-        return {"content": [_with_rivals(one) for one in log_probs], "refusal": None}
-
 
 class CompletionFormat(ChoiceFormat):
     """text_completion, whole and in pieces."""
 
     prefix, whole_type, piece_type = "cmpl", TextCompletion, TextCompletion
 
+    def __init__(self, request: ChatRequest | TextRequest, served: Served) -> None:
+        super().__init__(request, served)
+        assert isinstance(request, TextRequest)
+        self._echoes, self._asked = request.echo, request.prompts
+        self._places = [TextPlaces() for _ in range(request.choices)]
+        self._begun: set[int] = set()
+
+    def prompted(self, index: int, told: Echoed) -> list[Reply]:
+        piece = TextChoice(index, None, None, "")
+        if told.token_ids:
+            piece.text = self._echo(index)
+            self._tell_prompt(piece, self._prompts[index])
+        elif self._echoes:
+            piece.logprobs = self._listed(index, log_probs_of(told.log_probs))
+        return [self._piece(piece)]
+
     def choice(self, index: int, end: Finished, log_probs: list[Object]) -> AnswerChoice:
-        return TextChoice(index, self._listed(index, log_probs), end.finish_reason, end.text)
+        text, prompt = self._echo(index), self._prompts[index]
+        listed = self._listed(index, prompt.entries if self._echoes else [])
+        self._begin(index, end.text, log_probs)
+        if (behind := self._listed(index, log_probs)) and listed:
+            listed = {name: [*column, *behind[name]] for name, column in listed.items()}
+        choice = TextChoice(index, listed, end.finish_reason, text + end.text)
+        self._tell_prompt(choice, prompt)
+        self._tell_ids(choice, end.token_ids)
+        return choice
 
     def piece_choices(
         self, index: int, tokens: Tokens, log_probs: list[Object]
     ) -> Sequence[AnswerChoice]:
-        if not tokens.text and not log_probs:
+        if not (tokens.text or log_probs or self.request.return_token_ids):
             return []
-        return [TextChoice(index, self._listed(index, log_probs), None, tokens.text)]
+        self._begin(index, tokens.text, log_probs)
+        choice = TextChoice(index, self._listed(index, log_probs), None, tokens.text)
+        self._tell_ids(choice, tokens.token_ids)
+        return [choice]
 
     def last_choices(self, index: int, reason: str) -> Sequence[AnswerChoice]:
         return [TextChoice(index, None, reason, "")]
 
-    def _listed(self, index: int, log_probs: list[Object]) -> Object | None:
-        if self.request.top < 0:
-            return None
-        offsets = []
-        for one in log_probs:
-            offsets.append(self._offsets[index])
-            self._offsets[index] += len(one["token"])
-        return {
-            "tokens": [one["token"] for one in log_probs],
-            "token_logprobs": [_log_prob(one) for one in log_probs],
-            "top_logprobs": [_by_text(one) for one in log_probs],
-            "text_offset": offsets,
-        }
+    def _echo(self, index: int) -> str:
+        """The prompt as it stands before the answer; a text without what the tokenizer puts in
+        front of it."""
+        asked, read = self._asked[index // self.request.n], self._prompts[index].text
+        if not self._echoes:
+            return ""
+        if not isinstance(asked, str):
+            return read
+        self._places[index].shift(max(read.find(asked), 0))
+        return asked
+
+    def _begin(self, index: int, text: str, entries: Sequence[Entry]) -> None:
+        """The answer begins: some decoders drop the blank in front of its first token."""
+        if entries and index not in self._begun:
+            self._begun.add(index)
+            is_dropped = text[:1] not in ("", " ") and entries[0]["token"][:1] == " "
+            self._places[index].shift(int(is_dropped))
+
+    def _listed(self, index: int, entries: Sequence[Entry]) -> Object | None:
+        return for_completions(entries, self.request.top, self._places[index])
 
 
 class AnswerBlock:
@@ -350,11 +423,6 @@ def usage(ends: Sequence[Finished], n: int) -> Usage:
     )
 
 
-def log_probs_of(text: str) -> list[Object]:
-    """What a message Tokens says of its tokens."""
-    return json.loads(text) if text else []
-
-
 def encoded(value: Struct | Object) -> bytes:
     """As JSON in ASCII: some readers of events take a U+2028 for the end of a line."""
     return json.dumps(to_builtins(value), allow_nan=False, separators=(",", ":")).encode()
@@ -388,23 +456,3 @@ def _delta(said: Said) -> Object:
 def _reason(reason: str, reader: AnswerReader) -> str:
     """Why an answer ended, if it has calls."""
     return "tool_calls" if reason == "stop" and reader.calls else reason
-
-
-def _with_rivals(one: Object) -> Object:
-    return {**_entry(one), "top_logprobs": [_entry(rival) for rival in one["top_logprobs"]]}
-
-
-def _entry(one: Object) -> Object:
-    return {"token": one["token"], "logprob": _log_prob(one), "bytes": one["bytes"]}
-
-
-def _by_text(one: Object) -> dict[str, float]:
-    """The likeliest tokens and the one that was taken; of two that read alike the likelier."""
-    found: dict[str, float] = {}
-    for rival in (*one["top_logprobs"], one):
-        found.setdefault(rival["token"], _log_prob(rival))
-    return found
-
-
-def _log_prob(one: Object) -> float:
-    return max(float(one["logprob"]), LEAST_LOG_PROB)

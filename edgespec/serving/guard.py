@@ -5,13 +5,15 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable, Container
+from dataclasses import dataclass
+from ipaddress import ip_address
 
 from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from edgespec.serving.problems import ApiProblem
 
-OPEN_PATHS = frozenset({"/", "/healthz", "/readyz", "/openapi.json"})
+OPEN_PATHS = frozenset({"/", "/key", "/health", "/healthz", "/readyz", "/openapi.json"})
 ASKER = "edgespec.asker"
 """Key of an ASGI scope for the SHA-256 of the API key that was sent; absent without keys."""
 
@@ -20,36 +22,57 @@ OPEN_FOLDER = "/static/"
 
 LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 
-_WRONG_ORIGIN = ApiProblem(403, "pages of other sites may not ask this server", code="wrong_origin")
+FORWARDED = (
+    *("forwarded", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "x-real-ip"),
+    "cf-connecting-ip",
+)
+"""Headers of which one at least says that a proxy passes on what another machine asks."""
+
+_WRONG_ORIGIN = ApiProblem(
+    403,
+    "pages of other sites may not ask this server; --cors-origin URL names those that may",
+    code="wrong_origin",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Door:
+    """What the guard of an API is told of who may ask.
+
+    `open_ports`: those that listen on loopback alone and need no key. `origins`: of other sites
+    whose pages may ask (`https://chat.example`). `names`: by which the API may be called, beside
+    loopback's own; where keys are asked for, and there are none: any.
+    """
+
+    open_ports: Container[int] = ()
+    origins: frozenset[str] = frozenset()
+    names: frozenset[str] = frozenset()
 
 
 class Guard:
-    """ASGI middleware. `accepts` says whether a key is valid; None: no key is needed.
+    """ASGI middleware. `accepts` says whether a key is valid.
 
-    What needs a key is decided by the path that is routed. A request's URL is none of it: its
-    Host header is what the client says.
+    What needs a key is decided by the path that is routed, without slashes at its end. A request's
+    URL is none of it: its Host header is what the client says.
 
     Without keys, browsers are the danger: a page of another site may send requests to this
     machine's loopback, and by DNS rebinding also read the answers. So a request has to name the
-    loopback as its host, and may not come from another site's page.
+    loopback as its host, and may not come from another site's page. The other danger is a proxy on
+    this machine, which asks for anybody: what one says that it passes on needs a key.
     """
 
     def __init__(
-        self,
-        app: ASGIApp,
-        accepts: Callable[[str], bool] | None,
-        header: int,
-        open_ports: Container[int] = (),
+        self, app: ASGIApp, accepts: Callable[[str], bool], header: int, door: Door
     ) -> None:
-        """`header`: the longest head of a request, in bytes. `open_ports`: those that listen on
-        loopback alone, and so need no key where others do."""
+        """`header`: the longest head of a request, in bytes."""
         self._app = app
         self._accepts = accepts
-        self._open_ports = open_ports
         self._header = header
+        self._door = door
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
+            scope = {**scope, "path": scope["path"].rstrip("/") or "/"}
             problem = self._problem(HTTPConnection(scope))
             if problem is not None:
                 await problem.response(scope["path"])(scope, receive, send)
@@ -60,19 +83,20 @@ class Guard:
         if _head_bytes(asked.scope) > self._header:  # h11 checks only heads that come in pieces
             words = f"the head is longer than {self._header} bytes"
             return ApiProblem(400, words, code="invalid_http")
-        server = asked.scope.get("server")
-        if self._accepts is None or (server and server[1] in self._open_ports):
-            return _foreign(asked)
+        proxy = next((name for name in FORWARDED if name in asked.headers), "")
+        is_open = self._needs_no_key(asked.scope) and not proxy
+        if not self._is_called(_name(asked.headers.get("host", "")), is_open):
+            return _wrong_host(is_open)
+        if is_open:
+            return self._foreign(asked)
         if _is_open(asked.scope):
             return None
-        scheme, _, key = asked.headers.get("authorization", "").partition(" ")
-        if not key:  # as Anthropic's clients send it
-            scheme, key = "bearer", asked.headers.get("x-api-key", "")
-        key = key.strip()
-        if scheme.lower() == "bearer" and self._accepts(key):
+        key = key_of(asked)
+        if self._accepts(key):
             asked.scope[ASKER] = hashlib.sha256(key.encode()).hexdigest()
             return None
-        what = "that API key counts not, or no longer" if key else "this needs an API key"
+        through = f" as what came through a proxy ({proxy})" if proxy else ""
+        what = "that API key counts not, or no longer" if key else f"this needs an API key{through}"
         return ApiProblem(
             401,
             f"{what}; send `Authorization: Bearer KEY` with a key that `edgespec key new NAME` "
@@ -80,22 +104,46 @@ class Guard:
             code="invalid_api_key",
         )
 
+    def _needs_no_key(self, scope: Scope) -> bool:
+        server = scope.get("server")
+        return bool(server and server[1] in self._door.open_ports)
 
-def _foreign(asked: HTTPConnection) -> ApiProblem | None:
-    host = asked.headers.get("host", "")
-    if _name(host) not in LOOPBACK_NAMES:
-        return ApiProblem(
-            403,
-            "this server answers on loopback alone, to requests for 127.0.0.1, localhost or [::1]; "
-            "to serve others start it with --http HOST:PORT and API keys",
-            code="wrong_host",
-        )
-    origin = asked.headers.get("origin")
-    if origin is not None and origin.partition("://")[2] != host:
-        return _WRONG_ORIGIN
-    # A browser fetches a picture or script for another site's page without an Origin.
-    is_foreign = asked.headers.get("sec-fetch-site") == "cross-site"
-    return _WRONG_ORIGIN if is_foreign and not _is_open(asked.scope) else None
+    def _is_called(self, host: str, is_open: bool) -> bool:
+        """Whether the API answers to that name. A number cannot be rebound by DNS."""
+        names = self._door.names
+        if host in LOOPBACK_NAMES or host in names:
+            return True
+        return not is_open and (not names or _is_number(host))
+
+    def _foreign(self, asked: HTTPConnection) -> ApiProblem | None:
+        """Why a request without a key is refused: another site's page sends it."""
+        origin = asked.headers.get("origin")
+        if origin in self._door.origins:
+            return None
+        if origin is not None and origin.partition("://")[2] != asked.headers.get("host", ""):
+            return _WRONG_ORIGIN
+        # A browser fetches a picture or script for another site's page without an Origin.
+        is_foreign = asked.headers.get("sec-fetch-site") == "cross-site"
+        return _WRONG_ORIGIN if is_foreign and not _is_open(asked.scope) else None
+
+
+def key_of(asked: HTTPConnection) -> str:
+    """The key that is sent with a request, "" without one."""
+    scheme, _, key = asked.headers.get("authorization", "").partition(" ")
+    if not key:  # as Anthropic's clients send it
+        return asked.headers.get("x-api-key", "").strip()
+    return key.strip() if scheme.lower() == "bearer" else ""
+
+
+def _wrong_host(is_open: bool) -> ApiProblem:
+    words = (
+        "this server answers on loopback alone, to requests for 127.0.0.1, localhost or [::1]; to "
+        "serve others start it with --http HOST:PORT and API keys, behind a proxy of this machine "
+        "with --require-key"
+    )
+    if not is_open:
+        words = "this server does not answer to that name; --host-name NAME lets it"
+    return ApiProblem(403, words, code="wrong_host")
 
 
 def _is_open(scope: Scope) -> bool:
@@ -110,6 +158,14 @@ def _name(host: str) -> str:
     """A host header without its port; "" if it is malformed."""
     found = _HOST.fullmatch(host)
     return (found[1] or found[2] or "").lower() if found else ""
+
+
+def _is_number(host: str) -> bool:
+    try:
+        ip_address(host)
+    except ValueError:
+        return False
+    return True
 
 
 def _head_bytes(scope: Scope) -> int:

@@ -17,7 +17,8 @@ from typing import Any
 from msgspec import Struct, structs
 
 from edgespec.serving.problems import refused
-from edgespec.serving.request_bodies import MOST_INT, UNREAD, ChatRequest, TextRequest, is_same
+from edgespec.serving.request_bodies import MOST_INT, UNREAD, ChatRequest, TextRequest
+from edgespec.serving.request_parts import is_same
 
 _NOTHING: tuple[Any, ...] = (None, False, "", [], {})
 _OTHERS: dict[str, tuple[Any, ...]] = {
@@ -31,7 +32,7 @@ _OTHERS: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("structured_outputs", "json_schema", "bad_words", "allowed_token_ids"), ()),
     **dict.fromkeys(("lora", "lora_request", "chat_template", "samplers", "extra_body"), ()),
     **dict.fromkeys(("input", "system", "instructions", "continue_final_message"), ()),
-    **dict.fromkeys(("use_beam_search", "prompt_logprobs", "include_stop_str_in_output"), ()),
+    **dict.fromkeys(("use_beam_search", "include_stop_str_in_output"), ()),
 }
 """Parameters of other servers that would change an answer, with the values that, beside those of
 _NOTHING, ask for nothing."""
@@ -39,6 +40,7 @@ _NOTHING, ask for nothing."""
 _TEXT_STAYS = {
     *("chat_template_kwargs", "enable_thinking", "reasoning_effort", "thinking_budget"),
     *("parallel_tool_calls", "stream_options", "logprobs", "top_logprobs"),
+    *("prompt_logprobs", "return_token_ids"),
 }
 """Of chats; a form that has them not gives the same text without."""
 
@@ -53,7 +55,10 @@ _SAME_AS: dict[str, dict[Any, Any]] = {
 """Values that other servers take, and what is the same here."""
 
 _SAME_NAMES = (
-    ("max_completion_tokens", "max_tokens", "max_output_tokens", "max_new_tokens", "n_predict"),
+    (
+        *("max_completion_tokens", "max_tokens", "max_output_tokens", "max_new_tokens"),
+        *("n_predict", "num_predict"),
+    ),
     ("stop", "stop_sequences"),
     ("repetition_penalty", "repeat_penalty"),
     ("enable_thinking", "think"),
@@ -68,8 +73,11 @@ _MOST_LOGGED = 1000
 log = logging.getLogger(__name__)
 
 
-def sifted(body: Mapping[str, Any], fields: Collection[str]) -> tuple[dict[str, Any], list[str]]:
-    """What of a body is read, which fields there are known by name, and what of it is ignored.
+def sifted(
+    body: Mapping[str, Any], fields: Collection[str]
+) -> tuple[dict[str, Any], list[str], dict[str, str]]:
+    """What of a body is read, which fields there are known by name, what of it is ignored, and what
+    it calls the fields that it has other names for.
 
     Raises ApiProblem for a key that may not be ignored.
     """
@@ -78,6 +86,7 @@ def sifted(body: Mapping[str, Any], fields: Collection[str]) -> tuple[dict[str, 
         raise refused(words, code="unknown_parameter")
     given: dict[str, Any] = {}
     ignored: list[str] = []
+    said: dict[str, str] = {}
     for told, value in sorted(body.items(), key=lambda one: one[0] not in fields):
         name = told if told in fields else _name_here(told, fields)
         if told != name and name in given:  # said in two words: the one from here counts
@@ -89,14 +98,14 @@ def sifted(body: Mapping[str, Any], fields: Collection[str]) -> tuple[dict[str, 
             if isinstance(value, int | str) and not isinstance(value, bool):
                 value = _SAME_AS.get(name, {}).get(value, value)
             if value is not None:  # null counts as left out
-                given[name] = value
+                given[name], said[name] = value, told
         elif value is not None:
             _check_unread(told, value, fields)
             ignored.append(told)
     if isinstance(tools := given.get("tools"), list):
         given["tools"] = [one for one in tools if not _hosted(one)]
         ignored += [f"tools[{kind}]" for kind in map(_hosted, tools) if kind]
-    return given, ignored
+    return given, ignored, said
 
 
 def _name_here(name: str, fields: Collection[str]) -> str:

@@ -8,21 +8,12 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
+from edgespec.serving.as_chats import passed, text_of
 from edgespec.serving.formats import AnswerBlock, BlockFormat, Object, Reply, Served
 from edgespec.serving.reply_bodies import Count
-from edgespec.serving.request_bodies import (
-    MOST_STOPS,
-    AskedRequest,
-    ChatRequest,
-    Stop,
-    TokenLimit,
-    Unread,
-    as_text,
-    only,
-    passed,
-    text_of,
-)
-from edgespec.wire.client_messages import Finished, Tokens
+from edgespec.serving.request_bodies import MOST_STOPS, AskedRequest, ChatRequest, Stop, TokenLimit
+from edgespec.serving.request_parts import Unread, as_text, only
+from edgespec.wire.client_messages import Finished
 
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
@@ -60,10 +51,10 @@ class MessagesRequest(AskedRequest, kw_only=True):
     inference_geo: Unread = None
     service_tier: Unread = None
 
-    def as_chat(self) -> Object:
-        """The body of the chat that asks for the same."""
-        body = passed(self)
-        body["messages"] = [one for told in self.messages for one in _messages(told)]
+    def as_chat(self, ignored: list[str] | None = None) -> Object:
+        """The body of the chat that asks for the same; what is left out is added to `ignored`."""
+        body, left_out = passed(self), [] if ignored is None else ignored
+        body["messages"] = [one for told in self.messages for one in _messages(told, left_out)]
         if self.system is not None:
             body["messages"].insert(0, {"role": "system", "content": _system(self.system)})
         body["stop"] = self.stop_sequences
@@ -95,8 +86,9 @@ def _tool(told: Object) -> Object:
     return {"type": "function", "function": {**named, "parameters": told.get("input_schema")}}
 
 
-def _messages(told: Object) -> Iterator[Object]:
-    """One message of theirs: what came of calls is a message each here."""
+def _messages(told: Object, ignored: list[str]) -> Iterator[Object]:
+    """One message of theirs: what came of calls is a message each here; blocks that tell the model
+    nothing are ignored."""
     role, content = told.get("role"), told.get("content")
     if not isinstance(content, list):
         yield {"role": role, "content": content}
@@ -115,7 +107,9 @@ def _messages(told: Object) -> Iterator[Object]:
             calls.append({"id": block.get("id"), "function": function})
         elif kind == "thinking":
             thought += str(block.get("thinking") or "")
-        elif kind not in _OF_SERVERS:
+        elif kind in _OF_SERVERS:
+            ignored.append(f"messages[].content[{kind}]")
+        else:
             parts.append(_part(block))
     if role == "assistant":
         more = {"tool_calls": calls} if calls else {}
@@ -125,7 +119,6 @@ def _messages(told: Object) -> Iterator[Object]:
 
 
 _OF_SERVERS = ("redacted_thinking", "server_tool_use", "web_search_tool_result")
-"""Blocks that tell the model nothing: they are left out."""
 
 
 def _part(block: Any) -> Any:
@@ -204,8 +197,8 @@ class MessagesFormat(BlockFormat):
         usage = _usage(end)
         return MessageReply(self._id, self.served.model, content, reason, end.stop or None, usage)
 
-    def opening(self, first: Tokens | Finished) -> list[Reply]:
-        usage = MessageUsage(first.prompt_tokens, 0)
+    def opening(self, prompt_tokens: int) -> list[Reply]:
+        usage = MessageUsage(prompt_tokens, 0)
         begun = MessageReply(self._id, self.served.model, [], None, None, usage)
         return [{"type": "message_start", "message": begun}, {"type": "ping"}]
 

@@ -14,17 +14,11 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from edgespec.serving.answering import AnswerResponse
+from edgespec.serving.as_chats import passed
 from edgespec.serving.formats import AnswerBlock, BlockFormat, Object, Reply, Served, encoded
 from edgespec.serving.problems import NO_EMBEDDINGS, ApiProblem
-from edgespec.serving.request_bodies import (
-    AskedRequest,
-    ChatRequest,
-    RequestPart,
-    TextRequest,
-    Unread,
-    only,
-    passed,
-)
+from edgespec.serving.request_bodies import AskedRequest, ChatRequest, TextRequest
+from edgespec.serving.request_parts import RequestPart, Unread, only
 from edgespec.wire.client_messages import Finished, Status
 
 if TYPE_CHECKING:
@@ -57,9 +51,9 @@ class OllamaRequest(AskedRequest, kw_only=True):
         """What the body of the chat, or of the text, has that asks for the same."""
         told = {**(self.options or {})}
         limit = told.pop("num_predict", told.pop("max_tokens", None))
-        if limit is None or (isinstance(limit, int) and limit < 0):  # until the context is full
-            limit = -1
-        own = {"stream": self.stream, "max_tokens": limit, "n": 1, "stream_options": None}
+        # Below 0 they mean: until the context, or twice it, is full.
+        limit = -1 if limit is None or (isinstance(limit, int) and limit < 0) else limit
+        own = {"stream": self.stream, "num_predict": limit, "n": 1, "stream_options": None}
         own |= {"logprobs": None, "top_logprobs": None}
         body = {**passed(self), **told, **own}
         if self.think is not None:
@@ -305,9 +299,9 @@ _DETAILS = {
 
 def described(status: Status) -> Object:
     """The model as lists have it; what a ring does not tell is empty."""
-    names = {"name": status.model, "model": status.model, "modified_at": _BEGAN, "size": 0}
+    names = {"name": status.model, "model": status.model, "modified_at": _BEGAN}
     digest = hashlib.sha256(status.model.encode()).hexdigest()
-    return {**names, "digest": digest, "details": _DETAILS}
+    return {**names, "size": status.size, "digest": digest, "details": _DETAILS}
 
 
 def bare(model: str, status: Status) -> str:

@@ -24,11 +24,14 @@ from edgespec.serving.reply_bodies import (
     HealthReply,
     Model,
     ModelList,
+    PromptReply,
     ReadyReply,
     TextCompletion,
+    TokensReply,
 )
 from edgespec.serving.request_bodies import ChatRequest, TextRequest
 from edgespec.serving.responses import ResponseEvent, ResponseReply, ResponsesRequest
+from edgespec.serving.tokens import DetokenizeRequest, TokenizeRequest
 
 Schema = dict[str, Any]
 Body = type[Struct]
@@ -62,6 +65,11 @@ def openapi() -> Schema:
         "Answer a conversation, as Anthropic has it.", MessagesRequest, MessageReply, MessageEvent
     )
     count = _asks("Count its tokens.", MessagesRequest, CountReply, None)
+    tokens = {
+        "/tokenize": _asks("A text's tokens.", TokenizeRequest, TokensReply, None),
+        "/detokenize": _asks("The text of tokens.", DetokenizeRequest, PromptReply, None),
+        "/apply-template": _asks("A conversation's text.", TokenizeRequest, PromptReply, None),
+    }
     ollama = {
         "/api/chat": _lines("Answer a conversation, as Ollama has it.", OllamaChatRequest),
         "/api/generate": _lines("Answer a question, as Ollama has it.", OllamaTextRequest),
@@ -83,7 +91,7 @@ def openapi() -> Schema:
             "/v1/responses": {"post": response},
             "/v1/messages": {"post": message},
             "/v1/messages/count_tokens": {"post": count},
-            **{path: {"post": asked} for path, asked in ollama.items()},
+            **{path: {"post": asked} for path, asked in {**ollama, **tokens}.items()},
             **{
                 f"/api/{name}": {"get": _gives("As Ollama has it.", _OBJECT, 503, error=_OLLAMA)}
                 for name in ("tags", "ps", "version")
@@ -142,7 +150,7 @@ def _ref(body: Body) -> Schema:
 def _schemas() -> dict[str, Schema]:
     requests = (
         *(ChatRequest, TextRequest, ResponsesRequest, MessagesRequest),
-        *(OllamaChatRequest, OllamaTextRequest, NameRequest),
+        *(OllamaChatRequest, OllamaTextRequest, NameRequest, TokenizeRequest, DetokenizeRequest),
     )
     replies = (
         MessageReply,
@@ -156,6 +164,8 @@ def _schemas() -> dict[str, Schema]:
         TextCompletion,
         Model,
         ModelList,
+        TokensReply,
+        PromptReply,
         HealthReply,
         ReadyReply,
         ErrorReply,

@@ -65,14 +65,19 @@ class MadeMessage(Struct, tag_field="role", tag="assistant"):
 
 class ChatChoice(AnswerChoice):
     message: MadeMessage
+    token_ids: list[Count] | UnsetType = UNSET
 
 
 class ChatChunkChoice(AnswerChoice):
     delta: dict[str, Any]
+    token_ids: list[Count] | UnsetType = UNSET
 
 
 class TextChoice(AnswerChoice):
     text: str
+    prompt_logprobs: list[Any] | UnsetType = UNSET
+    prompt_token_ids: list[Count] | UnsetType = UNSET
+    token_ids: list[Count] | UnsetType = UNSET
 
 
 class AnswerReply(Struct, tag_field="object", kw_only=True):
@@ -82,15 +87,19 @@ class AnswerReply(Struct, tag_field="object", kw_only=True):
     created: Count
     model: str
     choices: Sequence[AnswerChoice]
+    system_fingerprint: str
     usage: Usage | UnsetType | None = UNSET
 
 
 class Chat(AnswerReply, tag="chat.completion"):
     choices: Sequence[ChatChoice]
+    prompt_logprobs: list[Any] | UnsetType = UNSET
+    prompt_token_ids: list[Count] | UnsetType = UNSET
 
 
 class ChatChunk(AnswerReply, tag="chat.completion.chunk"):
     choices: Sequence[ChatChunkChoice]
+    prompt_token_ids: list[Count] | UnsetType = UNSET
 
 
 class TextCompletion(AnswerReply, tag="text_completion"):
@@ -106,6 +115,22 @@ class Model(Struct, tag_field="object", tag="model"):
 
 class ModelList(Struct, tag_field="object", tag="list"):
     data: list[Model]
+
+
+class TokensReply(Struct):
+    """A text, or a conversation, as tokens."""
+
+    tokens: list[Count]
+    count: Count
+    max_model_len: Count
+
+
+class PromptReply(Struct):
+    """The text that tokens, or a conversation, are for the model; under both names that servers
+    give it."""
+
+    prompt: str
+    content: str
 
 
 class HealthReply(Struct, tag_field="status", tag="ok"): ...

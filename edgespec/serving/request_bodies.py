@@ -2,18 +2,34 @@
 
 from __future__ import annotations
 
-import json
-import re
 import secrets
-from functools import cache
-from typing import Annotated, Any, Literal, get_type_hints
+from typing import Annotated, Any, Literal
 
-from msgspec import Meta, Struct, field
+from msgspec import Meta, field
+from msgspec.structs import replace
 
 from edgespec.config import MAX_TEMPERATURE
 from edgespec.decoding.admission import MOST_BIAS, MOST_PENALTY, MOST_REPETITION
 from edgespec.policy.registry import POLICIES
+from edgespec.serving.request_parts import (
+    HALF_A_CHARACTER,
+    TEXT_ONLY,
+    FieldError,
+    FilledText,
+    FunctionTool,
+    JsonFormat,
+    NamedTool,
+    RequestMessage,
+    RequestPart,
+    SchemaFormat,
+    TextFormat,
+    Unread,
+    has_half,
+    only,
+    rules_of,
+)
 from edgespec.types.grammar_spec import json_spec, spec
+from edgespec.types.record import MOST_NUMBERS
 from edgespec.types.thinking import settings_for
 from edgespec.types.tool_forms import Tool, ToolForm
 from edgespec.verify.top_logprobs import MOST
@@ -22,9 +38,7 @@ from edgespec.wire.client_messages import (
     MOST_MESSAGES,
     MOST_SETTINGS,
     MOST_TOOLS,
-    ChatMessage,
     Setting,
-    ToolCall,
 )
 
 MOST_INT = (1 << 31) - 1
@@ -35,12 +49,9 @@ COMPLETION_TOKENS = 16
 """OpenAI's default of `max_tokens` for completions; a chat may use the rest of the context."""
 
 Stop = Annotated[str, Meta(min_length=1, max_length=1024)]
-# The pattern is in the OpenAPI document too: in Python alone "$" matches before a last line break.
-ToolName = Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[a-zA-Z0-9_.-]+$(?!\n)")]
-FilledText = Annotated[str, Meta(min_length=1)]
 TokenLimit = Annotated[
-    Annotated[int, Meta(ge=1, le=MOST_INT)] | None,
-    Meta(description="Tokens of the answer at most; cut to what the context holds."),
+    Annotated[int, Meta(ge=0, le=MOST_INT)] | None,
+    Meta(description="Tokens of the answer at most; cut to what the context holds. 0: no answer."),
 ]
 TopLimit = Annotated[
     Annotated[int, Meta(ge=0, le=MOST)] | None,
@@ -48,164 +59,13 @@ TopLimit = Annotated[
 ]
 Penalty = Annotated[float, Meta(ge=-MOST_PENALTY, le=MOST_PENALTY)]
 Bias = Annotated[float, Meta(ge=-MOST_BIAS, le=MOST_BIAS)]
-Unread = Annotated[Any, Meta(description="Ignored.", extra={"values": None})]
-
-
-def only(reason: str, *values: Any) -> Meta:
-    """For a field that is not supported: it takes only `values`, which ask for nothing."""
-    extra = {"reason": reason, "values": [*values, None]}
-    description, schema = f"Not supported: {reason}.", {"enum": extra["values"]}
-    return Meta(description=description, extra_json_schema=schema, extra=extra)
-
-
-class FieldError(ValueError):
-    """A field is wrong in a way that types do not show; the message continues after its name."""
-
-    def __init__(self, name: str, message: str, code: str = "invalid_value") -> None:
-        super().__init__(message)
-        self.name = name
-        self.code = code
-
-
-class RequestPart(Struct, kw_only=True):
-    """A part of a request. For unknown keys see serving.leniency."""
-
-    def __post_init__(self) -> None:
-        rules = _rules(type(self))
-        for name in self.__struct_fields__:
-            value, rule = getattr(self, name), rules.get(name)
-            if rule is None:
-                # A regex in the type would do, but msgspec 0.22 corrupts memory when it frees a
-                # union of a text with a regex and a list.
-                texts = value if isinstance(value, list) else [value]
-                if any(map(_has_half, texts)):
-                    raise FieldError(name, HALF_A_CHARACTER)
-            elif rule["values"] and not any(is_same(value, one) for one in rule["values"]):
-                message = f"is not supported here ({rule['reason']}); leave it out"
-                raise FieldError(name, message, "unsupported_parameter")
-
-
-HALF_A_CHARACTER = "is not valid Unicode text: it has half a character"
-_SURROGATE = re.compile("[\ud800-\udfff]")
-
-
-def _has_half(value: object) -> bool:
-    return isinstance(value, str) and _SURROGATE.search(value) is not None
-
-
-@cache
-def _rules(part: type[RequestPart]) -> dict[str, dict[str, Any]]:
-    """Of the fields that take any value, or only some: what `extra` of their type says."""
-    hints = get_type_hints(part, include_extras=True)
-    metas = {name: getattr(hint, "__metadata__", (Meta(),))[-1] for name, hint in hints.items()}
-    return {name: meta.extra for name, meta in metas.items() if meta.extra}
-
-
-def is_same(value: object, other: object) -> bool:
-    """Equal, and of the same kind: true is not 1."""
-    return value == other and isinstance(value, bool) == isinstance(other, bool)
-
+TokenId = Annotated[int, Meta(ge=0, le=MOST_INT)]
 
 _NO_FUNCTIONS = "tools have taken their place"
-_TEXT_ONLY = "answers are text"
 _POLICY = Meta(
     description="Extension: what the ring sends when.",
     extra_json_schema={"enum": [*sorted(POLICIES), None]},
 )
-
-
-class TextPart(RequestPart, tag_field="type", tag="text"):
-    text: str
-
-
-class RefusalPart(RequestPart, tag_field="type", tag="refusal"):
-    refusal: str
-
-    @property
-    def text(self) -> str:
-        return self.refusal
-
-
-class CalledFunction(RequestPart):
-    """What was called: `arguments`, or the one text that is the `input` of a custom tool."""
-
-    name: FilledText
-    arguments: str | dict[str, Any] | None = None
-    input: str | None = None
-
-    def record(self, id: object) -> ToolCall:
-        """As the ring has it."""
-        told = self.arguments or ({} if self.input is None else {"input": self.input})
-        return ToolCall(self.name, told if isinstance(told, str) else as_text(told), str(id or ""))
-
-
-def as_text(arguments: Any) -> str:
-    """Arguments of a call as models write them."""
-    return json.dumps(arguments, ensure_ascii=False)
-
-
-class RequestCall(RequestPart):
-    function: CalledFunction | None = None
-    custom: CalledFunction | None = None
-    id: Unread = None
-    type: Unread = None
-    index: Unread = None
-
-    def record(self) -> ToolCall:
-        """As the ring has it."""
-        called = self.function or self.custom
-        if called is None:
-            raise FieldError("function", "is missing", "invalid_type")
-        return called.record(self.id)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.record()
-
-
-class RequestMessage(RequestPart):
-    """A message of a conversation; an assistant's content may be left out, as that of a call of a
-    tool is. `function` is a result in OpenAI's first form of calls, which have names and no ids."""
-
-    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: str | list[TextPart | RefusalPart] | None = None
-    name: Unread = None
-    tool_call_id: Unread = None
-    reasoning_content: Annotated[
-        str | None, Meta(description="What it thought; for templates that read it.")
-    ] = None
-    reasoning: Unread = None
-    refusal: str | None = None
-    audio: Annotated[Any, only(_TEXT_ONLY)] = None
-    tool_calls: list[RequestCall] | None = None
-    function_call: CalledFunction | None = None
-    annotations: Unread = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.content is None and self.role not in ("assistant", "function"):
-            raise FieldError("content", "is missing", "invalid_type")
-        told = self.record()  # of fields that take anything, too
-        called = (text for call in told.tool_calls for text in (call.arguments, call.id))
-        if any(map(_has_half, (told.reasoning, told.tool_call_id, *called))):
-            raise FieldError("tool_calls", HALF_A_CHARACTER)
-
-    def record(self) -> ChatMessage:
-        """As the ring has it: a content in parts is one text, and none an empty one, which
-        templates can all add to a text."""
-        content = self.content or self.refusal or ""
-        text = content if isinstance(content, str) else "".join(part.text for part in content)
-        if self.role in ("tool", "function"):
-            of = self.tool_call_id if self.role == "tool" else self.name
-            return ChatMessage("tool", text, tool_call_id=str(of or ""))
-        if self.role != "assistant":
-            return ChatMessage("user" if self.role == "user" else "system", text)
-        made = [call.record() for call in self.tool_calls or ()]
-        if self.function_call is not None:
-            made.append(self.function_call.record(self.function_call.name))
-        thought = self.reasoning_content or self.reasoning
-        told = thought if isinstance(thought, str) else ""
-        return ChatMessage("assistant", text, tuple(made), reasoning=told)
 
 
 class StreamOptions(RequestPart):
@@ -250,11 +110,11 @@ class AnswerRequest(AskedRequest, kw_only=True):
     stop: Annotated[
         Stop | Annotated[list[Stop], Meta(max_length=MOST_STOPS)],
         Meta(description="End before these texts."),
-    ] = []
+    ] = field(default_factory=list)
     stop_token_ids: Annotated[
-        list[Annotated[int, Meta(ge=0, le=MOST_INT)]],
+        list[TokenId],
         Meta(max_length=MOST_STOPS, description="Extension: tokens that end the answer too."),
-    ] = []
+    ] = field(default_factory=list)
     min_tokens: Annotated[
         int, Meta(ge=0, le=MOST_INT, description="Extension: no end before so many tokens.")
     ] = 0
@@ -283,16 +143,24 @@ class AnswerRequest(AskedRequest, kw_only=True):
     logit_bias: Annotated[
         dict[str, Bias],
         Meta(max_length=MOST_BIASES, description="By token id: what its logit gets."),
-    ] = {}
+    ] = field(default_factory=dict)
     grammar: Annotated[
-        FilledText | None, Meta(description="Extension: a Lark grammar for the answer.")
+        FilledText | None, Meta(description="Extension: a Lark or GBNF grammar for the answer.")
     ] = None
     regex: Annotated[
         FilledText | None, Meta(description="Extension: a regular expression for the answer.")
     ] = None
+    prompt_logprobs: Annotated[
+        TopLimit, Meta(description="Extension: of the prompt's tokens, with so many rivals each.")
+    ] = None
+    return_token_ids: Annotated[
+        bool, Meta(description="Extension: tell the tokens of prompt and answer as ids.")
+    ] = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.prompt_logprobs is not None and self.stream:
+            raise FieldError("prompt_logprobs", "cannot be given with stream")
         if self.stream_options and not self.stream:
             raise FieldError("stream_options", "needs stream to be true")
         for token in self.logit_bias:
@@ -341,9 +209,24 @@ class AnswerRequest(AskedRequest, kw_only=True):
         return "" if self.grammar is None else spec("lark", self.grammar)
 
     @property
+    def schemas(self) -> list[dict[str, Any]]:
+        """All that hold the answer, or calls in it."""
+        return []
+
+    @property
     def choices(self) -> int:
         """Answers that are asked for."""
         return self.n
+
+    @property
+    def tells_prompt(self) -> bool:
+        """Whether the reply has the prompt, as text or as tokens."""
+        return self.return_token_ids
+
+    @property
+    def prompt_top(self) -> int:
+        """How many of the likeliest tokens to tell of each place in the prompt; -1: nothing."""
+        return -1 if self.prompt_logprobs is None else self.prompt_logprobs
 
     @property
     def with_usage(self) -> bool:
@@ -355,73 +238,6 @@ class AnswerRequest(AskedRequest, kw_only=True):
         """Whether each piece of a stream has the usage so far."""
         options = self.stream_options
         return self.with_usage and bool(options and options.continuous_usage_stats)
-
-
-def passed(asked: AskedRequest) -> dict[str, Any]:
-    """Of a request in another form, what a chat has by the same name."""
-    names = {*asked.__struct_fields__}.intersection(ChatRequest.__struct_fields__)
-    found = {name: getattr(asked, name) for name in names - _OWN}
-    return {name: value for name, value in found.items() if value is not None}
-
-
-_OWN = {"messages", "tools", "tool_choice", "user", "metadata"}
-"""Of these every form has its own kind."""
-
-
-def text_of(parts: Any) -> str:
-    """The text of parts, of other forms than chats', that have some."""
-    if isinstance(parts, str):
-        return parts
-    told = parts if isinstance(parts, list | tuple) else ()
-    texts = [one.get("text") for one in told if isinstance(one, dict)]
-    return "".join(text for text in texts if isinstance(text, str))
-
-
-class TextFormat(RequestPart, tag_field="type", tag="text"): ...
-
-
-class JsonFormat(RequestPart, tag_field="type", tag="json_object"): ...
-
-
-class Function(RequestPart):
-    name: ToolName
-    description: str | None = None
-    parameters: Annotated[dict[str, Any] | None, Meta(description="A JSON schema.")] = None
-    strict: Annotated[
-        bool | None, Meta(description="Its arguments are valid, whenever it is called.")
-    ] = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        try:
-            self.record()
-        except ValueError as problem:
-            raise FieldError("parameters", str(problem)) from None
-
-    def record(self) -> Tool:
-        """As the ring has it."""
-        return Tool(self.name, self.description or "", self.parameters or {})
-
-
-class FunctionTool(RequestPart):
-    function: Function
-    type: Annotated[Literal["function"], Meta(description="Others are left out.")] = "function"
-
-
-class NamedTool(RequestPart):
-    function: CalledFunction
-    type: Literal["function"] = "function"
-
-
-class NamedSchema(RequestPart):
-    name: str
-    schema: Annotated[dict[str, Any], Meta(description="A JSON schema.")] = {}
-    description: Unread = None
-    strict: Annotated[bool | None, Meta(description="The answer is valid by it either way.")] = None
-
-
-class SchemaFormat(RequestPart, tag_field="type", tag="json_schema"):
-    json_schema: NamedSchema
 
 
 class ChatRequest(AnswerRequest, kw_only=True):
@@ -443,7 +259,7 @@ class ChatRequest(AnswerRequest, kw_only=True):
     tools: Annotated[
         list[FunctionTool],
         Meta(max_length=MOST_TOOLS, description="Functions that the model may call."),
-    ] = []
+    ] = field(default_factory=list)
     tool_choice: Annotated[
         Literal["none", "auto", "required"] | NamedTool | None,
         Meta(description="Whether it must call one, or which."),
@@ -452,7 +268,7 @@ class ChatRequest(AnswerRequest, kw_only=True):
     chat_template_kwargs: Annotated[
         dict[str, Setting],
         Meta(max_length=MOST_SETTINGS, description="Extension: for the model's chat template."),
-    ] = {}
+    ] = field(default_factory=dict)
     enable_thinking: Annotated[
         bool | None, Meta(description="Extension: whether the model thinks before it answers.")
     ] = None
@@ -466,8 +282,8 @@ class ChatRequest(AnswerRequest, kw_only=True):
     ] = None
     functions: Annotated[Any, only(_NO_FUNCTIONS, [])] = None
     function_call: Annotated[Any, only(_NO_FUNCTIONS, "none", "auto")] = None
-    modalities: Annotated[Any, only(_TEXT_ONLY, ["text"])] = None
-    audio: Annotated[Any, only(_TEXT_ONLY)] = None
+    modalities: Annotated[Any, only(TEXT_ONLY, ["text"])] = None
+    audio: Annotated[Any, only(TEXT_ONLY)] = None
     prediction: Annotated[Any, only("the ring guesses by itself")] = None
     verbosity: Unread = None
     web_search_options: Annotated[Any, only("the model has no way into the web")] = None
@@ -483,7 +299,7 @@ class ChatRequest(AnswerRequest, kw_only=True):
             raise FieldError("top_logprobs", "needs logprobs to be true")
         if super().has_format and self._has_schema:
             raise FieldError("response_format", "cannot be given beside grammar or regex")
-        if any(map(_has_half, (*self.chat_template_kwargs, *self.chat_template_kwargs.values()))):
+        if any(map(has_half, (*self.chat_template_kwargs, *self.chat_template_kwargs.values()))):
             raise FieldError("chat_template_kwargs", HALF_A_CHARACTER)
         names = [tool.function.name for tool in self.tools]
         if len({*names}) < len(names):
@@ -495,8 +311,8 @@ class ChatRequest(AnswerRequest, kw_only=True):
             )
         if choice == "required" and not names:
             raise FieldError("tool_choice", "is required, and there are no tools")
-        if self._tool_grammar and self.has_format:
-            words = "cannot be given beside response_format, grammar or regex"
+        if self._tool_grammar and super().has_format:
+            words = "cannot be given beside grammar or regex"
             raise FieldError("tools", f"with a call that has to be valid {words}")
 
     @property
@@ -546,25 +362,35 @@ class ChatRequest(AnswerRequest, kw_only=True):
         return super().is_held or self._must_call
 
     def spec(self, form: ToolForm) -> str:
-        if not self._tool_grammar:
+        tools = self.callable_tools
+        if not tools or not (self._tool_grammar or self._has_schema):
             return self.spec_without_tools
-        must = self.tool_choice not in (None, "auto")
+        if not self._tool_grammar:  # a call or what the format says
+            tools = [replace(one, parameters={}) for one in tools]
         several = self.parallel_tool_calls and not isinstance(self.tool_choice, NamedTool)
-        return form.grammar(self.callable_tools, must=must, several=several)
+        schema = self._schema if self._has_schema else None
+        return form.grammar(tools, must=self._must_call, several=several, answer=schema)
 
     @property
     def spec_without_tools(self) -> str:
-        match self.response_format:
-            case JsonFormat():
-                return json_spec({"type": "object"})
-            case SchemaFormat(json_schema=given):
-                return json_spec(given.schema)
-        return super().spec_without_tools
+        return json_spec(self._schema) if self._has_schema else super().spec_without_tools
 
     @property
-    def limit(self) -> int:
-        """Tokens of the answer at most; 0: as many as there is room for."""
-        return self.max_completion_tokens or self.max_tokens or 0
+    def _schema(self) -> dict[str, Any]:
+        """Of the answer, if it has one."""
+        asked = self.response_format
+        return asked.held if isinstance(asked, JsonFormat | SchemaFormat) else {}
+
+    @property
+    def schemas(self) -> list[dict[str, Any]]:
+        held = self.callable_tools if self._tool_grammar else ()
+        return [self._schema, *(tool.parameters for tool in held)]
+
+    @property
+    def limit(self) -> int | None:
+        """Tokens of the answer at most; None: as many as there is room for."""
+        told = self.max_completion_tokens
+        return self.max_tokens if told is None else told
 
     @property
     def top(self) -> int:
@@ -574,42 +400,64 @@ class ChatRequest(AnswerRequest, kw_only=True):
 
 class TextRequest(AnswerRequest, kw_only=True):
     prompt: Annotated[
-        FilledText | Annotated[list[FilledText], Meta(min_length=1, max_length=MOST_CHOICES)],
-        Meta(description="The text to go on with; of a list, each by itself."),
+        FilledText
+        | Annotated[
+            list[FilledText | TokenId | Annotated[list[TokenId], Meta(min_length=1)]],
+            Meta(min_length=1, max_length=MOST_NUMBERS),
+        ],
+        Meta(description="The text, or the tokens, to go on with; of a list, each by itself."),
     ]
     max_tokens: TokenLimit = COMPLETION_TOKENS
     logprobs: TopLimit = None
     best_of: Annotated[Any, only("no answer is thrown away", 1)] = None
-    echo: Annotated[Any, only("the prompt is not repeated", False)] = None
+    echo: Annotated[bool, Meta(description="The prompt stands before the answer.")] = False
+    add_special_tokens: Annotated[
+        bool, Meta(description="Extension: a text is read with what the tokenizer puts around it.")
+    ] = True
     suffix: Annotated[Any, only("the model writes at the end of a text", "")] = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if isinstance(self.prompt, list) and len({isinstance(one, int) for one in self.prompt}) > 1:
+            raise FieldError("prompt", "has token ids beside texts or lists")
+        if len(self.prompts) > MOST_CHOICES:
+            raise FieldError("prompt", f"has {len(self.prompts)} prompts; at most {MOST_CHOICES}")
         if self.choices > MOST_CHOICES:
             words = f"is {self.n} for each of {len(self.prompts)} prompts; a call has at most "
             raise FieldError("n", f"{words}{MOST_CHOICES} answers")
 
     @property
-    def prompts(self) -> list[str]:
-        return [self.prompt] if isinstance(self.prompt, str) else self.prompt
+    def prompts(self) -> list[str | list[int]]:
+        """Each a text, or tokens."""
+        given = self.prompt if isinstance(self.prompt, list) else [self.prompt]
+        tokens = [one for one in given if isinstance(one, int)]
+        return [tokens] if tokens else [one for one in given if not isinstance(one, int)]
 
     @property
     def choices(self) -> int:
         return self.n * len(self.prompts)
 
     @property
-    def limit(self) -> int:
-        return self.max_tokens or 0
+    def limit(self) -> int | None:
+        return self.max_tokens
 
     @property
     def top(self) -> int:
         return -1 if self.logprobs is None else self.logprobs
 
+    @property
+    def tells_prompt(self) -> bool:
+        return self.echo or super().tells_prompt
+
+    @property
+    def prompt_top(self) -> int:
+        return max(super().prompt_top, self.top if self.echo else -1)
+
 
 UNREAD = frozenset(
     name
     for kind in (ChatRequest, TextRequest)
-    for name, rule in _rules(kind).items()
+    for name, rule in rules_of(kind).items()
     if rule["values"] is None
 )
 """Names of parameters that are taken and change nothing."""

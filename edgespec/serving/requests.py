@@ -14,13 +14,8 @@ from msgspec.structs import replace
 from edgespec.errors import ConfigError
 from edgespec.serving.leniency import sifted, unread
 from edgespec.serving.problems import ApiProblem, refused
-from edgespec.serving.request_bodies import (
-    MOST_INT,
-    ChatRequest,
-    FieldError,
-    RequestPart,
-    TextRequest,
-)
+from edgespec.serving.request_bodies import MOST_INT, ChatRequest, TextRequest
+from edgespec.serving.request_parts import FieldError, RequestPart
 from edgespec.types.tool_forms import HERMES, ToolForm
 from edgespec.wire.client_messages import Submit, TokenBias
 
@@ -88,13 +83,13 @@ def checked(kind: type[Kind], body: bytes | Body, ignored: list[str] | None = No
     """
     body = parsed(body) if isinstance(body, bytes) else body
     try:
-        given, left_out = sifted(body, kind.__struct_fields__)
+        given, left_out, said = sifted(body, kind.__struct_fields__)
         request = convert(given, kind)
     except UnicodeEncodeError as error:  # in a name, or in one of a few words
         text = _SHOWN.repr(error.object)
         raise refused(f"{text} is not valid Unicode text: it has half a character") from None
     except ValidationError as error:
-        raise _problem_of(error, given) from None
+        raise _as_said(_problem_of(error, given), said) from None
     if ignored is not None:
         ignored += [*left_out, *unread(given, request)]
     return request
@@ -107,10 +102,11 @@ def submits_of(
     seed. `form`: how its model calls tools. A limit of more tokens than the context holds is as
     none. What a request leaves out of its sampling is as the model publishes it (see
     decoding.admission). Raises ApiProblem for what cannot be asked of a ring."""
+    limit = request.limit
     submit = Submit(
         tag=0,
         prompt="",
-        max_new_tokens=min(request.limit or context_length, context_length),
+        max_new_tokens=context_length if limit is None else min(limit, context_length),
         temperature=request.temperature,
         top_k=request.top_k,
         top_p=request.top_p,
@@ -127,6 +123,8 @@ def submits_of(
         logit_bias=tuple(TokenBias(int(token), bias) for token, bias in request.logit_bias.items()),
         min_tokens=MOST_INT if request.ignore_eos else request.min_tokens,
         stop_token_ids=tuple(request.stop_token_ids),
+        prompt_top=request.prompt_top,
+        echo=request.tells_prompt,
     )
     if isinstance(request, ChatRequest):
         budget = request.thinking_budget
@@ -140,7 +138,13 @@ def submits_of(
         except ValueError as problem:
             raise refused(str(problem), "messages") from None
     else:
-        asked = [replace(submit, prompt=prompt) for prompt in request.prompts]
+        submit = replace(submit, bare=not request.add_special_tokens)
+        asked = [
+            replace(submit, prompt=one)
+            if isinstance(one, str)
+            else replace(submit, prompt_ids=tuple(one))
+            for one in request.prompts
+        ]
     seeds = [(submit.seed + choice) % (1 << 64) for choice in range(request.n)]
     return [replace(one, seed=seed) for one in asked for seed in seeds]
 
@@ -191,6 +195,14 @@ def _problem_of(error: ValidationError, body: Body) -> ApiProblem:
     is_length = " of length " in problem
     found = f"has a length of {len(value)}" if is_length else f"is {_SHOWN.repr(value)}"
     return refused(f"{path} {found}; {expected}", param, code)
+
+
+def _as_said(problem: ApiProblem, said: Mapping[str, str]) -> ApiProblem:
+    """The same of a body that has another name for the parameter."""
+    name = re.split(r"\W", problem.param, maxsplit=1)[0]
+    told = said.get(name, name)
+    words, param = (one.replace(name, told, 1) for one in (str(problem), problem.param))
+    return problem if told == name else refused(words, param, problem.code)
 
 
 def _named(problem: str) -> str:

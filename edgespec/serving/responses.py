@@ -9,19 +9,13 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
+from edgespec.serving.as_chats import passed, text_of
 from edgespec.serving.formats import AnswerBlock, BlockFormat, Object, Reply, Served
 from edgespec.serving.problems import refused
 from edgespec.serving.reply_bodies import Count
-from edgespec.serving.request_bodies import (
-    AskedRequest,
-    ChatRequest,
-    TokenLimit,
-    Unread,
-    only,
-    passed,
-    text_of,
-)
-from edgespec.wire.client_messages import Finished, Tokens
+from edgespec.serving.request_bodies import AskedRequest, ChatRequest, TokenLimit
+from edgespec.serving.request_parts import Unread, only
+from edgespec.wire.client_messages import Finished
 
 _TEXTS = ("input_text", "output_text", "text")
 
@@ -53,12 +47,12 @@ class ResponsesRequest(AskedRequest, kw_only=True):
     safety_identifier: Unread = None
     prompt_cache_key: Unread = None
 
-    def as_chat(self) -> dict[str, Any]:
-        """The body of the chat that asks for the same."""
+    def as_chat(self, ignored: list[str] | None = None) -> dict[str, Any]:
+        """The body of the chat that asks for the same; what is left out is added to `ignored`."""
         items = self.input
         if isinstance(items, str):
             items = [{"role": "user", "content": items}]
-        messages = list(_messages(items))
+        messages = list(_messages(items, [] if ignored is None else ignored))
         if self.instructions is not None:
             messages = [{"role": "system", "content": self.instructions}, *messages]
         body = passed(self)
@@ -71,9 +65,9 @@ class ResponsesRequest(AskedRequest, kw_only=True):
         return body
 
 
-def _messages(items: Sequence[Mapping[str, Any]]) -> Iterator[Object]:
+def _messages(items: Sequence[Mapping[str, Any]], ignored: list[str]) -> Iterator[Object]:
     """Items of the input as a chat's messages; what a model thought belongs to what it said next.
-    Calls of tools that others' servers run are left out."""
+    Calls of tools that others' servers run are ignored."""
     thought = ""
     for item in items:
         kind = item.get("type") or "message"
@@ -82,7 +76,9 @@ def _messages(items: Sequence[Mapping[str, Any]]) -> Iterator[Object]:
             thought = text_of(parts)
             continue
         message = _message(kind, item)
-        if message is not None:
+        if message is None:
+            ignored.append(f"input[{kind}]")
+        else:
             if thought and message.get("role") == "assistant":
                 message["reasoning_content"] = thought
             thought = ""
@@ -175,13 +171,13 @@ class ResponsesFormat(BlockFormat):
         super().__init__(request, served)
         self._chat, self._asked = request, asked
         self._id = f"resp_{secrets.token_hex(12)}"
-        self._items: list[Object] = []
+        self._ids: list[str] = []  # of the blocks' items
         self._told = 0
 
     def reply(self, end: Finished) -> Reply:
         return self._reply(end)
 
-    def opening(self, first: Tokens | Finished) -> list[Reply]:
+    def opening(self, prompt_tokens: int) -> list[Reply]:
         begun = self._reply(None)
         return [
             self._event("response.created", response=begun),
@@ -193,46 +189,41 @@ class ResponsesFormat(BlockFormat):
         return [self._event(f"response.{reply.status}", response=reply)]
 
     def begun(self, block: AnswerBlock) -> list[Reply]:
-        head, part = _begun(block)
-        item = {"id": f"{_IDS[block.kind]}_{secrets.token_hex(12)}", **head}
-        self._items.append(item if part is None else {**item, "content": [part]})
-        shown = item if part is None else {**item, "content": []}
-        added = self._event("response.output_item.added", output_index=self._at, item={**shown})
-        if part is None:
-            return [added]
-        return [added, self._of_item("response.content_part.added", 0, part={**part})]
+        self._ids.append(f"{_IDS[block.kind]}_{secrets.token_hex(12)}")
+        item = self._item(self._at)
+        parts = item.get("content", ())
+        shown = {**item, "content": []} if parts else item
+        added = self._event("response.output_item.added", output_index=self._at, item=shown)
+        opened = [self._of_item("response.content_part.added", 0, part=part) for part in parts]
+        return [added, *opened]
 
     def added(self, block: AnswerBlock, text: str) -> list[Reply]:
-        if block.kind == "call":
-            self._items[-1]["arguments"] += text
-        else:
-            self._items[-1]["content"][0]["text"] += text
         return [self._of_item(f"response.{_EVENTS[block.kind]}.delta", delta=text)]
 
     def ended(self, block: AnswerBlock) -> list[Reply]:
-        item, kind = self._items[-1], f"response.{_EVENTS[block.kind]}.done"
-        if block.kind == "call":
-            found = [self._of_item(kind, arguments=block.text)]
-        else:
-            part = {**item["content"][0]}
-            found = [
-                self._of_item(kind, text=block.text),
-                self._of_item("response.content_part.done", 0, part=part),
-            ]
-        item["status"] = "completed"
-        done = self._event("response.output_item.done", output_index=self._at, item={**item})
+        item, kind = self._item(self._at, "completed"), f"response.{_EVENTS[block.kind]}.done"
+        told: Object = {"arguments" if block.kind == "call" else "text": block.text}
+        found = [self._of_item(kind, **told)]
+        for part in item.get("content", ()):
+            found.append(self._of_item("response.content_part.done", 0, part=part))
+        done = self._event("response.output_item.done", output_index=self._at, item=item)
         return [*found, done]
 
     @property
     def _at(self) -> int:
-        return len(self._items) - 1
+        return len(self._ids) - 1
+
+    def _item(self, at: int, status: str = "in_progress") -> Object:
+        """The block of that number as an item."""
+        block = self.blocks[at]
+        return {"id": self._ids[at], **_item(block), "status": status}
 
     def _of_item(self, kind: str, content: int | None = None, **more: Any) -> Reply:
         if content is not None or "_text." in kind:
             more["content_index"] = 0
         if kind.startswith("response.output_text"):
             more["logprobs"] = []
-        return self._event(kind, item_id=self._items[-1]["id"], output_index=self._at, **more)
+        return self._event(kind, item_id=self._ids[-1], output_index=self._at, **more)
 
     def _event(self, kind: str, **more: Any) -> Reply:
         self._told += 1
@@ -246,7 +237,7 @@ class ResponsesFormat(BlockFormat):
             created_at=self.served.created,
             model=self.served.model,
             status=done if end is not None else "in_progress",
-            output=[{**item} for item in self._items],
+            output=[self._item(at, "completed") for at in range(len(self._ids))],
             usage=None if end is None else _usage(end, self.blocks),
             incomplete_details={"reason": "max_output_tokens"} if cut else None,
             tools=self._asked.tools or [],
@@ -265,16 +256,16 @@ _EVENTS = {
 }
 
 
-def _begun(block: AnswerBlock) -> tuple[Object, Object | None]:
-    """The item that a block is, as it begins, and its one part of content, if it has one."""
-    more: Object = {"status": "in_progress"}
+def _item(block: AnswerBlock) -> Object:
+    """What a block is as an item, beside its id and status."""
     if block.kind == "call":
-        told = {"call_id": block.call_id, "name": block.name, "arguments": ""}
-        return {"type": "function_call", **told, **more}, None
+        told = {"call_id": block.call_id, "name": block.name, "arguments": block.text}
+        return {"type": "function_call", **told}
     if block.kind == "thinking":
-        return {"type": "reasoning", "summary": [], **more}, {"type": "reasoning_text", "text": ""}
-    part: Object = {"type": "output_text", "text": "", "annotations": []}
-    return {"type": "message", "role": "assistant", **more}, part
+        part: Object = {"type": "reasoning_text", "text": block.text}
+        return {"type": "reasoning", "summary": [], "content": [part]}
+    part = {"type": "output_text", "text": block.text, "annotations": []}
+    return {"type": "message", "role": "assistant", "content": [part]}
 
 
 def _usage(end: Finished, blocks: Sequence[AnswerBlock]) -> Object:

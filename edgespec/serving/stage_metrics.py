@@ -21,7 +21,7 @@ from edgespec.decoding.stage_stats import ROW_CLASSES, StageStats
 from edgespec.errors import AddressUnavailable
 from edgespec.net.discovery_interfaces import reached_at
 from edgespec.runtime.stage_node import StageNode
-from edgespec.serving.guard import Guard
+from edgespec.serving.guard import Door, Guard
 from edgespec.serving.limits import HttpLimits
 from edgespec.serving.metrics import gauge
 from edgespec.serving.protocol import CalmServer, opened, settings_of
@@ -45,7 +45,8 @@ class StageMetrics:
     def __init__(
         self, address: Address, stage: StageNode, accepts: Callable[[str], bool] | None = None
     ) -> None:
-        """`accepts`: see Guard. Raises AddressUnavailable if nothing can listen there."""
+        """`accepts`: see Guard; None: no key is needed. Raises AddressUnavailable if nothing can
+        listen there."""
         registry = CollectorRegistry()
         ProcessCollector(registry=registry)
         registry.register(_Stage(stage))
@@ -53,11 +54,6 @@ class StageMetrics:
         async def metrics(_: Request) -> Response:
             return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
 
-        app = Starlette(
-            routes=[Route("/metrics", metrics, methods=["GET"])],
-            middleware=[Middleware(Guard, accepts, LIMITS.header)],
-        )
-        app.router.redirect_slashes = False
         try:
             self._listener = opened(address, BACKLOG)
         except OSError as problem:
@@ -65,9 +61,16 @@ class StageMetrics:
                 f"the metrics cannot be served at {address} ({problem.strerror or problem}); stop "
                 "the program that uses it, or choose another address with --metrics"
             ) from None
+        port = self._listener.getsockname()[1]
+        door = Door() if accepts else Door(frozenset({port}))
+        app = Starlette(
+            routes=[Route("/metrics", metrics, methods=["GET"])],
+            middleware=[Middleware(Guard, accepts or _nobody, LIMITS.header, door)],
+        )
+        app.router.redirect_slashes = False
         self._server = CalmServer(settings_of(app, LIMITS, BACKLOG))
         self._thread = threading.Thread(target=self._run, name="edgespec-metrics", daemon=True)
-        places = reached_at(Address(address.host, self._listener.getsockname()[1]))
+        places = reached_at(Address(address.host, port))
         log.info("metrics at %s", " or ".join(f"http://{one}/metrics" for one in places))
 
     def __enter__(self) -> StageMetrics:
@@ -84,6 +87,11 @@ class StageMetrics:
             self._server.run(sockets=[self._listener])
         except Exception:  # the stage works without metrics
             log.exception("metrics are no longer served")
+
+
+def _nobody(key: str) -> bool:
+    """No key counts: a proxy has none to pass on."""
+    return False
 
 
 class _Stage(Collector):

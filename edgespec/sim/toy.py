@@ -41,7 +41,7 @@ class ToyCodec:
     def check_length(self, text: str, most: int) -> None:
         """Nothing is too long to be looked at."""
 
-    def encode(self, text: str) -> Sequence[int]:
+    def encode(self, text: str, *, bare: bool = False) -> Sequence[int]:
         """One token a character; blanks give none."""
         return [ord(c) % VOCABULARY for c in text if c != " "]
 
@@ -55,6 +55,9 @@ class ToyCodec:
         if tools:
             raise ConfigError("the toy model knows no tools")
         return self.encode("".join(one["content"] for one in messages))
+
+    def spelt(self, tokens: Sequence[int]) -> str:
+        return "".join(map(text_of, tokens))
 
     thought_marks = None
 

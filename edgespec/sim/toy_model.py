@@ -182,6 +182,13 @@ class FakeHead:
         """The tokens along the paths; a seed changes all of them. Each is certain."""
         return [self._along(walk.hidden, walk.rows, walk.sampling, walk.top) for walk in walks]
 
+    def score(self, hidden: Tensor, tokens: IntArray, top: int) -> TopLogprobs:
+        """A number for each token that follows from all that its row has seen."""
+        mixed = _mix(np.frombuffer(hidden.data, np.uint64) + tokens.astype(np.uint64))
+        log_probs = -((mixed % np.uint64(1 << 20)).astype(np.float64) / (1 << 16))
+        best = np.broadcast_to(tokens[:, None], (len(tokens), min(top, 1)))
+        return TopLogprobs(log_probs, best, np.broadcast_to(log_probs[:, None], best.shape))
+
     def _along(
         self, hidden: Tensor, rows: Rows, sampling: Sampling, top: int
     ) -> tuple[Choice, TopLogprobs | None]:

@@ -21,6 +21,9 @@ FORMATS = frozenset(
 )
 """Those that llguidance holds a text to. Any other is an annotation, as JSON Schema has it."""
 
+LEFT_OUT = "uniqueItems"
+"""A keyword that no grammar can hold a text to: an answer may be invalid by it."""
+
 _OF_NAMES = {"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"}
 """Keywords whose object has a schema under each name, whatever the name."""
 
@@ -50,11 +53,17 @@ def json_spec(schema: object) -> str:
 
 def schema_text(schema: object) -> str:
     """A JSON schema as grammars have it: a `format` that is not one of FORMATS is an annotation,
-    and left out. Raises ConfigError if it is nested too deep."""
+    and left out; so is LEFT_OUT. Raises ConfigError if it is nested too deep."""
     try:
         return json.dumps(_without_annotations(schema))
     except RecursionError:
         raise ConfigError("the JSON schema is nested too deep") from None
+
+
+def leaves_out(schema: object) -> bool:
+    """Whether a schema that is not nested too deep has LEFT_OUT."""
+    named = json.dumps(LEFT_OUT)
+    return json.dumps(schema).count(named) > schema_text(schema).count(named)
 
 
 def _without_annotations(schema: Any) -> Any:
@@ -65,6 +74,8 @@ def _without_annotations(schema: Any) -> Any:
     kept: dict[str, Any] = {}
     for key, value in schema.items():
         if key == "format" and isinstance(value, str) and value not in FORMATS:
+            continue
+        if key == LEFT_OUT:
             continue
         if key in _OF_NAMES and isinstance(value, Mapping):
             value = {name: _without_annotations(part) for name, part in value.items()}

@@ -22,6 +22,7 @@ Message = Mapping[str, Any]
 IS_OF_TOOL = " // tool "
 """Stands before a tool's name, a comment behind what a grammar has for it: errors name it."""
 
+_WORD = re.compile(r'\{|"[^"]*"|: |, |.', re.DOTALL)
 _B = r"[ \t\r\n]{0,16}"  # blanks, of which there is a bound: no long text is held back
 
 
@@ -133,13 +134,24 @@ To call one, answer with nothing but {example}, its name and its arguments fille
         head = rf'"name"{_B}:{_B}"{_any_of(names)}"{_B},{_B}"(?:arguments|parameters)"{_B}:{_B}\{{'
         return (self.another if another else self.opening) + rf"\{{{_B}{kind}{head}"
 
-    def grammar(self, tools: Sequence[Tool], *, must: bool, several: bool) -> str:
+    def grammar(
+        self,
+        tools: Sequence[Tool],
+        *,
+        must: bool,
+        several: bool,
+        answer: Mapping[str, Any] | None = None,
+    ) -> str:
         """Of an answer whose calls are of these tools, with valid arguments (see
-        types.grammar_spec). With `must` it is a call, or `several`; else it may be a text too."""
+        types.grammar_spec). With `must` it is a call, or `several`; else it may be a text too, or
+        JSON by the schema `answer`."""
         lines = [f"one_call: {' | '.join(f'tool_{n}' for n in range(len(tools)))}"]
         for number, tool in enumerate(tools):
             schema = {"type": "object", **tool.parameters, "x-guidance": LAYOUT}
-            head, tail = json.dumps(self.head(tool.name)), json.dumps(self.tail)
+            # Beside JSON, a head that is JSON has its words: no longer one begins with theirs.
+            words = _WORD.findall(self.head(tool.name)) if answer is not None else []
+            words = words if words[:1] == ["{"] else [self.head(tool.name)]
+            head, tail = " ".join(map(json.dumps, words)), json.dumps(self.tail)
             held = f"{head} %json {schema_text(schema)} {tail}"
             lines.append(f"tool_{number}: {held}{IS_OF_TOOL}{json.dumps(tool.name)}")
         first = json.dumps(begin) if (begin := self.first + self.begin) else ""
@@ -147,7 +159,13 @@ To call one, answer with nothing but {example}, its name and its arguments fille
         more = f"({json.dumps(self.joint + self.begin)} one_call)*" if several else ""
         lines.append(f"calls: {first} one_call {more} {last}")
         names = [tool.name for tool in tools]
-        lines += ["start: calls"] if must else self._start(names, several)
+        if must:
+            lines.append("start: calls")
+        elif answer is not None:
+            held = schema_text({**answer, "x-guidance": LAYOUT})
+            lines += ["start: calls | answer", f"answer: %json {held}"]
+        else:
+            lines += self._start(names, several)
         return spec("lark", "%llguidance {}\n" + "\n".join(lines) + "\n")
 
     def _start(self, names: Sequence[str], several: bool) -> list[str]:

@@ -110,6 +110,10 @@ class Choice:
     tokens: Tokens
     margins: Floats
 
+    def behind(self, first: int) -> Choice:
+        """Without the first ones."""
+        return Choice(self.rows[first:], self.tokens[first:], self.margins[first:])
+
 
 def choose_along(logits: Callable[[int], Logits], rows: Rows, sampling: Sampling) -> Choice:
     """Take the token after row 0, then after the row below it that stands for that token, and so

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,6 +27,13 @@ class TopLogprobs:
     top: Tokens
     top_log_probs: Floats
 
+    def part(self, rows: slice, count: int = MOST) -> TopLogprobs:
+        """Of these rows alone, with the first `count` of the likeliest."""
+        some = slice(max(count, 0))
+        return TopLogprobs(
+            self.log_probs[rows], self.top[rows, some], self.top_log_probs[rows, some]
+        )
+
 
 def top_logprobs(logits: Logits, tokens: Tokens, count: int) -> TopLogprobs:
     """The `count` most likely tokens of each row of logits [R, V], beside those taken [R]."""
@@ -35,6 +43,14 @@ def top_logprobs(logits: Logits, tokens: Tokens, count: int) -> TopLogprobs:
     top = _best(rows, min(count, rows.shape[-1]))
     taken = np.take_along_axis(rows, tokens[:, None], axis=-1)[:, 0]
     return TopLogprobs(taken, top, np.take_along_axis(rows, top, axis=-1))
+
+
+def joined(parts: Sequence[TopLogprobs]) -> TopLogprobs:
+    """Those of all rows, one part's after the other's."""
+    if len(parts) == 1:
+        return parts[0]
+    columns = zip(*((one.log_probs, one.top, one.top_log_probs) for one in parts), strict=True)
+    return TopLogprobs(*(np.concatenate(column) for column in columns))
 
 
 def _best(rows: Floats, count: int) -> NDArray[np.int64]:

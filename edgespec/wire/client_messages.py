@@ -73,16 +73,19 @@ class Submit(Message, tag=40, frozen=True):
 
     An empty `policy` leaves the choice to the coordinator. `messages`: a conversation, for the
     model's chat template, and the `tools` that may be called in its next message; a model without a
-    template continues `prompt`, and refuses if that is empty. `top`: how many of
-    the likeliest tokens are wanted for each token, from 0 to 20, with log-probabilities; -1: not
-    even the token's own. `scope`: the user on whose behalf a client with many users asks, by the
-    client's own name; the coordinator's node replaces it by its own name for that user of that
-    client. `grammar`: what the answer may be, as types.grammar_spec writes it. The penalties,
-    `logit_bias` and `min_tokens`: see verify.rules.Rules. `stop_token_ids` end the answer as the
-    model's own ends do. `settings`: for the chat template, by the names that it knows.
-    `thinking_budget`: tokens after which a thought ends; -1: it has no such limit. With
-    `max_new_tokens` 0 the prompt is counted and not answered. How to sample that is None is as the
-    model publishes it (Status.usual). Raises ValueError for a conversation that is too long.
+    template continues `prompt`, and refuses if that is empty. `prompt_ids`: the prompt as tokens,
+    in place of both; `bare`: the tokenizer puts nothing of its own around its text. `top`: how many
+    of the likeliest tokens are wanted for each token, from 0 to 20, with log-probabilities; -1: not
+    even the token's own. `prompt_top`: the same for the tokens of the prompt. `echo`: the prompt is
+    told as well (Echoed), which `prompt_top` asks for too. `scope`: the user on whose behalf a
+    client with many users asks, by the client's own name; the coordinator's node replaces it by its
+    own name for that user of that client. `grammar`: what the answer may be, as types.grammar_spec
+    writes it. The penalties, `logit_bias` and `min_tokens`: see verify.rules.Rules.
+    `stop_token_ids` end the answer as the model's own ends do. `settings`: for the chat template,
+    by the names that it knows. `thinking_budget`: tokens after which a thought ends; -1: it has no
+    such limit. With `max_new_tokens` 0 the prompt is counted, told or scored, and not answered. How
+    to sample that is None is as the model publishes it (Status.usual). Raises ValueError for a
+    conversation that is too long.
     """
 
     tag: int
@@ -110,6 +113,10 @@ class Submit(Message, tag=40, frozen=True):
         default_factory=dict
     )
     thinking_budget: int = -1
+    prompt_ids: Numbers = ()
+    prompt_top: int = -1
+    echo: bool = False
+    bare: bool = False
 
     def __post_init__(self) -> None:
         calls = [call for one in self.messages for call in one.tool_calls]
@@ -146,6 +153,18 @@ class Tokens(Message, tag=43, frozen=True):
     log_probs: Text = ""
     prompt_tokens: int = 0
     thinks: bool = False
+
+
+class Echoed(Message, tag=50, frozen=True):
+    """The prompt as the model reads it, before any Tokens: once its `token_ids` and `text`, then,
+    if `log_probs` of it were asked for, in one or several messages those of its tokens in order, as
+    in Tokens. The first token has none: its "logprob" is null.
+    """
+
+    tag: int
+    token_ids: Numbers = ()
+    text: Text = ""
+    log_probs: Text = ""
 
 
 class SourceFigures(Record, frozen=True):
@@ -273,6 +292,8 @@ class Status(Message, tag=47, frozen=True):
     tools, by its name in types.tool_forms; "": its template has none of these. `thinking`: the name
     of the tag within which it thinks; "": it does not. `names`: all by which the model may be asked
     for, the one to show first. `usual`: how answers are sampled where a request does not say.
+    `draft`: the source of guesses, as `--draft` names it; "": there is none. `size`: bytes of the
+    model's layers and head as devices hold them; 0: not known.
     """
 
     ready: bool
@@ -296,3 +317,5 @@ class Status(Message, tag=47, frozen=True):
     thinking: Text = ""
     names: Some[Text] = ()
     usual: UsualSampling = NOTHING_SAID
+    draft: Text = ""
+    size: int = 0

@@ -23,7 +23,7 @@ from edgespec.tree.ledger import MOST_RETAINED
 from edgespec.types.record import INT64, MOST_NUMBERS, MOST_RECORDS, Record
 from edgespec.types.tool_forms import DEEPEST
 from edgespec.wire import block_messages, snapshots  # noqa: F401 (of their messages)
-from edgespec.wire.client_messages import Finished, Submit, Tokens
+from edgespec.wire.client_messages import Echoed, Finished, Submit, Tokens
 from edgespec.wire.messages import Message, Retain
 from edgespec.wire.segment import Segment
 
@@ -43,7 +43,7 @@ MOST_ITEMS = 1 << 14
 SHORT = 1 << 18
 """Bytes of a frame whose values need not be counted: they take 10 MB at most."""
 
-LONG = (Retain, Submit, Tokens, Finished)
+LONG = (Retain, Submit, Tokens, Finished, Echoed)
 """Messages with lists of more than MOST_RECORDS values, or with maps."""
 
 MOST_LONG = MOST_NUMBERS + MOST_RETAINED + MOST_ITEMS

@@ -116,8 +116,10 @@ class Part(Record, frozen=True):
     tokens; after it they are empty, unless the last stage chooses.
 
     `choosing`: with the end of a prompt; from its last row on the last stage follows the walk along
-    target tokens, for the rows of this part and of all that follow. What comes back then is its
-    `verdict` in the place of hidden rows, without rows if none of the part's is on the walk.
+    target tokens, for the rows of this part and of all that follow. `known`: with it, the tokens
+    that come after the first of the rows that are wanted back; these are not chosen, but scored.
+    What comes back then is its `verdict` in the place of hidden rows, without rows if none of the
+    part's is on the walk.
     """
 
     request: Whole
@@ -135,16 +137,18 @@ class Part(Record, frozen=True):
     fork_shared: Whole = 0
     choosing: Choosing | None = None
     verdict: Verdict | None = None
+    known: IntArray = NO_IDS
 
     def __post_init__(self) -> None:
-        take_arrays(self, "ids", "parents", "positions", "tokens", "fork_ids")
+        take_arrays(self, "ids", "parents", "positions", "tokens", "fork_ids", "known")
 
     def check(self) -> None:
         rows = len(self.ids)
         fits = len(self.parents) == len(self.positions) == rows and len(self.tokens) in (0, rows)
         require(fits, "parents, positions or tokens and ids differ in length")
         require(self.fork_shared <= len(self.fork_ids), "more rows shared than there are")
-        for numbers in (self.ids, self.positions, self.fork_ids):
+        require(len(self.known) <= self.want, "more known tokens than rows are wanted")
+        for numbers in (self.ids, self.positions, self.fork_ids, self.known):
             if len(numbers):
                 require(np.minimum.reduce(numbers) >= 0, "a negative id or position")
         if self.verdict is not None:

@@ -18,7 +18,7 @@ from support.segments import run_block
 from transformers import PreTrainedModel
 
 from edgespec.backends.base import BlockBackend, Head, Walk
-from edgespec.backends.torch_backend import TorchBlock, TorchHead, best_along
+from edgespec.backends.torch_backend import SCORED_ROWS, TorchBlock, TorchHead, best_along
 from edgespec.drafting.grower import TreeGrower
 from edgespec.drafting.independent import IndependentGuesser
 from edgespec.errors import LocalProtocolError, RemoteProtocolError
@@ -318,3 +318,29 @@ def test_a_device_takes_the_best_token_as_the_host_does() -> None:
                 work(damaged, rows)
             messages.append(str(raised.value))
         assert messages[0] == messages[1]
+
+
+def test_a_long_prompt_is_scored_with_few_logits_at_once(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    head = OutputHead(Checkpoint(folder), "float32")
+    whole = head.logits
+    held: list[int] = []
+
+    def logits(rows: torch.Tensor) -> torch.Tensor:
+        held.append(len(rows))
+        return whole(rows)
+
+    monkeypatch.setattr(head, "logits", logits)
+    rows = torch.randn((3 * SCORED_ROWS + 5, head.hidden_size))
+    tokens = np.arange(len(rows)) % 7
+    told = TorchHead(head).score(from_torch(rows), tokens, 3)
+    assert (max(held), sum(held)) == (SCORED_ROWS, len(rows))
+    assert told.top.shape == (len(rows), 3)
+    for at in (0, SCORED_ROWS, len(rows) - 1):
+        one = TorchHead(head).score(from_torch(rows[at : at + 1]), tokens[at : at + 1], 3)
+        assert one.log_probs[0] == told.log_probs[at], "a row's are its own, to the bit"
+        assert one.top_log_probs[0].tolist() == told.top_log_probs[at].tolist()
+    rows[SCORED_ROWS] = torch.nan
+    with pytest.raises(BadLogits):
+        TorchHead(head).score(from_torch(rows), tokens, 3)

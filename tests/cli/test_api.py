@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 
 import httpx
 import psutil
@@ -18,10 +21,13 @@ import pytest
 from support.commands import Command, Done, run_here
 from support.nodes import HOST, NodeRing, until
 
+from edgespec.cli.qr import qr_lines, qr_squares
 from edgespec.config import Address
 from edgespec.daemon import api_process
+from edgespec.daemon.api_keys import ApiKeys
 from edgespec.daemon.api_process import ApiProcess
 from edgespec.daemon.cluster import ClusterFolder, folder_of
+from edgespec.types.own_module import own_command
 
 START_S = 60.0
 
@@ -58,7 +64,8 @@ def test_by_hand_it_says_where_it_listens_and_obeys_a_signal(ring: NodeRing) -> 
         until(lambda: answers(url), START_S)
         told = httpx.post(f"{url}/v1/completions", json={"prompt": "hello", "max_tokens": 3})
         assert told.json()["usage"]["completion_tokens"] == 3
-        assert httpx.get(f"http://{door}/api/tags").json()["models"][0]["name"] == "toy"
+        (model,) = httpx.get(f"http://{door}/api/tags").json()["models"]
+        assert (model["name"], model["size"]) == ("toy", 1234)
         command.process.send_signal(signal.SIGTERM)
         assert command.process.wait(START_S) == 0
 
@@ -122,6 +129,35 @@ def test_it_does_not_outlive_a_parent_that_is_killed(ring: NodeRing) -> None:
     until(lambda: not psutil.pid_exists(pid), START_S)
 
 
+def test_no_folder_of_its_name_is_taken_for_edgespec(tmp_path: Path) -> None:
+    """`python -m` would look there first."""
+    foreign = tmp_path / "edgespec"
+    (foreign / "cli").mkdir(parents=True)
+    for package in (foreign, foreign / "cli"):
+        (package / "__init__.py").write_text("")
+    (foreign / "cli" / "main.py").write_text("raise SystemExit('a foreign edgespec was run')\n")
+    words = [*own_command("edgespec.cli.main"), "api", "--http", "none"]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True)
+    assert "leaves nothing to serve" in done.stderr
+
+
+def test_behind_a_proxy_a_key_is_asked_for(ring: NodeRing) -> None:
+    key = ApiKeys(folder_of("")).new("proxied")
+    asked = ("--http", f"{HOST}:0", "--coordinator", str(ring.address), "--require-key")
+    try:
+        with Command("api", *asked, "--cors-origin", "http://localhost:3000") as command:
+            command.until_out("API at http://")
+            url = command.out.split()[-1]
+            until(lambda: answers(url), START_S)
+            assert httpx.get(f"{url}/v1/models").status_code == 401
+            told = {"authorization": f"Bearer {key}", "origin": "http://localhost:3000"}
+            reply = httpx.get(f"{url}/v1/models", headers=told)
+            assert reply.headers["access-control-allow-origin"] == "http://localhost:3000"
+            assert reply.status_code == 200
+    finally:
+        ApiKeys(folder_of("")).revoke("proxied")
+
+
 Run = Callable[..., Done]
 
 
@@ -135,6 +171,39 @@ def test_others_are_not_served_without_a_key(run: Run) -> None:
     done = run("api", "--http", "0.0.0.0:0", "--coordinator", "127.0.0.1:1")
     done.assert_refused("edgespec key new NAME")
     run("api", "--http", "none").assert_refused("nothing to serve")
+
+
+def test_a_phones_key_is_a_picture_of_a_link(run: Run) -> None:
+    made = run("key", "new", "phone", "--qr", "--url", "http://192.168.1.10:8000/")
+    try:
+        link = made.out.strip()
+        assert re.fullmatch(r"http://192\.168\.1\.10:8000/#key=esk-[\w-]{43}", link)
+        assert not ApiKeys(folder_of("")).accepts(link.partition("=")[2])
+        assert all(line in made.err for line in qr_lines(link))
+        assert "within 15 minutes" in made.err
+    finally:
+        run("key", "revoke", "phone")
+    run("key", "new", "x", "--qr", "--url", "ftp://a").assert_refused("no address of a page")
+    run("key", "new", "x", "--qr", "--url", f"http://{99 * 'a'}").assert_refused("do not fit")
+    assert json.loads(run("key", "list", "--json").out) == {"keys": []}
+
+
+@pytest.mark.parametrize(
+    ("text", "size", "digest"),
+    [
+        (17 * "x", 21, "9039ce644c74f531"),
+        ("http://192.168.1.10:8000/#key=esk-" + 11 * "aB3_", 33, "9f3fa04fc524e2ba"),
+        (106 * "x", 37, "6f51665c89d5625c"),
+    ],
+)
+def test_a_qr_code_is_as_the_standard_has_it(text: str, size: int, digest: str) -> None:
+    """These are as segno 1.6.6 makes them for the same version and mask; jsQR 1.4.0 reads them."""
+    squares = qr_squares(text)
+    assert len(squares) == size
+    assert hashlib.sha256(repr(squares).encode()).hexdigest()[:16] == digest
+    shown = qr_lines(text)
+    assert {len(line) for line in shown} == {size + 8}
+    assert shown[0].strip() == shown[-1].strip() == ""
 
 
 def test_keys_are_made_listed_and_taken_back(run: Run) -> None:

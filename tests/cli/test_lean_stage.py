@@ -10,7 +10,7 @@ from support.commands import run, run_here
 from support.starting import at_start
 
 from edgespec.daemon import extras
-from edgespec.daemon.api_process import served_http
+from edgespec.daemon.api_process import ApiOptions, served_http
 from edgespec.daemon.bundled_models import bundled
 from edgespec.daemon.cluster import ClusterFolder
 from edgespec.errors import ConfigError
@@ -51,8 +51,8 @@ def test_what_an_extra_would_bring_is_named(
     monkeypatch.setattr(extras, "find_spec", lambda _: None)
     folder = ClusterFolder(tmp_path, KeyPair.new(), None)
     with pytest.raises(ConfigError, match=r"the HTTP API .* needs starlette.*\[coordinator\]"):
-        served_http("127.0.0.1", folder)
-    assert served_http("none", folder) is None
+        served_http("127.0.0.1", ApiOptions(), folder)
+    assert served_http("none", ApiOptions(), folder) is None
     for command in (("bench",), ("profile", "--out", "p.json", "--plot", "p.png")):
         done = run_here(capfd, monkeypatch, *command)
         done.assert_refused("needs matplotlib, which is not installed", "pip install '.[bench]'")

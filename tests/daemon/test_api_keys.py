@@ -4,22 +4,34 @@ from __future__ import annotations
 
 import base64
 import stat
+import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from edgespec.config import Address
-from edgespec.daemon.api_keys import FILE, KEY_BYTES, ApiKeys
+from edgespec.daemon.api_keys import FILE, KEY_BYTES, KEY_CHARS, ONCE_S, ApiKeys
 from edgespec.daemon.api_process import (
     HTTP_PORT,
+    ApiOptions,
     http_address,
     needs_keys,
-    ollama_address,
-    options_of,
     served_http,
 )
 from edgespec.daemon.cluster import ClusterFolder, ClusterSettings
 from edgespec.errors import AccessRefused, ConfigError
+
+
+def options(
+    ollama: str = "",
+    aliases: Sequence[str] = (),
+    require_key: bool = False,
+    origins: Sequence[str] = (),
+    names: Sequence[str] = (),
+) -> ApiOptions:
+    """As a command reads them."""
+    return ApiOptions.read(ollama, aliases, require_key, origins, names)
 
 
 @pytest.fixture
@@ -33,6 +45,7 @@ def test_a_key_counts_until_it_is_revoked(folder: ClusterFolder) -> None:
     assert not running.accepts("")
     text, other = command.new("laptop"), command.new("phone")
     assert text != other
+    assert len(text) == KEY_CHARS
     assert len(base64.urlsafe_b64decode(text.removeprefix("esk-") + "=")) == KEY_BYTES
     assert running.accepts(text)
     assert running.accepts(other)
@@ -55,6 +68,25 @@ def test_the_file_holds_no_key_and_is_its_owners_alone(folder: ClusterFolder) ->
     file.chmod(0o644)
     with pytest.raises(AccessRefused, match="chmod 600"):
         ApiKeys(folder.path).all()
+
+
+def test_a_key_for_one_use_is_exchanged_once_and_in_time(
+    folder: ClusterFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = ApiKeys(folder.path)
+    once, old, plain = keys.new("phone", once=True), keys.new("old", once=True), keys.new("laptop")
+    assert not keys.accepts(once)
+    kept = keys.exchanged(once)
+    assert kept is not None
+    assert keys.accepts(kept)
+    for text in (once, kept, plain, "", "x"):
+        assert keys.exchanged(text) is None
+    assert [(key.name, key.once) for key in keys.all()] == [
+        *(("phone", False), ("old", True), ("laptop", False))
+    ]
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now + ONCE_S + 1)
+    assert keys.exchanged(old) is None
 
 
 @pytest.mark.parametrize("name", ["", "all", "x" * 65, "a\nb", "a\x1b[2J"])
@@ -123,22 +155,50 @@ def test_an_address_that_is_none_is_refused(text: str) -> None:
 def test_other_machines_need_a_key(folder: ClusterFolder, host: str) -> None:
     http = str(Address(host, 8000))
     with pytest.raises(ConfigError, match="edgespec key new"):
-        served_http(http, folder)
+        served_http(http, ApiOptions(), folder)
     ApiKeys(folder.path).new("x")
-    assert served_http(http, folder) == Address(host, 8000)
+    assert served_http(http, ApiOptions(), folder) == Address(host, 8000)
 
 
 def test_ollamas_clients_have_an_address_of_their_own(folder: ClusterFolder) -> None:
-    assert ollama_address("", folder) is None
-    door = ollama_address("127.0.0.1", folder)
-    assert door == Address("127.0.0.1", 11434)
-    assert options_of(door, ["a"]) == ("--ollama", "127.0.0.1:11434", "--alias", "a")
-    assert options_of(None, ()) == ()
+    near = options("127.0.0.1")
+    assert near.ollama == Address("127.0.0.1", 11434)
+    assert served_http("127.0.0.1", near, folder) == Address("127.0.0.1", 8000)
     with pytest.raises(ConfigError, match=r"--ollama 0\.0\.0\.0:11434 can be reached"):
-        ollama_address("0.0.0.0", folder)
+        served_http("127.0.0.1", options("0.0.0.0"), folder)
+    with pytest.raises(ConfigError, match="--ollama is for the HTTP API"):
+        served_http("none", near, folder)
+
+
+def test_what_serve_passes_on_is_what_it_was_told() -> None:
+    assert options().words == []
+    told = options("127.0.0.1", ["a"], True, ["HTTP://localhost:3000/"], ["Board.local"])
+    words = ["--ollama", "127.0.0.1:11434", "--alias", "a", "--cors-origin"]
+    words += ["http://localhost:3000", "--host-name", "board.local", "--require-key"]
+    assert told.words == words
+
+
+def test_loopback_can_need_a_key_too(folder: ClusterFolder) -> None:
+    keyed = options(require_key=True)
+    with pytest.raises(ConfigError, match="--require-key, and there is no API key"):
+        served_http("127.0.0.1", keyed, folder)
+    ApiKeys(folder.path).new("x")
+    assert served_http("127.0.0.1", keyed, folder) == Address("127.0.0.1", 8000)
+
+
+@pytest.mark.parametrize("origin", ["*", "null", "localhost:3000", "http://a/b", "http://*.a", ""])
+def test_an_origin_is_one_site(origin: str) -> None:
+    with pytest.raises(ConfigError, match="is no origin"):
+        options(origins=[origin])
+
+
+@pytest.mark.parametrize("name", ["", "a:8000", "http://a", "*"])
+def test_a_host_is_a_name(name: str) -> None:
+    with pytest.raises(ConfigError, match="is no name"):
+        options(names=[name])
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost"])
 def test_loopback_needs_none(folder: ClusterFolder, host: str) -> None:
     assert not needs_keys(Address(host, 1))
-    assert served_http(str(Address(host, 8000)), folder) is not None
+    assert served_http(str(Address(host, 8000)), ApiOptions(), folder) is not None

@@ -57,7 +57,7 @@ class Shortest(ToyCodec):
         if len(text) > most:
             raise CapacityError(f"{len(text)} characters cannot fit")
 
-    def encode(self, text: str) -> Sequence[int]:
+    def encode(self, text: str, *, bare: bool = False) -> Sequence[int]:
         """Never of what cannot fit."""
         assert len(text) < 100
         return super().encode(text)

@@ -22,7 +22,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from edgespec.errors import ConfigError
 from edgespec.model.grammar import CompiledGrammar, GrammarCompiler, Vocabulary
-from edgespec.types.grammar_spec import FORMATS, LAYOUT, json_spec, spec
+from edgespec.types.grammar_spec import FORMATS, LAYOUT, json_spec, leaves_out, spec
 from edgespec.types.tool_forms import HERMES, Tool
 from edgespec.verify.rules import Rules
 
@@ -250,15 +250,19 @@ def test_a_format_that_is_known_is_held_to() -> None:
 
 # --- what is refused, and how -------------------------------------------------------------------
 
-UNIQUE = {"type": "array", "uniqueItems": True}
+UNHELD = {"type": "array", "contains": {}}
 
 
 @pytest.mark.parametrize(
     ("schema", "pointer", "words"),
     [
-        (UNIQUE, "#/uniqueItems", "uniqueItems"),
-        ({"properties": {"a": {"items": UNIQUE}}}, "#/properties/a/items/uniqueItems", "uniqueI"),
-        ({"$ref": "#/$defs/b", "$defs": {"b": UNIQUE}}, "#/$defs/b/uniqueItems", "uniqueItems"),
+        (UNHELD, "#/contains", "contains"),
+        (
+            {"properties": {"a": {"items": UNHELD}}},
+            "#/properties/a/items/contains",
+            "contains",
+        ),
+        ({"$ref": "#/$defs/b", "$defs": {"b": UNHELD}}, "#/$defs/b/contains", "contains"),
         ({"anyOf": [{"type": "null"}, {"type": "thing"}]}, "#/anyOf/1/type", "thing"),
         ({"properties": {"a\n": {"pattern": "(a"}}}, "#/properties/a\n/pattern", "unclosed"),
     ],
@@ -284,9 +288,31 @@ def test_a_schema_that_cannot_be_used_is_refused_by_the_place_in_it(
 
 
 def test_a_long_name_does_not_hide_what_is_wrong() -> None:
-    with pytest.raises(ConfigError, match="uniqueItems") as caught:
-        tokenizer().grammar(json_spec({"properties": {"a" * 10_000: UNIQUE}}))
+    with pytest.raises(ConfigError, match="contains") as caught:
+        tokenizer().grammar(json_spec({"properties": {"a" * 10_000: UNHELD}}))
     assert len(str(caught.value)) < 500
+
+
+def test_gbnf_is_read_as_what_it_says_in_lark() -> None:
+    gbnf = 'root ::= "a" digits?\ndigits ::= [0-9]+ # some\n'
+    held = tokenizer().grammar(spec("lark", gbnf))
+    plain = tokenizer().grammar(spec("lark", 'start: "a" DIGITS?\nDIGITS: /[0-9]+/\n'))
+    for text in ("a", "a12", "b", "ab"):
+        tokens = tuple(tokenizer().encode(text)[1:])
+        assert (held.allowed(tokens) == plain.allowed(tokens)).all(), text
+    for wrong in ("root ::= nowhere", "root ::= (", "leaf ::= [a-"):
+        with pytest.raises(ConfigError, match=r"the GBNF grammar cannot|the grammar cannot"):
+            tokenizer().grammar(spec("lark", wrong))
+
+
+def test_what_no_grammar_can_hold_a_text_to_is_left_out() -> None:
+    schema = {"type": "array", "items": {"enum": [1, 2]}, "uniqueItems": True}
+    named = {"properties": {"uniqueItems": {"const": "uniqueItems"}}}
+    assert leaves_out({"anyOf": [schema]})
+    assert not leaves_out(named)
+    tokens = tuple(tokenizer().encode("[1, 1]")[1:])
+    held = tokenizer().grammar(json_spec(schema))
+    assert all(t in np.flatnonzero(held.allowed(tokens[:n])) for n, t in enumerate(tokens))
 
 
 def test_a_lark_grammar_that_cannot_be_used_is_refused_by_its_line() -> None:

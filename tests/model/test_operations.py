@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,14 +18,13 @@ from support.operations import operations
 
 from edgespec.config import QUANTISATIONS
 from edgespec.model import block as block_module
+from edgespec.model import gemma4, mixture
 from edgespec.model.block import Block
 from edgespec.model.families import FAMILIES
-from edgespec.model.gemma4 import Gemma4Layer
 from edgespec.model.joint import CachedPart
-from edgespec.model.layers import DecoderLayer
 from edgespec.model.library_layers import LibraryLayer
 from edgespec.model.loader import Checkpoint
-from edgespec.model.matrices import Product
+from edgespec.model.mixture import sum_of_experts
 from edgespec.model.row_math import BATCHED
 from edgespec.model.sources import quantising
 from edgespec.model.tree_attention import tree_mask
@@ -63,37 +63,26 @@ def layer_of(block: Block, rows: int, requests: int = 1) -> Callable[[], object]
 
 def experts_used(block: Block, run: Callable[[], object]) -> int:
     """Of a layer's experts, how many its rows go through."""
-    layer = block._layers[0]
-    if isinstance(layer, DecoderLayer):
-        return len(own_experts_used(layer, run))
-    assert isinstance(layer, LibraryLayer)
-    used: list[int] = []
+    layer, used = block._layers[0], set[int]()
+    if not isinstance(layer, LibraryLayer):
+
+        def told(experts: Any, chosen: torch.Tensor, *rest: Any) -> torch.Tensor:
+            used.update(chosen.flatten().tolist())
+            return sum_of_experts(experts, chosen, *rest)
+
+        with pytest.MonkeyPatch.context() as patched:
+            for module in (mixture, gemma4):
+                patched.setattr(module, "sum_of_experts", told)
+            run()
+        return len(used)
     hooks = [
-        expert.register_forward_pre_hook(lambda *_, number=number: used.append(number))
+        expert.register_forward_pre_hook(lambda *_, number=number: used.add(number))
         for number, expert in enumerate(layer.module.mlp.experts)
     ]
     run()
     for hook in hooks:
         hook.remove()
-    return len(set(used))
-
-
-def own_experts_used(layer: DecoderLayer, run: Callable[[], object]) -> set[int]:
-    mixture, used = layer.mixture, set()
-    assert mixture is not None
-
-    def counting(number: int, product: Product) -> Product:
-        def multiply(rows: torch.Tensor) -> torch.Tensor:
-            used.add(number)
-            return product(rows)
-
-        return multiply
-
-    experts = mixture.experts
-    mixture.experts = [(counting(n, up), down) for n, (up, down) in enumerate(experts)]
-    run()
-    mixture.experts = experts
-    return used
+    return len(used)
 
 
 def test_every_family_is_charged_what_its_layers_are_made_of(tmp_path: Path) -> None:
@@ -110,8 +99,7 @@ def test_every_family_is_charged_what_its_layers_are_made_of(tmp_path: Path) -> 
         with case(name):
             assert isinstance(block._layers[0], LibraryLayer) == (family in LIBRARY_OPERATIONS)
             run = layer_of(block, 2)
-            library = family in EXPERT_OPERATIONS and family in LIBRARY_OPERATIONS
-            used = experts_used(block, run) if library else 0
+            used = experts_used(block, run) if family in EXPERT_OPERATIONS else 0
             found = operations(run)
             assert len(found) == layer_operations(family, used), found
             if name == "lfm2":
@@ -121,22 +109,11 @@ def test_every_family_is_charged_what_its_layers_are_made_of(tmp_path: Path) -> 
 
 def test_a_mixture_of_edgespec_s_own_is_charged_nearly_what_it_is_made_of(tmp_path: Path) -> None:
     source = Checkpoint(write_family(tmp_path / "m", "gemma4_text-experts"))
-    layer = (block := Block(source, 2, 3, "bfloat16"))._layers[0]
-    run, used = layer_of(block, 2), set[int]()
-    assert isinstance(layer, Gemma4Layer)
-    assert layer._mixture is not None
-    original = layer._mixture._choose
-
-    def choose(scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        chosen, shares = original(scores)
-        used.update(chosen.flatten().tolist())
-        return chosen, shares
-
-    layer._mixture._choose = choose  # type: ignore[method-assign]
-    run()
-    layer._mixture._choose = original  # type: ignore[method-assign]
+    block = Block(source, 2, 3, "bfloat16")
+    used = experts_used(block, run := layer_of(block, 2))
+    assert used
     # Of each published one's layers some 8 experts are used by a row.
-    assert abs(len(operations(run)) - layer_operations("gemma4_text", len(used))) < 10
+    assert abs(len(operations(run)) - layer_operations("gemma4_text", used)) < 10
 
 
 @pytest.mark.parametrize("name", ["none", "int4", "int8"])

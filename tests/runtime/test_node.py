@@ -22,6 +22,7 @@ from edgespec.ring import assembly
 from edgespec.ring.effects import Stop
 from edgespec.runtime import node as node_module
 from edgespec.runtime.client import Client
+from edgespec.runtime.coordinator_node import CoordinatorNode
 from edgespec.runtime.stage_node import StageNode
 from edgespec.sim.toy_model import FakeBlock
 from edgespec.wire.client_messages import Finished, Progress, Submit, Tokens
@@ -219,6 +220,45 @@ def test_a_lost_coordinator_ends_its_clients_and_nobody_else(way: str) -> None:
             broke = f"the connection to the coordinator at {ring.address} broke"
             assert silent in str(problem) or (way == "vanished" and str(problem) == broke)
         assert all(ring.threads[stage].stop is None for stage in (1, 2))
+
+
+def test_a_coordinator_that_drains_lets_requests_end_and_takes_no_more() -> None:
+    with NodeRing(2) as ring, ExitStack() as stack:
+        ring.await_up()
+        node, gate = ring.threads[0].node, threading.Semaphore(4)
+        assert isinstance(node, CoordinatorNode)
+        node.drain, ring.blocks[0].passes = 600.0, gate
+        ask = submit(max_new_tokens=20)
+        running, late = (stack.enter_context(ring.client()) for _ in range(2))
+        answer = running.ask(ask)
+        until(lambda: isinstance(next(answer), Tokens))
+        node.leave("stopped by SIGTERM")
+        with pytest.raises(RequestFailed, match="takes no more requests") as refused:
+            list(late.ask(ask))
+        assert refused.value.kind == "lost"
+        gate.release(1000)
+        *_, end = answer
+        assert isinstance(end, Finished)
+        ring.assert_right(ask, end)
+        assert ring.threads[0].ended() == Stop("stopped by SIGTERM", failed=False)
+
+
+@pytest.mark.parametrize("way", ["in time", "told again"])
+def test_what_does_not_end_while_it_drains_is_told_so(way: str) -> None:
+    with NodeRing(2) as ring, ring.client() as client:
+        ring.await_up()
+        node, gate = ring.threads[0].node, threading.Semaphore(4)
+        assert isinstance(node, CoordinatorNode)
+        node.drain, ring.blocks[0].passes = 0.3 if way == "in time" else 600.0, gate
+        answer = client.ask(submit(max_new_tokens=20))
+        until(lambda: isinstance(next(answer), Tokens))
+        node.leave("stopped by SIGTERM")
+        if way == "told again":
+            node.leave("stopped by SIGINT")
+        why = "SIGTERM, and the 0.3 s of --drain are over" if way == "in time" else "SIGINT"
+        with pytest.raises(RequestFailed, match=f"the ring ended: stopped by {why}"):
+            list(answer)
+        gate.release(1000)
 
 
 def test_a_stage_that_cannot_load_ends_alone_with_its_reason() -> None:

@@ -195,8 +195,12 @@ def test_the_openai_client_raises_its_own_errors(client: openai.OpenAI) -> None:
         client.completions.create(model="base", prompt="x " * 4 * CONTEXT)
     with pytest.raises(openai.NotFoundError, match="sentence-transformers"):
         client.embeddings.create(model="base", input="x")
-    asked = schema_asked({"type": "array", "uniqueItems": True})
-    with pytest.raises(openai.BadRequestError, match="uniqueItems"):
+    unique = {"type": "array", "items": {"enum": [1]}, "maxItems": 2, "uniqueItems": True}
+    asked = schema_asked(unique)
+    raw = client.chat.completions.with_raw_response.create(**asked, max_tokens=8)
+    assert raw.headers["x-edgespec-ignored"] == "uniqueItems of a JSON schema"
+    asked = schema_asked({"type": "array", "contains": {}})
+    with pytest.raises(openai.BadRequestError, match="contains"):
         client.chat.completions.create(**asked)
     with pytest.raises(openai.BadRequestError, match="functions"):
         client.chat.completions.create(

@@ -444,7 +444,7 @@ def streamed(kind: str, step: int, end: Finished) -> bytes:
     form = form_of(kind)
     pieces = [end.text[at : at + step] for at in range(0, len(end.text), step)]
     tokens = [Tokens(0, (n,), text, "", 7, end.thinks) for n, text in enumerate(pieces)]
-    told = [form.framed(form.opening(tokens[0]))]
+    told = [form.framed(form.opening(tokens[0].prompt_tokens))]
     told += [form.framed(form.pieces(0, one)) for one in tokens]
     told += [form.framed(form.endings(0, end)), form.framed(form.closing([end])), form.done]
     return b"".join(told)
@@ -553,7 +553,7 @@ def test_openais_events_have_the_fields_of_its_types() -> None:
     assert items == seen[-1]["response"]["output"]
     chunks = streamed("openai", 3, END).decode().split("\n\n")
     for one in (json.loads(part.partition("data: ")[2]) for part in chunks if "{" in part):
-        assert {*one} == {"id", "object", "created", "model", "choices"}
+        assert {*one} == {"id", "object", "created", "model", "choices", "system_fingerprint"}
         (choice,) = one["choices"]
         assert {*choice} == {"index", "delta", "logprobs", "finish_reason"}
         assert {*choice["delta"]} <= OF_DELTAS

@@ -16,10 +16,8 @@ from support.tiers import examples
 from edgespec.runtime.async_client import AsyncClient
 from edgespec.serving.app import Service, application
 from edgespec.serving.events import routes
+from edgespec.serving.guard import FORWARDED, Door
 from edgespec.wire.client_messages import NodeStatus, Status
-
-Ask = Callable[[str, bytes, str], int]
-"""The status of a GET of that path, with that Host header and that key."""
 
 KEY = "a key"
 OPEN = ("/", "/healthz", "/readyz", "/openapi.json", "/static/page.js")
@@ -48,26 +46,41 @@ class Client:
 
 
 PORT = 8000
+FREE = Door(frozenset({PORT}))
 
 
-def asking(
-    loop: asyncio.AbstractEventLoop,
-    accepts: Callable[[str], bool] | None,
-    open_ports: frozenset[int] = frozenset(),
-) -> Ask:
+def refuse(key: str) -> bool:
+    """There is no key."""
+    return False
+
+
+class Ask:
     """How to ask the API at that port without a network."""
-    client = cast(AsyncClient, Client())
-    app = application(Service(client), accepts, routes(client), open_ports)
 
-    def ask(path: str, host: bytes, key: str = "") -> int:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, accepts: Callable[[str], bool], door: Door
+    ) -> None:
+        client = cast(AsyncClient, Client())
+        self._app = application(Service(client), accepts, door, routes(client))
+        self._loop = loop
+
+    def __call__(self, path: str, host: bytes, key: str = "", **headers: str) -> int:
+        """The status of a GET of that path, with that Host header and that key."""
+        return int(self.told("GET", path, host, key, **headers)["status"])
+
+    def told(
+        self, method: str, path: str, host: bytes = b"localhost", key: str = "", **more: str
+    ) -> dict[str, str]:
+        """The headers of an answer, and its status; of a header's name `_` stands for `-`."""
         headers = [(b"host", host)]
+        headers += [(name.replace("_", "-").encode(), text.encode()) for name, text in more.items()]
         if key:
             headers.append((b"authorization", b"Bearer " + key.encode()))
         scope = {
             "type": "http",
             "asgi": {"version": "3.0"},
             "http_version": "1.1",
-            "method": "GET",
+            "method": method,
             "scheme": "http",
             "path": path,
             "raw_path": quote(path).encode(),
@@ -77,20 +90,19 @@ def asking(
             "server": ("192.168.1.5", PORT),
             "client": ("192.168.1.6", 40000),
         }
-        statuses: list[int] = []
+        told: dict[str, str] = {}
 
         async def receive() -> dict[str, Any]:
             return {"type": "http.request", "body": b"", "more_body": False}
 
         async def send(message: Any) -> None:
             if message["type"] == "http.response.start":
-                statuses.append(message["status"])
+                assert not told
+                told["status"] = str(message["status"])
+                told.update({name.decode(): value.decode() for name, value in message["headers"]})
 
-        loop.run_until_complete(app(scope, receive, send))
-        (status,) = statuses
-        return status
-
-    return ask
+        self._loop.run_until_complete(self._app(scope, receive, send))
+        return told
 
 
 @pytest.fixture(scope="module")
@@ -103,13 +115,13 @@ def loop() -> Iterator[asyncio.AbstractEventLoop]:
 @pytest.fixture(scope="module")
 def ask(loop: asyncio.AbstractEventLoop) -> Ask:
     """Of an API that has one key."""
-    return asking(loop, KEY.__eq__)
+    return Ask(loop, KEY.__eq__, Door())
 
 
 @pytest.fixture(scope="module")
 def ask_freely(loop: asyncio.AbstractEventLoop) -> Ask:
     """Of one that needs none."""
-    return asking(loop, None)
+    return Ask(loop, refuse, FREE)
 
 
 @examples(600)
@@ -119,7 +131,8 @@ def ask_freely(loop: asyncio.AbstractEventLoop) -> Ask:
 @example(path="/nothing", host=b"[")
 @example(path="/events\n", host=b"[")
 def test_no_host_opens_a_path_that_needs_a_key(ask: Ask, path: str, host: bytes) -> None:
-    is_open = path in OPEN or path.startswith("/static/")
+    routed = path.rstrip("/") or "/"
+    is_open = routed in OPEN or routed.startswith("/static/")
     for key in ("", "another"):
         status = ask(path, host, key)
         assert (status == 401) == (not is_open)
@@ -141,7 +154,68 @@ def test_a_port_of_loopback_needs_no_key_beside_one_that_does(
 ) -> None:
     """But a host and an origin as ever."""
     accepts = KEY.__eq__
-    beside = asking(loop, accepts, frozenset({PORT}))
+    beside = Ask(loop, accepts, FREE)
     assert beside("/v1/models", b"localhost") == 200
     assert beside("/v1/models", b"board.local") == 403
-    assert asking(loop, accepts, frozenset({PORT + 1}))("/v1/models", b"localhost") == 401
+    other = Door(frozenset({PORT + 1}))
+    assert Ask(loop, accepts, other)("/v1/models", b"localhost") == 401
+
+
+@pytest.mark.parametrize("header", FORWARDED)
+def test_what_a_proxy_passes_on_needs_a_key_on_loopback_too(
+    loop: asyncio.AbstractEventLoop, header: str
+) -> None:
+    said = {header.replace("-", "_"): "192.168.1.7"}
+    asked = Ask(loop, KEY.__eq__, FREE)
+    assert asked("/v1/models", b"localhost", **said) == 401
+    assert asked("/v1/models", b"localhost", "another", **said) == 401
+    assert asked("/v1/models", b"llm.example", KEY, **said) == 200
+    assert asked("/healthz", b"llm.example", **said) == 200
+    assert Ask(loop, refuse, FREE)("/v1/models", b"localhost", **said) == 401
+
+
+def test_names_are_those_that_are_given(loop: asyncio.AbstractEventLoop) -> None:
+    named = Door(FREE.open_ports, names=frozenset({"board.local"}))
+    free = Ask(loop, refuse, named)
+    assert free("/v1/models", b"Board.local:8000") == 200
+    assert free("/v1/models", b"192.168.1.5") == 403
+    assert free("/v1/models", b"evil.example") == 403
+    keyed = Ask(loop, KEY.__eq__, Door(names=frozenset({"board.local"})))
+    assert keyed("/v1/models", b"board.local") == 401
+    for host in (b"board.local", b"192.168.1.5:8000", b"[fe80::1]:8000", b"localhost"):
+        assert keyed("/v1/models", host, KEY) == 200
+    assert keyed("/v1/models", b"evil.example", KEY) == 403
+
+
+def test_a_slash_at_the_end_leads_to_the_same_place(ask: Ask, ask_freely: Ask) -> None:
+    for path in ("/v1/models", "/v1/models/m", "/health", "/readyz"):
+        assert ask_freely(f"{path}/", b"localhost") == 200
+    assert ask("/v1/models/", b"localhost") == 401
+    assert ask("/health/", b"localhost") == 200
+
+
+def test_pages_of_sites_that_are_named_may_ask_and_no_others(
+    loop: asyncio.AbstractEventLoop,
+) -> None:
+    site = "https://chat.example"
+    origins = frozenset({site})
+    free = Ask(loop, refuse, Door(FREE.open_ports, origins))
+    keyed = Ask(loop, KEY.__eq__, Door(origins=origins))
+    asked = {"access_control_request_method": "POST"}
+    headers = {"access_control_request_headers": "authorization, content-type, x-stainless-os"}
+    for door in (free, keyed):
+        told = door.told("OPTIONS", "/v1/chat/completions", origin=site, **asked, **headers)
+        assert told["status"] == "200"
+        assert told["access-control-allow-origin"] == site
+        assert "x-stainless-os" in told["access-control-allow-headers"]
+        assert "access-control-allow-credentials" not in told
+        other = door.told("OPTIONS", "/v1/models", origin="https://evil.example", **asked)
+        assert "access-control-allow-origin" not in other
+    assert free("/v1/models", b"localhost", origin=site, sec_fetch_site="cross-site") == 200
+    assert free("/v1/models", b"localhost", origin="https://evil.example") == 403
+    refused = keyed.told("GET", "/v1/models", origin=site)
+    assert (refused["status"], refused["access-control-allow-origin"]) == ("401", site)
+    assert keyed("/v1/models", b"localhost", KEY, origin=site) == 200
+    plain = Ask(loop, KEY.__eq__, Door()).told("OPTIONS", "/v1/models", origin=site, **asked)
+    assert plain["status"] == "401"
+    assert "access-control-allow-origin" not in plain

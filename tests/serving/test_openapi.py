@@ -39,6 +39,9 @@ OPERATIONS = (
     ("GET", "/api/tags"),
     ("GET", "/api/ps"),
     ("GET", "/api/version"),
+    ("POST", "/tokenize"),
+    ("POST", "/detokenize"),
+    ("POST", "/apply-template"),
     ("POST", "/api/show"),
     ("POST", "/api/generate"),
     ("POST", "/api/chat"),
@@ -53,7 +56,10 @@ OPERATIONS = (
 OF_QUESTIONS = 7
 
 
-RARE = ("/v1/messages/count_tokens", "/api/generate", "/api/show", "/api/ps", "/api/version")
+RARE = (
+    *("/v1/messages/count_tokens", "/api/generate", "/api/show", "/api/ps", "/api/version"),
+    *("/tokenize", "/apply-template"),
+)
 """Asked in `make test-all` alone; so are bad bodies that are read as a chat's in the end."""
 
 

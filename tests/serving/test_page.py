@@ -20,6 +20,8 @@ from support.nodes import QUICK, NodeRing
 from support.pages import CHROMIUM, FLAGS, Cluster, require_chromium
 from support.rings import submit
 
+from edgespec.daemon.api_keys import ApiKeys
+from edgespec.daemon.cluster import ClusterFolder, ClusterSettings
 from edgespec.errors import ConfigError
 from edgespec.runtime.access_policy import CLIENT
 from edgespec.types.record import as_dict
@@ -90,7 +92,7 @@ class Watched:
         self.expected: list[str] = []
         self._contexts: list[Any] = []
 
-    def open(self, width: int = 1366, height: int = 860, **options: Any) -> Page:
+    def open(self, width: int = 1366, height: int = 860, path: str = "", **options: Any) -> Page:
         """The page in a fresh profile, when its ring is there."""
         context = self._browser.new_context(
             viewport={"width": width, "height": height}, reduced_motion="reduce", **options
@@ -101,7 +103,7 @@ class Watched:
         page = context.new_page()
         page.on("console", self._on_console)
         page.on("pageerror", lambda error: self.problems.append(str(error)))
-        page.goto(self.url)
+        page.goto(f"{self.url}/{path}")
         return page
 
     def _only_here(self, route: Route) -> None:
@@ -244,6 +246,7 @@ def test_an_answer_streams_and_the_tree_shows_what_happens(
     counted = [int(t.split()[0]) for t in page.locator(".lane-text").all_inner_texts()]
     assert all(rows > 0 for rows in counted)
     assert page.locator("#ring .device").count() == STAGES + 1
+    page.click("#boards summary")
     assert "Layers 1 to 1" in page.locator("#ring .device").nth(2).inner_text()
     assert page.inner_text("#said").startswith("Answer: ")
 
@@ -509,13 +512,17 @@ def test_axe_finds_no_serious_fault(watched: Watched, look: str) -> None:
     page.reload()
     is_up(page)
     looked_at("an answer")
+    page.click(".turn.user .edit")
+    looked_at("a question that is changed")
     for button in ("#open-chats", "#open-settings"):
         page.click(button)
         looked_at(button)
         page.keyboard.press("Escape")
     if look == "phone":
         page.click("#show-ring")
-        looked_at("the ring")
+    for about in page.locator(".about summary").all():
+        about.click()
+    looked_at("the ring, with all that is told of it")
 
 
 @pytest.mark.thorough
@@ -536,6 +543,8 @@ def test_a_stage_that_is_down_is_named_and_the_answer_goes_on(
     assert "goes on when it is back or a spare has its place" in banner
     assert page.inner_text("#alarm") != ""
     assert page.locator(".device[data-state=missing]").count() == 1
+    assert page.locator(".board[data-state=missing]").count() == 1
+    assert page.locator(".link[data-whole=false]").count() == 2
     before = text(page)
     assert right(ring).startswith(before)
     assert page.is_visible("#stop")
@@ -813,6 +822,98 @@ def test_real_processes(browser: Browser, tmp_path: Path) -> None:
         page.click(".again")
         until_done(page)
         assert text(page) == after
+
+
+def test_the_ring_is_a_picture_in_which_an_answer_moves(watched: Watched) -> None:
+    page = watched.open()
+    is_up(page)
+    drawn = page.locator("#ring-picture")
+    assert page.locator("#ring-picture .board").count() == STAGES + 1
+    assert page.locator(".link[data-whole=true]").count() == STAGES + 1
+    told = drawn.get_attribute("aria-label") or ""
+    assert told.startswith("The ring: D0, the coordinator")
+    assert "V2 toybox, layers 1 to 1, ready" in told
+    assert "idle" in (drawn.text_content() or "")
+    ask(page, tokens=MANY)
+    until(page, "document.querySelectorAll('.link[data-live=true]').length > 0")
+    until(page, "document.querySelector('#ring-picture .speed')?.textContent > 0")
+    until(
+        page, "/\\d+ tokens, [\\d.]+ a second/.test(document.querySelector('.doing')?.textContent)"
+    )
+    page.keyboard.press("Escape")
+    until_done(page)
+    assert page.is_hidden("#no-draft")
+    page.click("#open-settings")
+    assert "guesses by fake" in page.inner_text("#own-settings")
+
+
+@pytest.mark.thorough
+def test_without_a_draft_the_page_says_how_to_get_one(
+    watched: Watched, ring: NodeRing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ring, "draft", "")
+    page = watched.open()
+    is_up(page)
+    page.wait_for_selector("#no-draft:not([hidden])")
+    assert "edgespec init --draft ngram" in page.inner_text("#no-draft")
+    page.click("#open-settings")
+    assert "no draft" in page.inner_text("#own-settings")
+
+
+@pytest.mark.thorough
+def test_a_question_is_changed_in_another_chat_and_chats_are_searched(watched: Watched) -> None:
+    page = watched.open()
+    is_up(page)
+    for question in ("the first hen", "the second goose"):
+        ask(page, question, tokens=5)
+        until_done(page)
+    page.locator(".turn.user .edit").nth(1).click()
+    page.locator(".editing textarea").fill("the second duck")
+    page.keyboard.press("Tab")
+    page.keyboard.press("Enter")
+    until_done(page)
+    asked = page.locator(".turn.user .text").all_inner_texts()
+    assert asked == ["the first hen", "the second duck"]
+    page.locator(".turn.assistant .branch").first.click()
+    assert page.locator(".turn").count() == 2
+    page.click("#open-chats")
+    assert page.locator("#chat-list li").count() == 3
+    for words, found in (("GOOSE", 1), ("hen", 3), ("swan", 0)):
+        page.fill("#search", words)
+        assert page.locator("#chat-list li").count() == found
+    assert page.inner_text("#no-chats") == "None has these words."
+    page.fill("#search", "goose")
+    assert "the second goose" in page.inner_text("#chat-list .note")
+    page.click("#chat-list .open")
+    asked = page.locator(".turn.user .text").all_inner_texts()
+    assert asked == ["the first hen", "the second goose"]
+
+
+@pytest.mark.thorough
+def test_a_link_with_a_key_is_used_once_and_its_device_is_remembered(
+    browser: Browser, ring: NodeRing, tmp_path: Path
+) -> None:
+    keys = ApiKeys(ClusterFolder.create(tmp_path / "cluster", ClusterSettings()).path)
+    identity, once = ring.keys.add("the API of phones", CLIENT), keys.new("phone", once=True)
+    door = {"accepts": keys.accepts, "exchanged": keys.exchanged}
+    with api(ring.address, identity, timing=CALM, **door) as url, pages(browser, url) as watched:
+        watched.expected.append("401")
+        phone = watched.open(390, 780, has_touch=True, is_mobile=True, path=f"#key={once}")
+        is_up(phone)
+        assert once not in phone.url
+        kept = phone.evaluate("localStorage.getItem('edgespec-key')")
+        assert keys.accepts(kept)
+        assert not keys.accepts(once)
+        phone.evaluate("sessionStorage.clear()")
+        phone.reload()
+        is_up(phone)
+        other = watched.open(path=f"#key={once}")
+        other.wait_for_selector("#key[open]")
+        assert "this link was used before" in other.inner_text("#key-note")
+        phone.click("#open-settings")
+        phone.click("#forget-key")
+        phone.wait_for_selector("#key[open]")
+        assert phone.is_checked("#key-kept"), "a phone is one person's"
 
 
 @pytest.mark.thorough

@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 
 from edgespec.serving.leniency import header_of
+from edgespec.serving.messages import MessagesRequest
 from edgespec.serving.ollama import OllamaTextRequest
 from edgespec.serving.problems import ApiProblem
 from edgespec.serving.request_bodies import COMPLETION_TOKENS, ChatRequest, TextRequest
 from edgespec.serving.requests import checked, parsed, submits_of
 from edgespec.serving.responses import ResponsesRequest
-from edgespec.types.grammar_spec import json_spec, spec
+from edgespec.types.grammar_spec import json_spec, leaves_out, spec
 from edgespec.wire.client_messages import ChatMessage, Submit, TokenBias, ToolCall
 from edgespec.wire.codec import decode, encode
 
@@ -42,7 +43,7 @@ def test_what_is_left_out_is_as_openai_has_it_and_the_model() -> None:
     assert (submit.temperature, submit.top_p, submit.top) == (None, None, -1)
     assert (submit.top_k, submit.min_p, submit.repetition_penalty) == (None, None, None)
     assert (asked.stream, asked.with_usage, asked.wait, asked.model) == (False, False, True, "")
-    assert asked.limit == 0
+    assert asked.limit is None
     assert submitted(text()).max_new_tokens == COMPLETION_TOKENS
     assert submitted(chat()).seed != submitted(chat()).seed
 
@@ -167,7 +168,9 @@ def test_texts_of_a_message_are_joined_and_developers_are_the_system() -> None:
         ({"min_p": 1.1}, "min_p"),
         ({"seed": 1 << 64}, "seed"),
         ({"seed": "1"}, "seed"),
-        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": -2}, "max_tokens"),
+        ({"prompt_logprobs": -1}, "prompt_logprobs"),
+        ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
         ({"max_completion_tokens": -2}, "max_completion_tokens"),
         ({"max_tokens": 1 << 40}, "max_tokens"),
         ({"stop": ["a"] * 65}, "stop"),
@@ -255,16 +258,18 @@ def test_what_cannot_be_served_is_refused_by_name(more: dict[str, Any], param: s
     [
         ({"prompt": None}, "prompt"),
         ({"prompt": ""}, "prompt"),
-        ({"prompt": [1, 2]}, "prompt"),
+        ({"prompt": [1, -2]}, "prompt"),
+        ({"prompt": [1, [2]]}, "prompt"),
         ({"prompt": ["a", 1]}, "prompt"),
         ({"prompt": ["a", ""]}, "prompt"),
         ({"prompt": ["a"] * 129}, "prompt"),
         ({"prompt": ["a"] * 3, "n": 43}, "n"),
-        ({"prompt": [[1]]}, "prompt"),
+        ({"prompt": [[]]}, "prompt"),
+        ({"prompt": [["a"]]}, "prompt"),
         ({"prompt": {}}, "prompt"),
         ({"prompt": "\udfff"}, "prompt"),
         ({"best_of": 2}, "best_of"),
-        ({"echo": True}, "echo"),
+        ({"echo": "yes"}, "echo"),
         ({"suffix": "x"}, "suffix"),
         ({"logprobs": True}, "logprobs"),
         ({"messages": MESSAGES}, "messages"),
@@ -509,8 +514,9 @@ def test_a_bad_schema_beside_a_strict_tool_is_no_bug() -> None:
     for _ in range(150):
         deep = [deep]
     schema = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"x": deep}}}
+    assert submitted(chat(tools=[tool], response_format=schema)).grammar
     with pytest.raises(ApiProblem, match="tools with a call that has to be valid"):
-        chat(tools=[tool], response_format=schema)
+        chat(tools=[tool], regex="a")
 
 
 @pytest.mark.parametrize("held", [{"regex": "a+"}, {"response_format": {"type": "json_object"}}])
@@ -543,7 +549,9 @@ def test_a_setting_of_the_template_is_one_that_can_travel(value: object) -> None
 
 def test_items_of_tools_of_others_are_left_out_and_unknown_ones_refused() -> None:
     asked = [*({"type": kind} for kind in ("web_search_call", "mcp_list_tools")), *MESSAGES]
-    assert len(ResponsesRequest(input=asked).as_chat()["messages"]) == 1
+    ignored: list[str] = []
+    assert len(ResponsesRequest(input=asked).as_chat(ignored)["messages"]) == 1
+    assert ignored == ["input[web_search_call]", "input[mcp_list_tools]"]
     for kind in ("mesage", "item_reference"):
         with pytest.raises(ApiProblem, match=f"input items of type '{kind}' are not supported"):
             ResponsesRequest(input=[{"type": kind}]).as_chat()
@@ -557,3 +565,39 @@ def test_a_text_of_ollama_s_goes_on_to_its_end() -> None:
     assert limit() == limit(options={"num_predict": -1}) == 100
     assert limit(options={"num_predict": 7}) == limit(options={"max_tokens": 7}) == 7
     assert limit(logprobs=False) == 100
+    for wrong in ("few", 1.5):
+        with pytest.raises(ApiProblem, match="num_predict") as caught:
+            limit(options={"num_predict": wrong})
+        assert caught.value.param == "num_predict"
+
+
+def test_a_schema_needs_no_name_and_has_several_places() -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}
+    forms: list[Any] = [
+        {"type": "json_schema", "json_schema": {"name": "n", "schema": schema, "strict": True}},
+        {"type": "json_schema", "json_schema": {"schema": schema}},
+        {"type": "json_schema", "schema": schema},
+        {"type": "json_object", "schema": schema},
+    ]
+    asked = [chat(response_format=one) for one in forms]
+    assert len({submitted(one).grammar for one in asked}) == 1
+    assert all(any(map(leaves_out, one.schemas)) for one in asked)
+    assert "uniqueItems" not in submitted(asked[0]).grammar
+
+
+def test_of_blocks_of_others_tools_the_client_is_told() -> None:
+    blocks = [{"type": "text", "text": "a"}, {"type": "server_tool_use"}]
+    ignored: list[str] = []
+    asked = checked(MessagesRequest, {"messages": [{"role": "assistant", "content": blocks}]})
+    assert len(asked.as_chat(ignored)["messages"]) == 1
+    assert ignored == ["messages[].content[server_tool_use]"]
+
+
+def test_an_answer_of_no_token_is_one_that_is_not_asked_for() -> None:
+    assert submitted(chat(max_tokens=0)).max_new_tokens == 0
+    assert submitted(chat(max_completion_tokens=0, max_tokens=4)).max_new_tokens == 0
+    asked = text(prompt=[[1, 2], "a"], echo=True, logprobs=3, max_tokens=0, prompt_logprobs=1)
+    one, other = submits_of(asked, 100)
+    assert (one.prompt, one.prompt_ids, one.prompt_top, one.echo) == ("", (1, 2), 3, True)
+    assert (other.prompt, other.prompt_ids, other.bare) == ("a", (), False)
+    assert submitted(text(prompt=[7], add_special_tokens=False)).prompt_ids == (7,)

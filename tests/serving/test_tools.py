@@ -224,6 +224,39 @@ def test_a_grammar_lets_an_answer_be_a_text(form: ToolForm) -> None:
     assert tokenizer().eos_ids <= {*np.flatnonzero(held.allowed(tuple(answer))).tolist()}
 
 
+ANSWER = {"type": "object", "properties": {"n": {"enum": [1]}}, "required": ["n"]}
+ANSWER |= {"additionalProperties": False}
+
+
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
+@pytest.mark.parametrize("strict", [True, False])
+def test_beside_a_schema_an_answer_is_a_call_or_json(form: ToolForm, strict: bool) -> None:
+    function = {"name": "weather", "parameters": CITY, "strict": strict}
+    asked = {
+        **ASKED,
+        "tools": [{"type": "function", "function": function}],
+        "response_format": {"type": "json_schema", "json_schema": {"schema": ANSWER}},
+    }
+    (submit,) = submits_of(checked(ChatRequest, asked), 1000, form)
+    held = tokenizer().grammar(submit.grammar)
+    for text, is_good in (
+        ('{"n": 1}', True),
+        (form.calls([("weather", '{"city": "Rome"}')]), True),
+        (form.calls([("weather", '{"city": 1}')]), not strict),
+        ('{"n": 2}', False),
+        ("It rains.", False),
+    ):
+        tokens = tokenizer().encode(text)[1:]
+        fits = [t in np.flatnonzero(held.allowed((*tokens[:n],))) for n, t in enumerate(tokens)]
+        ends = tokenizer().eos_ids <= {*np.flatnonzero(held.allowed((*tokens,))).tolist()}
+        assert (all(fits) and ends) == is_good, text
+    (must,) = submits_of(checked(ChatRequest, {**asked, "tool_choice": "required"}), 1000, form)
+    first = tokenizer().encode('{"n": 1}')[1:]
+    held = tokenizer().grammar(must.grammar)
+    fits = [t in np.flatnonzero(held.allowed((*first[:n],))) for n, t in enumerate(first)]
+    assert not all(fits)
+
+
 CALL = {"id": "1", "type": "function", "function": {"name": "now", "arguments": "{}"}}
 ASKED: dict[str, Any] = {
     "messages": [

@@ -7,6 +7,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from support.nodes import PATIENCE_S, QUICK, until
@@ -16,6 +17,7 @@ from edgespec.daemon.api import listening, server_of
 from edgespec.net.keys import Identity
 from edgespec.runtime.async_client import AsyncClient
 from edgespec.serving.app import Service
+from edgespec.serving.guard import Door
 from edgespec.serving.limits import HttpLimits
 
 HOST = "127.0.0.1"
@@ -29,13 +31,21 @@ def api(
     limits: HttpLimits | None = None,
     aliases: frozenset[str] = frozenset(),
     accepts: Callable[[str], bool] | None = None,
+    door: Door | None = None,
+    exchanged: Callable[[str], str | None] = lambda key: None,
     timing: Timing | None = None,
     wait: float = 2.0,
 ) -> Iterator[str]:
-    """Serve it, and give its base URL when it has reached the coordinator."""
+    """Serve it, and give its base URL when it has reached the coordinator. `accepts`: keys; None:
+    none is needed, but where a `door` says so."""
     listener = listening(Address(HOST, 0))
+    door = door or Door()
+    if accepts is None:
+        door = replace(door, open_ports={listener.getsockname()[1]})
     client = AsyncClient(coordinator, identity, wait, timing or QUICK)
-    server = server_of(Service(client, limits, aliases), accepts)
+    server = server_of(
+        Service(client, limits, aliases), accepts or (lambda key: False), door, exchanged
+    )
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
     try:

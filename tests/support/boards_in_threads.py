@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 
 import psutil
+from msgspec import structs
 from support.keys import OWN
 from support.nodes import HOST, NodeRing, NodeThread
 from support.torch_rings import BASE, CONTEXT, DRAFT, tokenizer
@@ -76,6 +78,7 @@ class TorchNodeRing(NodeRing):
             live=self.machine.live,
             here=lambda: home_status("desk", health()),
             plain=self.machine.learnt.plain_speed,
+            about=partial(structs.replace, draft=draft.name),
         )
         head = TorchHead(OutputHead(self._checkpoint, "float32"))
         node = CoordinatorNode(

@@ -164,7 +164,7 @@ class NodeRing:
         self.keys = ListedKeys()
         self.transport = self.open(port)
         self.address = Address(HOST, self.transport.control_port)
-        self._draft = draft
+        self.draft = "fake" if draft else ""
         self._recovery = recovery
         self._kept_rows = kept_rows
         self._live = live
@@ -195,7 +195,7 @@ class NodeRing:
 
     def start_coordinator(self) -> NodeThread:
         """D0."""
-        draft = FakeDraft(self.stages, VOCABULARY, 0.7) if self._draft else None
+        draft = FakeDraft(self.stages, VOCABULARY, 0.7) if self.draft else None
         key = secrets.token_hex(16)  # stages tell coordinators apart by it, too
         places = [
             Assign(s, self.stages, s - 1, s, "toy", "toy", "float64", "none", CONTEXT, 7, key)
@@ -204,7 +204,7 @@ class NodeRing:
         ring = CoordinatorSettings(
             self.stages,
             CONTEXT,
-            "fake" if draft else "",
+            self.draft,
             prefill_chunk=8,
             recovery=self._recovery,
             kept_rows=self._kept_rows,
@@ -218,7 +218,9 @@ class NodeRing:
             self.machine.load,
             live=self.machine.live,
             plain=self.machine.learnt.plain_speed,
-            about=lambda status: structs.replace(status, names=("toy", "org/Toy-1B", "toys")),
+            about=lambda status: structs.replace(
+                status, names=("toy", "org/Toy-1B", "toys"), draft=self.draft, size=1234
+            ),
         )
         node = CoordinatorNode(
             self.transport,

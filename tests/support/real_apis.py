@@ -19,13 +19,19 @@ from edgespec.daemon.local_ring import LocalRing
 
 
 @contextmanager
-def real_api(base: str | None = None) -> Iterator[tuple[str, int]]:
-    """Its base URL and process id. `base`: another folder of the base model."""
+def real_api(
+    base: str | None = None,
+    draft: str | None = None,
+    *,
+    stages: int = 2,
+    dtype: str = "float64",
+) -> Iterator[tuple[str, int]]:
+    """Its base URL and process id. `base`, `draft`: others than the bundled models."""
     config = CoordinatorConfig(
         base or bundled("base"),
-        bundled("draft"),
-        2,
-        "float64",
+        bundled("draft") if draft is None else draft,
+        stages,
+        dtype,
         Address("127.0.0.1", 0),
         context=CONTEXT,
     )

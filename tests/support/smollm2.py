@@ -7,6 +7,7 @@ file's own codes, which it multiplies by in any dtype.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from functools import lru_cache
 from importlib import resources
 
@@ -147,6 +148,15 @@ def _model() -> torch.nn.Module:
     model.load_state_dict(state, assign=True)
     model.model.rotary_emb = type(model.model.rotary_emb)(source.config.library)
     return model.eval()
+
+
+def log_probs(ids: Sequence[int]) -> list[float]:
+    """How likely transformers holds each of these tokens after those before it, from the second
+    on."""
+    with torch.inference_mode():
+        logits = _model()(torch.tensor([list(ids)])).logits[0, :-1]
+    rows = torch.log_softmax(logits, -1)
+    return rows.gather(1, torch.tensor(list(ids[1:]))[:, None])[:, 0].tolist()
 
 
 @lru_cache

@@ -373,7 +373,7 @@ def header(tag: object, *values: object) -> bytes:
 def status(lines: object, nodes: object = (), live: object = ()) -> bytes:
     """The frame of a Status with these fields."""
     usual = [0.0, 0, 1.0, 0.0, 1.0]
-    more = ("model", 1024, live, 0, 0, 0, 0, NODE, 0.0, "", "", (), usual)
+    more = ("model", 1024, live, 0, 0, 0, 0, NODE, 0.0, "", "", (), usual, "", 0)
     return header(47, True, lines, nodes, 1, 1, 0.0, 0, 0, *more)
 
 
@@ -385,7 +385,7 @@ def retain(accepted: object, retained: object) -> bytes:
 def asked(messages: object, tools: object = (), kind: object = "") -> bytes:
     """The frame of a Submit with these fields; `kind`: its policy."""
     plain = (1, "", 9, 0.0, 0, 1.0, 0.0, 0, [], kind, messages, -1, "", "", 0.0, 0.0, [], tools)
-    return header(40, *plain, 1.0, 0, [], {}, -1)
+    return header(40, *plain, 1.0, 0, [], {}, -1, [], -1, False, False)
 
 
 def nested(depth: int) -> object:

@@ -17,6 +17,7 @@ from edgespec.model.quantised.kernels import complaint
 from edgespec.model.quantised.linear import dequantised, linear_from, pack, stored_parts
 from edgespec.model.quantised.rounding import Packed
 from edgespec.model.tensors import compute_dtype
+from edgespec.types.own_module import own_command
 
 
 def made_up(form: Quantisation, shape: torch.Size, seed: int = 0) -> Packed:
@@ -123,7 +124,7 @@ def _complaint(form: Quantisation, packed: Packed, dtype: str, device: str) -> s
 
 def _tried_apart(quantisation: Quantisation, dtype: str, device: str) -> str:
     """`tried` in a process of its own, whose death is a verdict too."""
-    command = [sys.executable, "-m", __name__, quantisation.name, dtype, device]
+    command = [*own_command(__name__), quantisation.name, dtype, device]
     pipe = subprocess.PIPE
     try:
         with subprocess.Popen(command, stdout=pipe, stderr=pipe, bufsize=0) as child:

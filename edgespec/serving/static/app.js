@@ -3,7 +3,8 @@
 import { isAnswering, noteStatus, prepareChat } from "./chat.js";
 import { chosenRequest, isWatched, prepareRing, showHealth, showRing, troubleOf } from "./ring.js";
 import { noteUsual, prepareSettings, prepareTheme } from "./settings.js";
-import { ask, eventsOf, keepKey, problemOf } from "./stream.js";
+import { noteSegments } from "./picture.js";
+import { ask, eventsOf, forgetKey, isKeyKept, keepKey, key, problemOf, takeKeyOfAddress } from "./stream.js";
 import { addRuns, prepareTimeline, showStages } from "./timeline.js";
 import { showTree } from "./tree.js";
 
@@ -16,19 +17,23 @@ let isTroubled = false;
 // --- the key ---
 
 let keyAsked = null;
+let linkProblem = ""; // why the key of the address is none
 
 function askKey(words) {
   keyAsked = keyAsked || new Promise((resolve, reject) => {
     $("key-note").textContent = words;
+    $("key-note").hidden = !words;
     $("key-text").value = "";
+    showKey(false);
+    $("key-kept").checked = isKeyKept() || matchMedia("(pointer: coarse)").matches;
     const dialog = $("key");
     dialog.returnValue = "";
     dialog.addEventListener("close", () => {
       keyAsked = null;
       const text = $("key-text").value.trim();
       $("key-text").value = "";
-      if (!text) reject(new Error(words));
-      else resolve(keepKey(text));
+      if (!text) reject(new Error("this ring asks for a key"));
+      else resolve(keepKey(text, $("key-kept").checked));
     }, { once: true });
     dialog.showModal();
   });
@@ -39,9 +44,22 @@ async function withKey(path, options) {
   for (;;) {
     const response = await ask(path, options);
     if (response.status !== 401) return response;
-    await askKey((await problemOf(response)).text);
+    await askKey(linkProblem || (key() ? "This key counts not, or no longer." : ""));
+    linkProblem = "";
   }
 }
+
+function showKey(isShown) {
+  $("key-shown").checked = isShown;
+  $("key-text").type = isShown ? "text" : "password";
+}
+
+$("key-shown").addEventListener("change", () => showKey($("key-shown").checked));
+$("open-settings").addEventListener("click", () => { $("forget-key").hidden = !isKeyKept(); });
+$("forget-key").addEventListener("click", () => {
+  forgetKey();
+  location.reload();
+});
 
 // --- what is going on ---
 
@@ -59,7 +77,8 @@ function showTrouble() {
 function onStatus(news) {
   status = news;
   noteStatus(news);
-  if (news.usual) noteUsual(news.usual);
+  if (news.usual) noteUsual(news);
+  if (news.reachable) $("no-draft").hidden = news.draft !== "";
   showHealth(news);
   showRing(news);
   showStages(news);
@@ -70,6 +89,7 @@ function onScene(scene) {
   if (!isWatched(scene)) return;
   showTree(scene);
   addRuns(scene);
+  noteSegments(scene.segments.length);
   document.body.dataset.scene = scene.state;
 }
 
@@ -132,4 +152,5 @@ prepareRing(watchAnother);
 prepareSettings();
 prepareTimeline();
 prepareChat(withKey, showTrouble);
+linkProblem = await takeKeyOfAddress().catch(() => "");
 look();

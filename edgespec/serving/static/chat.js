@@ -45,7 +45,7 @@ function messagesOf(chat) {
 }
 
 function body(chat) {
-  const common = { stream: true, stream_options: { include_usage: true }, ...parameters(chat.settings) };
+  const common = { stream: true, stream_options: { include_usage: true, continuous_usage_stats: true }, ...parameters(chat.settings) };
   const messages = messagesOf(chat);
   if (!plain) return ["/v1/chat/completions", { messages, ...common }];
   return ["/v1/completions", { prompt: messages.map((turn) => turn.content).join("\n"), ...common }];
@@ -120,26 +120,34 @@ function take(event, told, turn, chat) {
   }
 }
 
+// While it comes, by this browser's clock.
+function doingWords(told) {
+  const tokens = told.usage ? told.usage.completion_tokens : 0;
+  const seconds = (told.last - told.first) / 1000;
+  if (told.waits || tokens < 2 || !(seconds > 0)) return told.doing;
+  return `${told.doing} · ${tokens} tokens, ${((tokens - 1) / seconds).toFixed(1)} a second`;
+}
+
 // A person's words first: how fast, and what it would be without guesses.
-function speedWords(usage, told, policy) {
+function speedWords(usage, told) {
   const ring = usage.edgespec || {};
   const tokens = usage.completion_tokens - 1; // behind the first, for which the prompt is read
   const seconds = ring.seconds ? ring.seconds - ring.first_token_seconds : (told.last - told.first) / 1000;
   if (tokens < 1 || !(seconds > 0)) return "";
   const speed = tokens / seconds;
   const words = `${speed.toFixed(1)} tokens a second`;
-  if (!plainSpeed || policy === "autoregressive" || told.beside) return told.beside ? `${words}, beside other answers` : words;
+  if (!plainSpeed || ring.policy === "autoregressive" || told.beside) return told.beside ? `${words}, beside other answers` : words;
   return `${words}, about ${(speed / plainSpeed).toFixed(1)} times plain decoding (${plainSpeed.toFixed(1)}, estimated)`;
 }
 
-function figures(chat, told) {
+function figures(told) {
   const parts = [];
   if (told.reason === "stopped") parts.push("stopped");
   if (told.reason === "length") parts.push("cut at the limit of tokens");
   const { usage } = told;
   if (!usage) return parts.join(" · ");
   const ring = usage.edgespec || {};
-  const speed = speedWords(usage, told, chat.settings.policy);
+  const speed = speedWords(usage, told);
   if (speed) parts.push(speed);
   const trips = ring.trips > 0 ? `, ${(usage.completion_tokens / ring.trips).toFixed(2)} a trip` : "";
   parts.push(`${usage.completion_tokens} ${usage.completion_tokens === 1 ? "token" : "tokens"}${trips}`);
@@ -154,7 +162,7 @@ function figures(chat, told) {
 function finish(chat, told, turn) {
   if (leaving) return;
   turn.unfinished = false;
-  turn.note = figures(chat, told);
+  turn.note = figures(told);
   chat.answer = null;
   chat.at = Date.now();
   running.delete(chat.id);
@@ -189,8 +197,57 @@ function article(turn) {
   made.append(text);
   $("turns").append(made);
   views.set(turn, { made, thought, text, end: null });
-  if (isUser) text.textContent = turn.content;
-  else paint(turn);
+  if (!isUser) {
+    paint(turn);
+    return;
+  }
+  text.textContent = turn.content;
+  made.append(action("Edit", "this question", () => edit(turn, made)));
+}
+
+function action(words, about, whenClicked) {
+  const button = element("button", `quiet ${words.toLowerCase()}`, words);
+  button.type = "button";
+  button.append(element("span", "hidden", ` ${about}`));
+  button.addEventListener("click", whenClicked);
+  return button;
+}
+
+// The question as a text to change. What comes of it is another chat: nothing of this one is lost.
+function edit(turn, made) {
+  const form = element("form", "editing");
+  const text = element("textarea");
+  text.value = turn.content;
+  text.rows = Math.min(10, 1 + turn.content.split("\n").length);
+  text.setAttribute("aria-label", "The question, changed");
+  const row = element("div", "actions");
+  const back = action("Cancel", "the change", () => {
+    form.replaceWith(...before);
+    made.querySelector(".edit").focus();
+  });
+  const again = element("button", "primary", "Ask in a new chat");
+  row.append(again, back);
+  form.append(text, row);
+  form.addEventListener("submit", (event) => {
+    event.preventDefault();
+    if (!text.value.trim()) return;
+    branch(current.turns.indexOf(turn));
+    send(text.value);
+  });
+  const before = [...made.childNodes].slice(1);
+  before[0].replaceWith(form);
+  for (const part of before.slice(1)) part.remove();
+  text.focus();
+}
+
+/** Another chat that begins with the first so many turns of this one. */
+function branch(count) {
+  const begun = current.turns.slice(0, count).map((turn) => ({ ...turn, unfinished: false }));
+  const made = { ...freshChat(current.settings), turns: begun };
+  made.settings.system = current.settings.system || "";
+  if (begun.length) keep(made);
+  show(made);
+  $("prompt").focus();
 }
 
 function paint(turn) {
@@ -202,7 +259,7 @@ function paint(turn) {
   const told = current.answer && current.turns[current.turns.length - 1] === turn ? current.answer : null;
   view.made.dataset.waits = String(Boolean(told && told.waits));
   if (told && view.end) {
-    view.end.firstChild.textContent = told.doing;
+    view.end.firstChild.textContent = doingWords(told);
     return;
   }
   if (view.end) view.end.remove();
@@ -224,6 +281,7 @@ function ended(turn) {
   const row = element("div", "actions");
   if (turn.content) {
     row.append(copyButton("the answer", () => turn.content.trim()));
+    row.append(action("Branch", "a new chat from here", () => branch(current.turns.indexOf(turn) + 1)));
   }
   if (turn === current.turns[current.turns.length - 1]) {
     const again = element("button", "quiet again", "Regenerate");
@@ -336,16 +394,29 @@ function deleteButton(words, about, whenSure) {
   return button;
 }
 
+// A part of the first turn that has the words, around them; "" if none has.
+function foundIn(chat, words) {
+  for (const { content } of chat.turns) {
+    const at = content.toLowerCase().indexOf(words);
+    if (at < 0) continue;
+    const from = Math.max(at - 20, 0);
+    return `${from ? "…" : ""}${content.slice(from, at + words.length + 40).replace(/\s+/g, " ")}…`;
+  }
+  return "";
+}
+
 function listChats() {
   const list = $("chat-list");
-  const chats = keptChats();
+  const words = $("search").value.trim().toLowerCase();
+  const all = keptChats();
+  const chats = words ? all.filter((chat) => foundIn(chat, words)) : all;
   list.replaceChildren(...chats.map((chat) => {
     const item = element("li");
     const open = element("button", "open", titleOf(chat));
     open.type = "button";
     open.setAttribute("aria-current", String(chat.id === current.id));
     const when = running.has(chat.id) ? "is being answered" : new Date(chat.at).toLocaleString([], { dateStyle: "medium", timeStyle: "short" });
-    open.append(element("span", "note", when));
+    open.append(element("span", "note", words ? `${when} · ${foundIn(chat, words)}` : when));
     open.addEventListener("click", () => {
       $("chats").close();
       if (chat.id !== current.id) show(chat);
@@ -360,7 +431,8 @@ function listChats() {
     return item;
   }));
   $("no-chats").hidden = chats.length > 0;
-  $("forget-all").replaceChildren(...(chats.length > 1 ? [deleteButton("Delete all", "chats", () => {
+  $("no-chats").textContent = all.length ? "None has these words." : "There are none yet.";
+  $("forget-all").replaceChildren(...(chats.length > 1 && !words ? [deleteButton("Delete all", "chats", () => {
     for (const chat of chats) forget(chat);
     listChats();
     $("chats-done").focus();
@@ -393,7 +465,9 @@ export function prepareChat(withKey, changed) {
     show(freshChat(latestSettings()));
     $("prompt").focus();
   });
+  $("search").addEventListener("input", listChats);
   $("open-chats").addEventListener("click", () => {
+    $("search").value = "";
     listChats();
     $("chats").showModal();
   });

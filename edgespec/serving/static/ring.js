@@ -1,4 +1,7 @@
-// The ring: a card for every device, and what to say when one is missing.
+// The ring: its picture, a card for every device, and what to say when one is missing.
+
+import { gigabytes, nameOf } from "./boards.js";
+import { showPicture } from "./picture.js";
 
 const $ = (id) => document.getElementById(id);
 
@@ -9,14 +12,7 @@ export function element(tag, className, text) {
   return made;
 }
 
-const names = new Map(); // by stage: who had the place last
-
 const MARKS = { ready: "✓", missing: "✕", loading: "↻", waiting: "…", "standing by": "◦" };
-
-function gigabytes(bytes) {
-  const whole = bytes / 2 ** 30;
-  return whole >= 10 ? whole.toFixed(0) : whole.toFixed(1);
-}
 
 export function seconds(number) {
   if (number < 90) return `${Math.round(number)} s`;
@@ -50,12 +46,6 @@ function figures(node) {
   const limit = node.limit > 0 ? node.limit : 100;
   rows.push(meter("Heat", hot ? node.temperature / limit : 0, hot ? `${Math.round(node.temperature)} °C` : "not known", node.throttled));
   return rows;
-}
-
-// A place that nobody holds is known by who had it.
-function nameOf(node) {
-  if (node.stage && node.name) names.set(node.stage, node.name);
-  return node.name || names.get(node.stage) || "";
 }
 
 function card(node) {
@@ -145,10 +135,8 @@ function head() {
   item.dataset.state = "ready";
   const title = element("div", "device-head");
   title.append(element("span", "place", "D0"), element("strong", "name", "coordinator"));
-  const list = element("ul", "answers");
-  list.setAttribute("aria-label", "Running requests");
   const meters = element("div", "meters");
-  item.append(title, element("p", "layers", "Draft source and draft tree"), meters, element("p", "warning"), element("p", "note"), list);
+  item.append(title, element("p", "layers", "Draft source and draft tree"), meters, element("p", "warning"), element("p", "note"));
   return item;
 }
 
@@ -163,7 +151,10 @@ export function showRing(status) {
   home.querySelector(".name").textContent = machine.name || "coordinator";
   home.querySelector(".meters").replaceChildren(...figures(machine));
   home.querySelector(".warning").textContent = machine.warning;
-  showAnswers(home.querySelector(".answers"), status.live);
+  showPicture(status);
+  showAnswers($("answers"), status.live);
+  const warned = [{ ...machine, name: machine.name || "coordinator" }, ...status.nodes].filter((node) => node.warning);
+  $("warnings").replaceChildren(...warned.map((node) => element("li", "warning", `${nameOf(node) || `V${node.stage}`}: ${node.warning}`)));
   const ring = $("ring");
   if (ring.firstChild !== home) ring.replaceChildren(home);
   while (ring.lastChild !== home) ring.lastChild.remove();

@@ -5,6 +5,7 @@ const KEPT = "edgespec-settings-2";
 const THEME = "edgespec-theme";
 const DEFAULTS = { system: "", policy: "", temperature: "", top_p: "", seed: "0", tokens: "512" };
 const FIELDS = Object.keys(DEFAULTS);
+const UNSET = { temperature: 0, top_k: 0, top_p: 1, min_p: 0, repetition_penalty: 1 }; // says nothing
 const MAY_BE_EMPTY = ["system", "policy", "temperature", "top_p", "seed"];
 
 let settings = { ...DEFAULTS }; // of the conversation that is shown
@@ -63,7 +64,11 @@ export function parameters({ policy, temperature, top_p, seed, tokens }) {
 }
 
 /** How the model samples where a setting is empty. */
-export function noteUsual(usual) {
+export function noteUsual({ usual, model, context_length: context, thinking, tools, draft }) {
+  const set = Object.entries(usual).filter(([name, value]) => value !== UNSET[name]);
+  const own = set.map(([name, value]) => `${name.replaceAll("_", " ")} ${Number(value.toPrecision(6))}`);
+  const can = [thinking ? "thinks before it answers" : "", tools ? "calls tools" : "", draft ? `guesses by ${draft}` : "no draft"];
+  $("own-settings").textContent = `${model}: ${own.length ? own.join(", ") : "no settings of its own"}; ${context} tokens of context; ${can.filter(Boolean).join(", ")}.`;
   $("temperature").placeholder = `${usual.temperature}, the model’s own`;
   $("top_p").placeholder = `${usual.top_p}, the model’s own`;
 }

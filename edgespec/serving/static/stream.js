@@ -1,21 +1,49 @@
-// Requests with the key, and server-sent events read from a response (EventSource sends no key).
+// Requests with the key, which a tab or this device keeps, and server-sent events read from a response (EventSource
+// sends no key).
 
 const KEY = "edgespec-key";
 
 export function key() {
   try {
-    return sessionStorage.getItem(KEY) || "";
+    return sessionStorage.getItem(KEY) || localStorage.getItem(KEY) || "";
   } catch {
     return "";
   }
 }
 
-export function keepKey(text) {
+/** Keep a key for this tab, or for this device. */
+export function keepKey(text, onDevice) {
   try {
-    sessionStorage.setItem(KEY, text);
+    forgetKey();
+    (onDevice ? localStorage : sessionStorage).setItem(KEY, text);
   } catch {
     // A browser that keeps nothing asks again after the next load.
   }
+}
+
+export function forgetKey() {
+  sessionStorage.removeItem(KEY);
+  localStorage.removeItem(KEY);
+}
+
+/** Whether this device keeps one. */
+export function isKeyKept() {
+  try {
+    return Boolean(localStorage.getItem(KEY));
+  } catch {
+    return false;
+  }
+}
+
+/** If the address brings a key for one use, exchange it for one that this device keeps; returns why it is none. */
+export async function takeKeyOfAddress() {
+  const found = new URLSearchParams(location.hash.slice(1)).get("key");
+  if (!found) return "";
+  history.replaceState(null, "", location.pathname);
+  const response = await fetch("/key", { method: "POST", headers: { authorization: `Bearer ${found}` }, cache: "no-store" });
+  if (!response.ok) return (await problemOf(response)).text;
+  keepKey((await response.json()).key, true);
+  return "";
 }
 
 export function ask(path, { body, signal } = {}) {

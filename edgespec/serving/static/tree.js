@@ -155,7 +155,7 @@ export function showTree(scene) {
   for (const node of nodes) draw(picture, node, byId, scene.root);
   const columns = Math.max(...nodes.map((node) => node.column + 1), 1);
   picture.setAttribute("width", columns * COLUMN);
-  picture.setAttribute("height", MOST_ROWS * ROW);
+  picture.setAttribute("height", ($("no-draft").hidden ? MOST_ROWS : 2) * ROW);
   const words = { idle: "No request runs", reading: "Reading the prompt", answering: "Answering", paused: "Paused" };
   const about = Object.entries(counts).map(([state, count]) => `${count} ${STATES[state]}`);
   picture.setAttribute("aria-label", `${words[scene.state] || scene.state}: ${about.join(", ")}`);
