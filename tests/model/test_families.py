@@ -33,7 +33,8 @@ from support.tiers import examples, thorough, tiered
 from transformers import AutoConfig, AutoModelForImageTextToText, PreTrainedModel
 
 from edgespec.config import Quantisation
-from edgespec.errors import ModelError
+from edgespec.daemon.layer_times import shape_of
+from edgespec.errors import ConfigError, ModelError
 from edgespec.kernels.rows import compiled_rows
 from edgespec.model import block as block_module
 from edgespec.model import families, library_layers, matrices
@@ -698,6 +699,16 @@ def test_what_cannot_be_run_exactly_is_refused_by_name(
     wrong = zoo.altered(name, tmp_path / "wrong", {"rope_parameters": None} | changes)
     with pytest.raises(ModelError, match=message):
         Checkpoint(wrong)
+
+
+def test_what_gemma_4_cannot_be_asked_for_is_named(zoo: Zoo, tmp_path: Path) -> None:
+    wrong = zoo.altered("gemma4_text", tmp_path / "wrong", {"hidden_activation": "relu"})
+    with pytest.raises(ModelError, match="'relu', edgespec computes silu"):
+        Block(Checkpoint(wrong), 0, 1)
+    with pytest.raises(ModelError, match=r"layer 3 reads the keys of layer 1.*from 1 on"):
+        Block(Checkpoint(zoo.folder("gemma4_text-shared")), 2, 5)
+    with pytest.raises(ConfigError, match="layers of m differ too much"):
+        shape_of(Checkpoint(zoo.folder("gemma4_text")), "m")
 
 
 def test_what_transformers_cannot_make_layers_of_is_refused(zoo: Zoo, tmp_path: Path) -> None:
