@@ -126,8 +126,8 @@ def check_keys(
     if not needs_keys(http):
         raise ConfigError(f"--require-key, and there is no API key; {remedy}, or leave it out")
     raise ConfigError(
-        f"{option} {http} can be reached from other machines, and there is no API key; {remedy}, "
-        f"or listen on {LOOPBACK}"
+        f"{option} {http} can be reached from other machines, and there is no API key; "
+        f"{remedy}, or listen on {LOOPBACK}"
     )
 
 
