@@ -39,7 +39,7 @@ from edgespec.model import block as block_module
 from edgespec.model import families, library_layers, matrices
 from edgespec.model.block import Block
 from edgespec.model.ends import OutputHead
-from edgespec.model.inventory import held_bytes
+from edgespec.model.inventory import block_parts
 from edgespec.model.kv_cache import TwoRegionCache
 from edgespec.model.library_layers import Experts
 from edgespec.model.loader import Checkpoint
@@ -619,7 +619,7 @@ DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
         ),
         ("qwen3", {"model_type": "qwen3_next"}, "recurrent state.*use qwen3-8b$"),
         ("qwen3", QWEN35, "'qwen3_6'.*linear attention.*use qwen3-8b$"),
-        ("qwen3", {"model_type": "nemotron_h"}, "no single guess can be pruned.*use qwen3-8b$"),
+        ("qwen3", {"model_type": "nemotron_h"}, "edgespec does not compute; use qwen3-8b$"),
         ("gemma3_text", {"model_type": "gemma3n"}, "several widths.*use gemma-4-e2b$"),
         ("gemma4_text", {"model_type": "gemma4_assistant"}, "reads the keys of the model.*-e2b$"),
         ("gemma4_text", {"use_bidirectional_attention": "all"}, "see later ones"),
@@ -630,9 +630,11 @@ DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
         ("gemma4_text-experts", {"top_k_experts": 7}, "a token goes to 7 of 6 experts"),
         (
             "granitemoehybrid",
-            {"layer_types": ["mamba", "attention"] * 2},
-            "recurrent state.*use granite-4-micro$",
+            {"layer_types": ["mamba", "conv"] * 2},
+            r"attention that models of type 'granitemoehybrid' do not have.*'conv'",
         ),
+        ("granitemoehybrid-mamba", {"mamba_n_heads": 7}, "mamba_n_heads 7.*mamba_expand 2 times"),
+        ("granitemoehybrid-mamba", {"time_step_limit": [1, 0]}, r"time_step_limit is"),
         ("granitemoehybrid", {"num_local_experts": 4}, "with experts"),
         ("gpt_oss", {"num_experts_per_tok": 7}, "a token goes to 7 of 6 experts"),
         ("gpt_oss", {"num_local_experts": 10**9}, "num_local_experts is 1000000000, edgespec runs"),
@@ -683,7 +685,7 @@ def test_what_cannot_be_run_exactly_is_refused_by_name(
 
 def test_what_transformers_cannot_make_layers_of_is_refused(zoo: Zoo, tmp_path: Path) -> None:
     wrong = Checkpoint(zoo.altered("granite", tmp_path / "wrong", {"hidden_act": "awq"}))
-    for made in (partial(Block, wrong, 0, 1), partial(held_bytes, wrong, 0, 1, torch.float32)):
+    for made in (partial(Block, wrong, 0, 1), partial(block_parts, wrong, 0, 1)):
         with pytest.raises(ModelError, match=r"cannot read .*wrong \(KeyError: 'awq'\)"):
             made()
 
