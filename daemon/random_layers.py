@@ -11,11 +11,11 @@ import torch
 
 from edgespec.config import FILE, QUANTISATIONS, Quantisation
 from edgespec.errors import ModelError
-from edgespec.model.block import EMBEDDING, LM_HEAD
 from edgespec.model.layers import layers_of
 from edgespec.model.model_config import ModelConfig
 from edgespec.model.quantised.linear import held_bytes, pack, stored_parts
 from edgespec.model.quantised.selftest import made_up
+from edgespec.model.source import EMBEDDING, LM_HEAD
 
 
 class RandomLayers:

@@ -217,7 +217,7 @@ def draft_of(
     from edgespec.model.sources import open_source
 
     source = open_source(setup.model)
-    base = BaseParts(local_folder(setup.model), source, head, setup.dtype, "cpu", measured=False)
+    base = BaseParts(local_folder(setup.model), source, head, setup.dtype, "cpu")
     builders = dict(BUILDERS)
     if independent is not None:
         builders["independent"] = lambda folder, base: independent(folder)

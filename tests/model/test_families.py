@@ -39,7 +39,7 @@ from edgespec.model import block as block_module
 from edgespec.model import families, library_layers, matrices
 from edgespec.model.block import Block
 from edgespec.model.ends import OutputHead
-from edgespec.model.inventory import held_bytes
+from edgespec.model.inventory import block_parts
 from edgespec.model.kv_cache import TwoRegionCache
 from edgespec.model.library_layers import Experts
 from edgespec.model.loader import Checkpoint
@@ -688,7 +688,7 @@ def test_what_cannot_be_run_exactly_is_refused_by_name(
 
 def test_what_transformers_cannot_make_layers_of_is_refused(zoo: Zoo, tmp_path: Path) -> None:
     wrong = Checkpoint(zoo.altered("granite", tmp_path / "wrong", {"hidden_act": "awq"}))
-    for made in (partial(Block, wrong, 0, 1), partial(held_bytes, wrong, 0, 1, torch.float32)):
+    for made in (partial(Block, wrong, 0, 1), partial(block_parts, wrong, 0, 1)):
         with pytest.raises(ModelError, match=r"cannot read .*wrong \(KeyError: 'awq'\)"):
             made()
 

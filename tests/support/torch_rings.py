@@ -72,7 +72,7 @@ def torch_ring(
     blocks = [Block(source, a, b, dtype) for a, b in split_layers(source.layers, stages)]
     few = NAMED[head_quant]
     head = OutputHead(open_source(base, few), dtype)
-    parts = BaseParts(BASE, source, head, dtype, "cpu", head_quantisation=few, measured=False)
+    parts = BaseParts(BASE, source, head, dtype, "cpu", head_quantisation=few)
     draft = build_draft(parse_draft(draft_name, weights_of), parts)
     assert draft is not None
     ring = CoordinatorSettings(
