@@ -21,6 +21,7 @@ from edgespec.errors import CapacityError, ConfigError, EdgespecError, PeerLost,
 from edgespec.policy.base import Policy
 from edgespec.policy.registry import policy_named
 from edgespec.types.features import NO_NEEDS, DraftNeeds
+from edgespec.types.record import MOST_CHARS
 from edgespec.types.usual_sampling import NAMES, NOTHING_SAID, UsualSampling
 from edgespec.verify.rules import Rules, ThoughtLimit
 from edgespec.verify.sampling import Sampling
@@ -184,6 +185,9 @@ def encode(codec: TextCodec, effect: EncodePrompt) -> PromptEncoded:
     thinks = codec.opens_thought(tokens)
     tells = asked.echo or asked.prompt_top >= 0
     text = codec.spelt(tokens) if tells else ""
+    if len(text) > MOST_CHARS:
+        words = f"the prompt's text has {len(text)} characters; at most {MOST_CHARS} can be told"
+        return PromptEncoded(effect.request, (), words, "invalid")
     return PromptEncoded(effect.request, tokens, grammar=grammar, thinks=thinks, text=text)
 
 

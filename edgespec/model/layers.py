@@ -210,8 +210,8 @@ class DecoderLayer:
         convolution."""
         form, math, heads = self.form, self._math, self.form.heads
         if self._taps is not None:
-            gates, _, inputs = qkv.chunk(3, 1)
-            (held,) = cache.append((gates * inputs)[None, None], self._index)
+            enters, _, inputs = qkv.chunk(3, 1)
+            (held,) = cache.append((enters * inputs)[None, None], self._index)
             return math.convolved(held, qkv, seen, self._taps)
         gate: torch.Tensor | None = None
         if form.gated:

@@ -9,8 +9,10 @@ from edgespec.planning.architecture import Architecture
 from edgespec.planning.cost_model import (
     HEAD,
     NO_DRAFT,
+    NO_FILE,
     CostModel,
     DraftCosts,
+    FileBytes,
     cost_model_of,
     head_costs,
 )
@@ -42,8 +44,8 @@ class PlannedModel:
     """A model to be planned: its sizes, how layers and head are held, and the draft beside it.
 
     `sources`: the names of the draft sources that were asked for, as `--draft` has them; "": none
-    was. Their costs are `draft`. `file_bytes`: of the largest layer, as held, where `quantisation`
-    is "file"; 0 for others. `head_file_bytes`: the same of the head.
+    was. Their costs are `draft`. `file`: of the largest layer, where `quantisation` is "file".
+    `head_file_bytes`: of the head, as held.
     """
 
     name: str
@@ -51,7 +53,7 @@ class PlannedModel:
     quantisation: Quantisation
     draft: DraftCosts = NO_DRAFT
     sources: str = ""
-    file_bytes: int = 0
+    file: FileBytes = NO_FILE
     head: Quantisation = HEAD
     head_file_bytes: int = 0
 
@@ -59,7 +61,7 @@ class PlannedModel:
     def costs(self) -> CostModel:
         of = self.of
         head = head_costs(of.vocab, of.hidden, self.head, self.head_file_bytes)
-        return cost_model_of(self.name, of, self.quantisation, head, self.draft, self.file_bytes)
+        return cost_model_of(self.name, of, self.quantisation, head, self.draft, self.file)
 
 
 @dataclass(frozen=True, slots=True)
