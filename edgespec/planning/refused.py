@@ -6,7 +6,7 @@ import re
 from collections.abc import Container, Mapping
 from dataclasses import dataclass
 
-from edgespec.planning.text_part import CONVOLVING
+from edgespec.planning.text_part import CONVOLVING, WRAPPERS
 
 REASONS = {
     "recurrent": "its layers keep a recurrent state (linear attention, convolution, Mamba), from "
@@ -23,7 +23,7 @@ _FAMILIES = (
     ("qwen3[5-9]|qwen3next|qwen4exp", "recurrent", "qwen3-8b"),
     ("granitehybrid", "recurrent", "granite-4-micro"),
     (
-        "bailinghybrid|bamba|falconh1|falconmamba|jamba|kimilinear|lfm[23]|mamba|minimax$|"
+        "bailinghybrid|bamba|falconh1|falconmamba|jamba|kimilinear|lfm3|mamba|minimax$|"
         "nemotronh|olmohybrid|recurrentgemma|rwkv|xlstm|zamba",
         "recurrent",
         "qwen3-8b",
@@ -64,7 +64,7 @@ def refusal_of(settings: Mapping[str, object], running: Container[str]) -> Refus
     for beginning, why, instead in _FAMILIES if kind not in running else ():
         if re.match(beginning, re.sub("[-_]", "", kind)):
             return Refusal(why, instead)
-    states = _STATES - {"conv"} if kind in CONVOLVING else _STATES
+    states = _STATES - {"conv"} if WRAPPERS.get(kind, kind) in CONVOLVING else _STATES
     if isinstance(listed, list) and not states.isdisjoint(map(str, listed)):
         instead = "granite-4-micro" if kind.startswith("granite") else "qwen3-8b"
         return Refusal("recurrent", instead)

@@ -438,6 +438,19 @@ def test_fused_experts_are_read_one_by_one(zoo: Zoo, tmp_path: Path) -> None:
         wrong.tensor(f"{place}4.down_proj.bias")
 
 
+def test_the_text_part_of_an_lfm2_that_sees(zoo: Zoo, tmp_path: Path) -> None:
+    text = AutoConfig.from_pretrained(zoo.folder("lfm2"))
+    seeing = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    seeing |= {"intermediate_size": 16, "num_patches": 4, "patch_size": 4}
+    config = AutoConfig.for_model("lfm2_vl", text_config=text, vision_config=seeing)
+    torch.manual_seed(1)
+    model = AutoModelForImageTextToText.from_config(config, dtype=torch.float64).eval()
+    model.save_pretrained(tmp_path / "m")
+    pipeline = Pipeline(tmp_path / "m", CUTS[2], model=model)
+    tokens = random_tokens(1, 20)
+    assert difference(pipeline.prefill(tokens), plain_hidden(model, tokens)) < TOLERANCE
+
+
 @pytest.mark.parametrize("kind", ["qwen3_vl", "qwen2_5_vl", "qwen3_vl_moe"])
 def test_the_text_part_of_qwen_s_models_that_see(tmp_path: Path, kind: str) -> None:
     """Against the whole model, whose tokens have three positions each: of text they are one."""

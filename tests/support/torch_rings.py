@@ -105,7 +105,9 @@ def transformers_model(
 ) -> torch.nn.Module:
     """The whole base model as transformers runs it, its matrices rounded as `quant` does, that of
     its head as `head_quant` does."""
-    model = AutoModelForCausalLM.from_pretrained(base, dtype=getattr(torch, dtype)).eval()
+    model = AutoModelForCausalLM.from_pretrained(
+        base, dtype=getattr(torch, dtype), experts_implementation="eager"
+    ).eval()
     if head_quant != "none":
         weight, few = model.lm_head.weight.detach(), NAMED[head_quant]
         held = dequantised(pack(weight, few), weight.shape, few, weight.dtype)
