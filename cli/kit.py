@@ -25,11 +25,13 @@ from edgespec.daemon.cluster import ClusterFolder, folder_of
 from edgespec.daemon.device import ROOT, board_facts, gpu_facts, system_number, system_text, zones
 from edgespec.daemon.doctor import Finding, examine
 from edgespec.daemon.health import SensorReader
+from edgespec.daemon.profiles import profile_named, profile_names
 from edgespec.daemon.settings import RingOptions, coordinator_config
 from edgespec.door.asking import GREEDY
 from edgespec.errors import EdgespecError
 from edgespec.net.control import takes_connections
 from edgespec.net.keys import Identity
+from edgespec.planning.profile import Profile
 from edgespec.wire.client_messages import Finished
 
 FORMAT = 1
@@ -60,19 +62,59 @@ def kit(file: Path, notes: Notes) -> None:
     with notes.waiting("looking at this board") as waiting, Watch() as watch:
         waiting("looking at this board")
         findings = list(examine(default_folder(), folder_of("")))
+        board = board_facts(ROOT)
+        profile = bundled_profile(board.get("board", ""))
+        predicted = predictions(profile.to_dict()) if profile else {}
+        notes.say(
+            f"predicted for this board, by {profile.name}, before anything is measured:"
+            if profile
+            else "no bundled profile is of this board, so nothing was predicted for it"
+        )
+        notes.table([(name, f"{value:.4g}") for name, value in predicted.items()])
         content: dict[str, Any] = {
             "format": FORMAT,
             "edgespec": __version__,
             "versions": versions(LIBRARIES),
-            "board": board_facts(ROOT) | gpu_facts(),
+            "board": board | gpu_facts(),
             "findings": [_told(finding) for finding in findings],
+            "predicted": {profile.name: predicted} if profile else {},
             "measured": _tried(lambda: _measured(waiting)),
         }
         waiting("comparing tokens with those of another machine")
         content["exactness"] = _tried(lambda: _exactness(notes))
     content["meanwhile"] = watch.as_json()
+    measured = predictions(content["measured"].get("profile", {}))
+    notes.table(beside(predicted, measured))
     text = json.dumps(without_names(content, own_names()), indent=1, ensure_ascii=False) + "\n"
     file.write_text(text, encoding="utf-8")
+
+
+def bundled_profile(board: str) -> Profile | None:
+    """The installed profile that all words of, but for its memory, are in the board's own name; of
+    several the one of most words."""
+    words = set(re.findall(r"[a-z0-9]+", board.lower()))
+    named = {name: set(name.split("-")[:-1]) for name in profile_names()}
+    fitting = [name for name, own in named.items() if own and own <= words]
+    return profile_named(max(fitting, key=lambda name: len(named[name]))) if fitting else None
+
+
+def predictions(profile: dict[str, Any]) -> dict[str, float]:
+    """The figures of a profile as written, those of a table by its rows; no origins."""
+    found: dict[str, float] = {}
+    for name, entry in profile.items():
+        if isinstance(entry, dict):
+            values = {"": entry["value"]} if "value" in entry else entry.get("seconds", {})
+            found |= {f"{name} {rows}".rstrip(): float(value) for rows, value in values.items()}
+    return found
+
+
+def beside(predicted: dict[str, float], measured: dict[str, float]) -> list[tuple[str, str]]:
+    """By figure what was predicted, what was measured, and how many times as much that is."""
+    return [
+        (name, f"predicted {value:.4g}, measured {own:.4g}: {own / value:.2f} times")
+        for name, value in predicted.items()
+        if value and (own := measured.get(name)) is not None
+    ]
 
 
 def _told(finding: Finding) -> dict[str, str]:

@@ -15,7 +15,7 @@ from edgespec.drafting.choice import DraftChoice
 from edgespec.drafting.dspark.guesser import DSparkGuesser, load_dspark
 from edgespec.drafting.eagle.guesser import PLAIN, EagleGuesser, load_eagle
 from edgespec.drafting.eagle.shape import Kind
-from edgespec.drafting.easyspec.guesser import EasySpecGuesser, level_times
+from edgespec.drafting.easyspec.guesser import EasySpecGuesser
 from edgespec.drafting.easyspec.model import USUAL_SIZE, GroupedModel, layer_groups
 from edgespec.drafting.grower import TreeGrower
 from edgespec.drafting.hybrid import HybridGuesser
@@ -38,8 +38,7 @@ class BaseParts:
 
     `tokenizer`: the folder of the base's tokenizer. `source`: where the base's tensors are, those
     of its ends at least. `head`: None if it is on the last stage. `quantisation`: how layers of the
-    draft are held, `head_quantisation`: how its own output head is. `measured`: whether what is
-    faster on this machine decides how it is computed.
+    draft are held, `head_quantisation`: how its own output head is.
     """
 
     tokenizer: str | Path
@@ -49,7 +48,6 @@ class BaseParts:
     device: torch.device | str
     quantisation: Quantisation = PLAIN
     head_quantisation: Quantisation = PLAIN
-    measured: bool = True
 
     @property
     def vocab_size(self) -> int:
@@ -106,24 +104,13 @@ def _independent(folder: str, base: BaseParts) -> Guesser:
 
 
 def _easyspec(folder: str, base: BaseParts) -> Guesser:
-    """Layers in groups, if there are any and they are faster here; else one after the other."""
+    """Layers in groups, if there are any; else one after the other."""
     require_same_tokenizer(base.tokenizer, local_folder(folder))
     source = base.draft(folder)
     if len(layer_groups(source.layers)) == source.layers:
         log.info("%s has %d layers, too few for groups: drafting plainly", folder, source.layers)
         return _independent(folder, base)
     model = GroupedModel(source, USUAL_SIZE, base.dtype, base.device)
-    times = level_times(model)
-    log.info(
-        "a level of %s takes %.2f ms by layers, %.2f ms by groups of %d",
-        folder,
-        1e3 * times.sequential,
-        1e3 * times.fuzzy,
-        USUAL_SIZE,
-    )
-    if base.measured and not times.pays:
-        log.info("layers in groups do not pay here: drafting plainly")
-        return _independent(folder, base)
     head = OutputHead(base.draft_ends(folder), base.dtype, base.device)
     limit = int(source.config.max_position_embeddings)
     return EasySpecGuesser(model, head, limit, base.vocab_size)

@@ -120,7 +120,11 @@ class Needs:
     def layer(self) -> int:
         """Bytes of a layer and its cache."""
         costs = self.model.costs
-        return costs.layer_bytes + self.rows * costs.kv_bytes
+        return costs.layer_bytes + self._cache(costs.kv_bytes)
+
+    def _cache(self, row: int) -> int:
+        """Bytes of what a layer holds of all requests; `row`: of one row."""
+        return self.rows * row + self.requests * self.model.of.request_bytes
 
     def stage(self, layers: int, last: bool = False) -> Need:
         """A stage of so many layers; `last`: of the last ones, and the head, if that is on a
@@ -141,7 +145,7 @@ class Needs:
             ends = (of.layers - count, of.layers) if last else (0, of.layers - of.bound)
             share, kv = of.part(*ends)
             layer *= share
-        return int(count * layer), count * self.rows * kv
+        return int(count * layer), count * self._cache(kv)
 
     def _head(self, last: bool) -> tuple[int, int, int]:
         """Bytes of the head on a stage, of its original, and of its logits."""

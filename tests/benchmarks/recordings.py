@@ -14,23 +14,21 @@ from __future__ import annotations
 
 import argparse
 import re
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
+from support.board_hosts import board_hosts
 from support.commands import COMMAND, Command
-from support.namespaces import Host, lan
+from support.namespaces import Host
 
 from edgespec.daemon.model_names import packaged
-from edgespec.files import cache_folder
 from edgespec.planning.catalogue import MODELS
 
 PAGE = Path(__file__).parents[2] / "docs" / "results" / "complaints.md"
@@ -90,27 +88,6 @@ Session = Callable[[Terminal], None]
 # --- boards -------------------------------------------------------------------------------------
 
 
-@contextmanager
-def boards(terminal: Terminal, *names: str) -> Iterator[list[Host]]:
-    """Machines on one network: each has a name, a home and a cache of compiled kernels, and all but
-    the first none of the model's files."""
-    model = Path(packaged(MODELS[MODEL])).parent
-    with lan(*names) as hosts, tempfile.TemporaryDirectory() as folder:
-        found = []
-        for number, host in enumerate(hosts):
-            own = Path(folder) / host.name
-            kernels = own / "cache" / "edgespec" / "kernels"
-            shutil.copytree(cache_folder() / "kernels", kernels)
-            (own / "home").mkdir()
-            terminal.boards[host.name] = own
-            hide = 'mount -t tmpfs none "$2"; ' if number else ""
-            first = f'hostname "$1"; {hide}shift 2; exec "$@"'
-            environment = (f"HOME={own}/home", f"XDG_CACHE_HOME={own}/cache", "OMP_NUM_THREADS=1")
-            inside = ("unshare", "--uts", "--mount", "sh", "-c", first, "sh", host.name)
-            found.append(replace(host, _first=(*inside, str(model), "env", *environment)))
-        yield found
-
-
 @dataclass
 class Cluster:
     """A coordinator and stages on boards, each command typed once."""
@@ -154,7 +131,9 @@ class Cluster:
 @contextmanager
 def cluster(terminal: Terminal, *names: str) -> Iterator[Cluster]:
     """Boards and what runs on them."""
-    with boards(terminal, *names) as hosts, ExitStack() as stack:
+    model = Path(packaged(MODELS[MODEL])).parent
+    with board_hosts(model, *names) as (hosts, folders), ExitStack() as stack:
+        terminal.boards |= folders
         yield Cluster(terminal, stack, hosts)
 
 

@@ -11,9 +11,19 @@ import pytest
 from support.commands import run_here
 
 from edgespec.cli import kit as kit_file
-from edgespec.cli.kit import HIDDEN, Watch, own_names, power, without_names
+from edgespec.cli.kit import (
+    HIDDEN,
+    Watch,
+    beside,
+    bundled_profile,
+    own_names,
+    power,
+    predictions,
+    without_names,
+)
 from edgespec.config import QUANTISATIONS
 from edgespec.daemon import bandwidths, doctor_network, kernels, storage
+from edgespec.daemon.profiles import profile_named
 from edgespec.errors import PeerLost
 
 
@@ -50,6 +60,32 @@ def test_one_command_measures_and_hides_whose_board_it_is(
     assert measured["profile"]["quantisation"] == "int4"
     assert {"torch", "linux", "machine"} <= set(content["versions"])
     assert "watts" in content["meanwhile"]
+    assert (content["predicted"] == {}) == ("nothing was predicted for it" in done.err)
+
+
+def test_what_was_predicted_for_a_board_is_told_beside_what_was_measured() -> None:
+    boards = {
+        "NVIDIA Jetson Orin Nano Developer Kit": "jetson-orin-nano-8gb",
+        "NVIDIA Jetson Orin Nano Engineering Reference Developer Kit Super": (
+            "jetson-orin-nano-super-8gb"
+        ),
+        "NVIDIA Jetson AGX Orin Developer Kit": "jetson-agx-orin-64gb",
+        "Raspberry Pi 5 Model B Rev 1.0": "raspberry-pi-5-8gb",
+        "Raspberry Pi 4 Model B": "",
+        "": "",
+    }
+    for board, name in boards.items():
+        found = bundled_profile(board)
+        assert (found.name if found else "") == name, board
+    profile = profile_named("jetson-orin-nano-8gb")
+    predicted = predictions(profile.to_dict())
+    assert predicted["memory_bandwidth"] == 68e9
+    assert predicted["four_bit 16"] == 0.02768
+    measured = {"memory_bandwidth": 51e9, "another": 1.0}
+    assert beside(predicted, measured) == [
+        ("memory_bandwidth", "predicted 6.8e+10, measured 5.1e+10: 0.75 times")
+    ]
+    assert predictions({}) == {}
 
 
 def test_what_fails_is_in_the_report() -> None:

@@ -39,7 +39,7 @@ from edgespec.model import block as block_module
 from edgespec.model import families, library_layers, matrices
 from edgespec.model.block import Block
 from edgespec.model.ends import OutputHead
-from edgespec.model.inventory import held_bytes
+from edgespec.model.inventory import block_parts
 from edgespec.model.kv_cache import TwoRegionCache
 from edgespec.model.library_layers import Experts
 from edgespec.model.loader import Checkpoint
@@ -438,6 +438,19 @@ def test_fused_experts_are_read_one_by_one(zoo: Zoo, tmp_path: Path) -> None:
         wrong.tensor(f"{place}4.down_proj.bias")
 
 
+def test_the_text_part_of_an_lfm2_that_sees(zoo: Zoo, tmp_path: Path) -> None:
+    text = AutoConfig.from_pretrained(zoo.folder("lfm2"))
+    seeing = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    seeing |= {"intermediate_size": 16, "num_patches": 4, "patch_size": 4}
+    config = AutoConfig.for_model("lfm2_vl", text_config=text, vision_config=seeing)
+    torch.manual_seed(1)
+    model = AutoModelForImageTextToText.from_config(config, dtype=torch.float64).eval()
+    model.save_pretrained(tmp_path / "m")
+    pipeline = Pipeline(tmp_path / "m", CUTS[2], model=model)
+    tokens = random_tokens(1, 20)
+    assert difference(pipeline.prefill(tokens), plain_hidden(model, tokens)) < TOLERANCE
+
+
 @pytest.mark.parametrize("kind", ["qwen3_vl", "qwen2_5_vl", "qwen3_vl_moe"])
 def test_the_text_part_of_qwen_s_models_that_see(tmp_path: Path, kind: str) -> None:
     """Against the whole model, whose tokens have three positions each: of text they are one."""
@@ -606,7 +619,7 @@ DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
         ),
         ("qwen3", {"model_type": "qwen3_next"}, "recurrent state.*use qwen3-8b$"),
         ("qwen3", QWEN35, "'qwen3_6'.*linear attention.*use qwen3-8b$"),
-        ("qwen3", {"model_type": "nemotron_h"}, "no single guess can be pruned.*use qwen3-8b$"),
+        ("qwen3", {"model_type": "nemotron_h"}, "edgespec does not compute; use qwen3-8b$"),
         ("gemma3_text", {"model_type": "gemma3n"}, "several widths.*use gemma-4-e2b$"),
         ("gemma4_text", {"model_type": "gemma4_assistant"}, "reads the keys of the model.*-e2b$"),
         ("gemma4_text", {"use_bidirectional_attention": "all"}, "see later ones"),
@@ -617,9 +630,11 @@ DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
         ("gemma4_text-experts", {"top_k_experts": 7}, "a token goes to 7 of 6 experts"),
         (
             "granitemoehybrid",
-            {"layer_types": ["mamba", "attention"] * 2},
-            "recurrent state.*use granite-4-micro$",
+            {"layer_types": ["mamba", "conv"] * 2},
+            r"attention that models of type 'granitemoehybrid' do not have.*'conv'",
         ),
+        ("granitemoehybrid-mamba", {"mamba_n_heads": 7}, "mamba_n_heads 7.*mamba_expand 2 times"),
+        ("granitemoehybrid-mamba", {"time_step_limit": [1, 0]}, r"time_step_limit is"),
         ("granitemoehybrid", {"num_local_experts": 4}, "with experts"),
         ("gpt_oss", {"num_experts_per_tok": 7}, "a token goes to 7 of 6 experts"),
         ("gpt_oss", {"num_local_experts": 10**9}, "num_local_experts is 1000000000, edgespec runs"),
@@ -670,7 +685,7 @@ def test_what_cannot_be_run_exactly_is_refused_by_name(
 
 def test_what_transformers_cannot_make_layers_of_is_refused(zoo: Zoo, tmp_path: Path) -> None:
     wrong = Checkpoint(zoo.altered("granite", tmp_path / "wrong", {"hidden_act": "awq"}))
-    for made in (partial(Block, wrong, 0, 1), partial(held_bytes, wrong, 0, 1, torch.float32)):
+    for made in (partial(Block, wrong, 0, 1), partial(block_parts, wrong, 0, 1)):
         with pytest.raises(ModelError, match=r"cannot read .*wrong \(KeyError: 'awq'\)"):
             made()
 

@@ -50,8 +50,11 @@ def test_the_model_has_the_names_that_it_is_given(toy_ring: NodeRing) -> None:
         for name in ("org/Toy-1B", "ORG/toy:1b", "toys", "toys:latest"):
             assert httpx.get(f"{url}/v1/models/{name}").json()["id"] == "toy", name
         other = httpx.post(f"{url}/v1/completions", json={**ask(), "model": "gpt-5"})
+        known = httpx.post(f"{url}/api/chat", json={"model": "qwen3:8b", "messages": MESSAGES})
     assert (other.status_code, other.json()["error"]["code"]) == (404, "model_not_found")
     assert "--alias 'gpt-5'" in other.json()["error"]["message"]
+    assert "edgespec init" not in other.json()["error"]["message"]
+    assert "`edgespec init --model qwen3-8b`" in known.json()["error"]
 
 
 def test_a_completion_is_the_rings_answer(http: httpx.Client, toy_ring: NodeRing) -> None:

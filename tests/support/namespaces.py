@@ -11,11 +11,13 @@ addresses. It takes root and `ip` of iproute2.
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -25,6 +27,7 @@ from support.commands import COMMAND, Command
 
 PREFIX = "edgespec-test"
 INTERFACE = "eth0"
+SWITCH = str(Path(__file__).with_name("switch.py"))
 NETWORK = "10.77.0"
 NETWORK_6 = "fd77"
 
@@ -98,6 +101,12 @@ class Host:
         """Any other program on this host."""
         return Command(command=self.inside(*arguments))
 
+    def sent_bytes(self) -> int:
+        """What has left it so far, with all headers."""
+        words = ["ip", "-n", self.namespace, "-s", "-j", "link", "show", "dev", INTERFACE]
+        told = subprocess.run(words, capture_output=True, check=True).stdout
+        return int(json.loads(told)[0]["stats64"]["tx"]["bytes"])
+
     def link_down(self) -> None:
         """Pull the cable out: the interface keeps its addresses and loses its carrier."""
         _ip(f"link set {self.port} down", namespace=self.switch)
@@ -107,9 +116,18 @@ class Host:
         _ip(f"link set {self.port} up", namespace=self.switch)
 
 
+@dataclass(frozen=True)
+class Cable:
+    """What a cable of a LAN takes, each way, in place of a bridge that takes nothing."""
+
+    delay_ms: float
+    mbit: float
+
+
 @contextmanager
-def lan(*names: str) -> Iterator[tuple[Host, ...]]:
-    """Hosts on one bridge, in the order of their names; all is removed at the end."""
+def lan(*names: str, cable: Cable | None = None) -> Iterator[tuple[Host, ...]]:
+    """Hosts on one bridge, or a switch with such cables, in the order of their names; all is
+    removed at the end."""
     require_namespaces()
     mark = f"{mark_of(os.getpid())}-{next(_numbers)}"
     switch = f"{mark}-switch"
@@ -118,8 +136,13 @@ def lan(*names: str) -> Iterator[tuple[Host, ...]]:
         for number, name in enumerate(names, start=1)
     )
     try:
-        _build(switch, hosts)
-        yield hosts
+        _build(switch, hosts, bridge=cable is None)
+        with ExitStack() as stack:
+            if cable:
+                words = (SWITCH, str(cable.delay_ms), str(cable.mbit), *(h.port for h in hosts))
+                inside = ("ip", "netns", "exec", switch, sys.executable, *words)
+                stack.enter_context(Command(command=inside)).until_out("up")
+            yield hosts
     finally:
         for namespace in _namespaces():
             if namespace.startswith(f"{mark}-"):
@@ -136,7 +159,7 @@ def require_namespaces() -> None:
     _remove_leftovers()
 
 
-def _build(switch: str, hosts: Sequence[Host]) -> None:
+def _build(switch: str, hosts: Sequence[Host], *, bridge: bool) -> None:
     """Namespaces, bridge, cables and addresses."""
     _ip(f"netns add {switch}", *(f"netns add {host.namespace}" for host in hosts))
     _ip(
@@ -152,7 +175,7 @@ def _build(switch: str, hosts: Sequence[Host]) -> None:
             f"peer name {host.port} netns {switch}"
         )
         _ip(
-            f"link set {host.port} master bridge",
+            *([f"link set {host.port} master bridge"] if bridge else []),
             f"link set {host.port} up",
             namespace=switch,
         )

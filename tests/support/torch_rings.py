@@ -71,7 +71,7 @@ def torch_ring(
     blocks = [Block(source, a, b, dtype) for a, b in split_layers(source.layers, stages)]
     few = NAMED[head_quant]
     head = OutputHead(open_source(base, few), dtype)
-    parts = BaseParts(BASE, source, head, dtype, "cpu", head_quantisation=few, measured=False)
+    parts = BaseParts(BASE, source, head, dtype, "cpu", head_quantisation=few)
     draft = build_draft(parse_draft(draft_name, weights_of), parts)
     assert draft is not None
     ring = CoordinatorSettings(
@@ -105,7 +105,9 @@ def transformers_model(
 ) -> torch.nn.Module:
     """The whole base model as transformers runs it, its matrices rounded as `quant` does, that of
     its head as `head_quant` does."""
-    model = AutoModelForCausalLM.from_pretrained(base, dtype=getattr(torch, dtype)).eval()
+    model = AutoModelForCausalLM.from_pretrained(
+        base, dtype=getattr(torch, dtype), experts_implementation="eager"
+    ).eval()
     if head_quant != "none":
         weight, few = model.lm_head.weight.detach(), NAMED[head_quant]
         held = dequantised(pack(weight, few), weight.shape, few, weight.dtype)

@@ -20,7 +20,7 @@ from support.tiers import tiered
 
 from edgespec.config import FILE
 from edgespec.errors import ModelError
-from edgespec.model.block import EMBEDDING, Block
+from edgespec.model.block import Block
 from edgespec.model.block_file import BlockFile, write_block
 from edgespec.model.ends import OutputHead
 from edgespec.model.gguf.block_types import BLOCK_TYPES
@@ -29,6 +29,7 @@ from edgespec.model.gguf.unpacking import numbers_of
 from edgespec.model.inventory import block_inventory
 from edgespec.model.loader import Checkpoint
 from edgespec.model.quantised.linear import dequantised
+from edgespec.model.source import EMBEDDING
 from edgespec.model.sources import open_source
 from edgespec.model.tree_attention import tree_mask
 
