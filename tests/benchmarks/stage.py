@@ -67,7 +67,7 @@ def measure(asked: argparse.Namespace, folder: Path) -> dict[str, float]:
     head = OutputHead(source, asked.dtype)
     files = block_files(source, quantisation, asked.stages, folder)
     runs = {"": [Block(*file, asked.dtype) for file in files]}
-    with mock.patch.object(block_module, "layer_plan", lambda *_: None):
+    with mock.patch.object(block_module, "layer_plan", return_value=None):
         runs["apart_"] = [Block(*file, asked.dtype) for file in files]
     with mock.patch.object(inventory, "layers_of", LibraryLayers):
         runs["library_"] = [Block(*file, asked.dtype) for file in files]
