@@ -49,7 +49,8 @@ class RandomLayers:
                 "a mixture of experts does not read all its weights in a pass, so its times are "
                 "no times a byte; measure with a dense model, or without --model"
             )
-        if any(name.endswith(".conv.conv.weight") for name in self._shapes):
+        kinds = (".conv.conv.weight", ".conv1d.weight")
+        if any(name.endswith(kinds) for name in self._shapes):
             raise ModelError(
                 "its layers are of two kinds, so that the times of one are not those of the other; "
                 "measure with another model, or without --model"

@@ -89,7 +89,7 @@ class Block:
         if admit is not None:
             admit(parts.held_bytes(self.dtype))
         layers = parts.layers
-        self._forms = [layers.rows(index) for index in range(first, end)]
+        self._forms = [layers.rows(index, self._cache_dtype) for index in range(first, end)]
         self.embedding: nn.Parameter | None = None
         if first == 0:
             shape = torch.Size((self.vocab_size, self.hidden_size))
@@ -121,7 +121,9 @@ class Block:
             self.token_rows = TokenRows(source, every, self.dtype, self.device, math, look_up)
         self._plan = layer_plan(self._layers, self._angles, math, self.dtype)
         self.static: StaticPasses | None = None
-        if maker is not None and not self.has_experts:
+        # Neither has one shape for all passes: experts are chosen, folded rows are given back.
+        fixed = not self.has_experts and not any(form.folded for form in self._forms)
+        if maker is not None and fixed:
             self.static = StaticPasses(self, maker)
 
     def new_cache(self, reserve: int) -> TwoRegionCache:

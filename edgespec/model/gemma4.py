@@ -297,7 +297,7 @@ class Gemma4Layers:
                     f"stage: layers from {min(key_owners(config).values())} on have to be together"
                 )
 
-    def rows(self, index: int) -> RowForm:
+    def rows(self, index: int, held_as: torch.dtype) -> RowForm:
         return self._forms[index].rows
 
     def shapes(self, index: int) -> dict[str, torch.Size]:

@@ -13,6 +13,7 @@ WRAPPERS = {
     "qwen3_vl": "qwen3",
     "qwen2_5_vl": "qwen2",
     "qwen3_vl_moe": "qwen3_moe",
+    "qwen3_5": "qwen3_5_text",
     "lfm2_vl": "lfm2",
 }
 """Model types around a text model, and of which type that is unless `text_config` names one."""
@@ -27,6 +28,12 @@ _SAME = {
 
 CONVOLVING = ("lfm2", "lfm2_moe")
 """Types with layers of short convolutions."""
+
+FOLDING = ("granitemoehybrid", "qwen3_5_text")
+"""Types with layers that fold the rows before a boundary into a state."""
+
+_NEWER = {"mamba": "linear_attention", "attention": "full_attention"}
+"""Values of `layer_types`, and what transformers 5 has for them."""
 
 OUTER = frozenset(("tie_word_embeddings", "quantization_config"))
 """Fields that count for the text model where only the wrapper has them."""
@@ -44,7 +51,7 @@ def text_settings(settings: Mapping[str, object]) -> dict[str, Any]:
     if inner is None and kind in _FLAT:
         inner = {name: value for name, value in settings.items() if name != "model_type"}
     if not isinstance(kind, str) or kind not in WRAPPERS or not isinstance(inner, dict):
-        return _of_convolving(_of_short(dict(settings)))
+        return _of_convolving(_of_folding(_of_short(dict(settings))))
     outer = {field: settings[field] for field in OUTER if field in settings}
     found: dict[str, Any] = {"model_type": WRAPPERS[kind], **outer, **inner}
     found["model_type"] = _SAME.get(str(found["model_type"]), found["model_type"])
@@ -56,7 +63,15 @@ def text_settings(settings: Mapping[str, object]) -> dict[str, Any]:
         angles = found.get(name)
         if isinstance(angles, dict) and "mrope_section" in angles:
             found[name] = _of_text(angles)
-    return _of_convolving(found)
+    return _of_convolving(_of_folding(found))
+
+
+def _of_folding(found: dict[str, Any]) -> dict[str, Any]:
+    """Those of a model with states, whose layers' types older files call otherwise."""
+    types = found.get("layer_types")
+    if found.get("model_type") in FOLDING and isinstance(types, list):
+        found["layer_types"] = [_NEWER.get(one, one) for one in map(str, types)]
+    return found
 
 
 def _of_convolving(found: dict[str, Any]) -> dict[str, Any]:

@@ -351,6 +351,7 @@ def test_a_packed_model_is_timed_in_the_forms_of_its_matrices(tmp_path: Path) ->
         ("qwen3_moe", "mixture of experts"),
         ("lfm2_moe", "mixture of experts"),
         ("lfm2", "layers are of two kinds"),
+        ("qwen3_5_text", "layers are of two kinds"),
     ],
 )
 def test_layers_whose_times_are_no_times_a_byte_are_refused(kind: str, says: str) -> None:
