@@ -74,7 +74,8 @@ class TokenRows:
 
         self._tables = [Table(source, f"model.layers.{n}.{TABLE}", shapes[TABLE]) for n in layers]
         self._product = plain_product(torch.cat([read(n, _FROM_EMBEDDING) for n in layers]))
-        self._norm = Norm(read(layers[0], _NORM), float(config.rms_norm_eps), above_one=False)
+        gain = [read(n, _NORM) for n in layers][-1]  # one for all, of which each has a copy
+        self._norm = Norm(gain, float(config.rms_norm_eps), above_one=False)
         self._scale = float(torch.tensor(self._told**0.5, dtype=dtype))
         self._shrink = hidden**-0.5
 
