@@ -213,11 +213,11 @@ class DecoderLayer:
             enters, _, inputs = qkv.chunk(3, 1)
             (held,) = cache.append((enters * inputs)[None, None], self._index)
             return math.convolved(held, qkv, seen, self._taps)
-        gates = None
+        gate: torch.Tensor | None = None
         if form.gated:
             both, kv = qkv.split([2 * heads * form.head_dim, 2 * form.kv_heads * form.head_dim], 1)
             both = both.view(-1, heads, 2 * form.head_dim)
-            gates = both[..., form.head_dim :].flatten(1)
+            gate = both[..., form.head_dim :].flatten(1)
             qkv = torch.cat((both[..., : form.head_dim].flatten(1), kv), 1)
         qkv = qkv.view(qkv.shape[0], -1, form.head_dim)
         math.rotate(qkv, heads, form.kv_heads, rotary if form.turned else None, self._head_norm)
@@ -225,7 +225,7 @@ class DecoderLayer:
         kv = kv.view(-1, 2, form.kv_heads, form.head_dim).permute(1, 2, 0, 3)
         keys, values = cache.append(kv, self._index)
         out = math.attention(qkv.narrow(1, 0, heads), keys, values, seen, self._attention)
-        return out if gates is None else math.gated(torch.cat((gates, out), 1), "sigmoid")
+        return out if gate is None else math.gated(torch.cat((gate, out), 1), "sigmoid")
 
 
 class OwnLayers:

@@ -453,7 +453,7 @@ def test_the_text_part_of_an_lfm2_that_sees(zoo: Zoo, tmp_path: Path) -> None:
     assert difference(pipeline.prefill(tokens), plain_hidden(model, tokens)) < TOLERANCE
 
 
-@pytest.mark.parametrize("kind", ["qwen3_vl", "qwen2_5_vl", "qwen3_vl_moe"])
+@pytest.mark.parametrize("kind", ["qwen3_vl", "qwen2_5_vl", "qwen3_vl_moe", "qwen3_5"])
 def test_the_text_part_of_qwen_s_models_that_see(tmp_path: Path, kind: str) -> None:
     """Against the whole model, whose tokens have three positions each: of text they are one."""
     rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 2, 2]}
@@ -466,6 +466,9 @@ def test_the_text_part_of_qwen_s_models_that_see(tmp_path: Path, kind: str) -> N
     text |= {"initializer_range": 0.4, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": None}
     if kind == "qwen3_vl_moe":
         text |= {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+    if kind == "qwen3_5":
+        text |= FAMILY_SETTINGS["qwen3_5_text"] | {"rope_parameters": rope}
+        rope["partial_rotary_factor"] = 1.0
     config = AutoConfig.for_model(
         kind, text_config=text, vision_config=seeing, tie_word_embeddings=True
     )

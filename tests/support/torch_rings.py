@@ -23,7 +23,7 @@ from edgespec.drafting.choice import parse_draft
 from edgespec.drafting.registry import BaseParts, build_draft
 from edgespec.model.block import Block
 from edgespec.model.ends import OutputHead
-from edgespec.model.families import bound_last
+from edgespec.model.families import bound_last, folds
 from edgespec.model.loader import Checkpoint
 from edgespec.model.quantised.linear import dequantised, pack
 from edgespec.model.sources import open_source
@@ -85,6 +85,7 @@ def torch_ring(
         needs=draft.needs,
         sources=draft.sources,
         head_last=head_last,
+        folds=folds(source.config),
     )
     return LocalRing(
         CoordinatorMachine(ring, tokenizer()),
