@@ -17,7 +17,6 @@ from edgespec.cli.notes import Notes
 from edgespec.cli.tables import show_table
 from edgespec.config import Address
 from edgespec.daemon.cluster import ClusterFolder, folder_of
-from edgespec.daemon.extras import require
 from edgespec.errors import EXIT_FAILED, ConfigError
 
 if TYPE_CHECKING:
@@ -47,7 +46,6 @@ def profile(
         "", help="Name of the profile. Default: that of --out, or of this machine."
     ),
     out: str = typer.Option("", metavar="FILE.json", help="Where to write it. Default: NAME.json."),
-    plot: str = typer.Option("", metavar="FILE.png", help="Draw the time of a layer by rows."),
     cluster: str = options.CLUSTER,
     cache: str = options.CACHE,
     as_json: bool = options.JSON,
@@ -63,10 +61,7 @@ def profile(
         )
     name = name or _default_name(out)
     file = Path(out or f"{name}.json")
-    if plot:
-        require("bench", "--plot")
-    for path in (file, *([Path(plot)] if plot else [])):
-        _check_writable(path)
+    _check_writable(file)
     address = Address.parse(coordinator) if coordinator else None
     identity = ClusterFolder.open(folder_of(cluster)).identity if coordinator else None
     notes = Notes()
@@ -82,8 +77,6 @@ def profile(
         measured = measure(request, kernels.usable, kernels.unusable, waiting)
     content = json.dumps(measured.profile.to_dict(), indent=2, ensure_ascii=False) + "\n"
     file.write_text(content, encoding="utf-8")
-    if plot:
-        _plot(Path(plot), measured)
     if as_json:
         print(json.dumps(_as_json(measured, file)))
     else:
@@ -124,7 +117,7 @@ def _check_writable(path: Path) -> None:
     if not folder.is_dir():
         raise ConfigError(f"cannot write {path}: there is no folder {folder}; make it first")
     if path.is_dir() or not os.access(path if path.exists() else folder, os.W_OK):
-        raise ConfigError(f"cannot write {path}; name another file with --out or --plot")
+        raise ConfigError(f"cannot write {path}; name another file with --out")
 
 
 def _as_path(file: Path) -> str:
@@ -195,17 +188,3 @@ def _each_way(times: LogitTimes) -> str:
 
 def _rate(bytes_per_second: float) -> str:
     return f"{bytes_per_second / 1e9:.3g} GB/s"
-
-
-def _plot(path: Path, measured: Measured) -> None:
-    from edgespec.bench.plots import plot_profile
-
-    plot_profile(
-        path,
-        measured.layer,
-        measured.stored,
-        measured.profile.memory_bandwidth.value,
-        f"{measured.profile.title}: one layer of {measured.shape}",
-        "measured by edgespec profile; no line can lie below its own dashed one, unless weights "
-        "stay in a cache",
-    )

@@ -111,9 +111,7 @@ def dspark(
     start: Path | None = typer.Option(
         None,
         metavar="DIR",
-        help="A head that this command wrote, to go on with; or a small model with the base's "
-        "tokenizer, whose layers, embedding and output matrix it begins with. Its shape "
-        "counts, but for --intermediate.",
+        help="A head that this command wrote, to go on with. Its shape counts.",
     ),
     layers: int = typer.Option(2, min=1, max=8, help="Layers of the head."),
     block: int = typer.Option(16, min=2, max=64, help="Tokens that a pass guesses."),
@@ -121,8 +119,7 @@ def dspark(
     intermediate: int = typer.Option(
         0,
         min=0,
-        help="Width of the MLPs; of --start the neurons that say most stay. 0: all, "
-        "without --start as many as the base's have.",
+        help="Width of the MLPs. 0: as the base's.",
     ),
     draft_vocab: int = typer.Option(
         8192, min=0, help="Tokens that the head scores, the commonest of the text. 0: all."

@@ -122,11 +122,13 @@ def check_keys(
     `option`: the one that gave the address. `always`: it needs them on loopback, too."""
     if not (always or needs_keys(http)) or ApiKeys(folder.path).all():
         return
-    why = f"{option} {http} can be reached from other machines"
     remedy = "make one with `edgespec key new NAME`"
     if not needs_keys(http):
         raise ConfigError(f"--require-key, and there is no API key; {remedy}, or leave it out")
-    raise ConfigError(f"{why}, and there is no API key; {remedy}, or listen on {LOOPBACK}")
+    raise ConfigError(
+        f"{option} {http} can be reached from other machines, and there is no API key; "
+        f"{remedy}, or listen on {LOOPBACK}"
+    )
 
 
 def served_http(text: str, options: ApiOptions, folder: ClusterFolder) -> Address | None:

@@ -34,7 +34,8 @@ def cache_rows(
     own = needs.coordinator(beside_stage=beside).total
     left = (has - yet_to_take(own, device)) // (1 + beside)
     rows = partial(stage_rows, needs, config.live, _coordinator_rows(needs, config.dtype, left))
-    return rows, _with_spare(needs.model.costs.kv_bytes, config.dtype)
+    dtype = config.cache_dtype or config.dtype
+    return rows, _with_spare(needs.model.costs.kv_bytes, dtype)
 
 
 def _coordinator_rows(needs: Needs, dtype: str, left: int) -> int | None:

@@ -34,6 +34,7 @@ from edgespec.daemon.settings import context_of, look_at_models
 from edgespec.decoding.admission import CoordinatorSettings
 from edgespec.decoding.coordinator import CoordinatorMachine
 from edgespec.drafting.choice import parse_draft
+from edgespec.model.families import folds
 from edgespec.model.hub import require_within_reach
 from edgespec.model.own_sampling import own_sampling
 from edgespec.net.block_server import BlockServer
@@ -269,6 +270,7 @@ class Loaded:
             vocabulary=int(self.model.head.config.vocab_size),
             own_stage=config.with_stage,
             usual=self.usual,
+            folds=folds(self.model.head.config),
         )
 
     def assign(self, blocks_port: int) -> Assign:

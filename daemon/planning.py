@@ -29,8 +29,10 @@ from edgespec.planning.architecture import Architecture, architecture_of, longes
 from edgespec.planning.catalogue import MODELS
 from edgespec.planning.cost_model import (
     NO_DRAFT,
+    NO_FILE,
     PUBLISHED,
     DraftCosts,
+    FileBytes,
     bits_of,
     cost_model_named,
     draft_costs_of,
@@ -50,8 +52,8 @@ DEFAULT_CONTEXT = 4096
 
 GGUF_BITS = 6
 """Of a weight as held, in the largest layers of a Q4_K_M file that is not here to be looked at."""
-OTHER_BITS = {"Q8_0": 9, "MXFP4": 5}
-"""The same of files whose names say so."""
+OTHER_BITS = {"Q8_0": (9, 9), "MXFP4": (9, 5)}
+"""The same of files whose names say so, and of the experts in them."""
 
 
 GGUF_HEAD_BITS = 9
@@ -147,17 +149,21 @@ def _base(model: str, quants: Quants) -> ModelToPlan:
         known_name(model),
         of,
         quantisation,
-        file_bytes=_usual_file_bytes(model, of) if quantisation == FILE else 0,
+        file=_usual_file(model, of) if quantisation == FILE else NO_FILE,
         head=head,
         head_file_bytes=of.head_bytes // 2 * GGUF_HEAD_BITS // 8 if head == FILE else 0,
     )
     return ModelToPlan(planned, known.context, ())
 
 
-def _usual_file_bytes(model: str, of: Architecture) -> int:
-    """Bytes of a layer in a GGUF file that is not here."""
-    bits = next((bits for kind, bits in OTHER_BITS.items() if kind in model), GGUF_BITS)
-    return of.layer_weights * bits // 8
+def _usual_file(model: str, of: Architecture) -> FileBytes:
+    """A layer of a GGUF file that is not here."""
+    dense, packed = next(
+        (bits for kind, bits in OTHER_BITS.items() if kind in model), (GGUF_BITS, GGUF_BITS)
+    )
+    experts = of.mlp_weights * packed // 8 if of.experts else 0
+    others = of.layer_weights - (of.mlp_weights if of.experts else 0)
+    return FileBytes(others * dense // 8 + experts, experts)
 
 
 def chosen_context(asked: ModelToPlan, context: int) -> int:
@@ -211,7 +217,7 @@ def stored_model(model: str, quant: str, head_quant: str = AUTO) -> ModelToPlan:
         known_name(model) or Path(model).resolve().name,
         of,
         quantisation,
-        file_bytes=_file_bytes(model, made) if quantisation == FILE else 0,
+        file=_file_of(model, made) if quantisation == FILE else NO_FILE,
         head=head,
         head_file_bytes=_head_file_bytes(model, made) if head == FILE else 0,
     )
@@ -219,8 +225,8 @@ def stored_model(model: str, quant: str, head_quant: str = AUTO) -> ModelToPlan:
     return ModelToPlan(planned, longest_context(config, where), split)
 
 
-def _file_bytes(model: str, made: Manifest | None) -> int:
-    """Bytes of the largest layer, each matrix held in the form that its file has."""
+def _file_of(model: str, made: Manifest | None) -> FileBytes:
+    """The largest layer, each matrix held in the form that its file has."""
     import torch
 
     from edgespec.model.block_file import BlockFile
@@ -238,13 +244,17 @@ def _file_bytes(model: str, made: Manifest | None) -> int:
         for block in made.blocks:
             file = BlockFile(Path(model) / block.name, config, FILE)
             needed += block_inventory(file, block.first, block.end)
-    layers = Counter[int]()
+    layers, experts, unpacked = Counter[int](), Counter[int](), False
     for one in needed:
         if one.looked_up:
             continue
-        layers[one.layer] += held_bytes(one.form, one.shape, torch.bfloat16)
+        held = held_bytes(one.form, one.shape, torch.bfloat16)
+        layers[one.layer] += held
+        experts[one.layer] += held if ".experts." in one.name else 0
+        unpacked = unpacked or one.form.kind == "fp8"
     del layers[-1]  # embedding and final norm
-    return max(layers.values())
+    largest = max(layers, key=layers.__getitem__)
+    return FileBytes(layers[largest], experts[largest], unpacked)
 
 
 def _head_file_bytes(model: str, made: Manifest | None) -> int:
@@ -290,10 +300,10 @@ def _draft(choice: DraftChoice, base: PlannedModel, quantisation: Quantisation) 
     known = MODELS.get(known_name(one.folder))
     of = known.sizes if known else architecture_of(*read_config(one.folder))
     name = known_name(one.folder) or Path(one.folder).resolve().name
-    packed = 0
+    packed = NO_FILE
     if quantisation == FILE:
         here = known is None or is_here(one.folder)
-        packed = _file_bytes(one.folder, None) if here else _usual_file_bytes(one.folder, of)
+        packed = _file_of(one.folder, None) if here else _usual_file(one.folder, of)
     return draft_costs_of(name, of, quantisation, draft_head(base.head), packed)
 
 

@@ -11,11 +11,11 @@ import torch
 
 from edgespec.config import FILE, QUANTISATIONS, Quantisation
 from edgespec.errors import ModelError
-from edgespec.model.block import EMBEDDING, LM_HEAD
 from edgespec.model.layers import layers_of
 from edgespec.model.model_config import ModelConfig
 from edgespec.model.quantised.linear import held_bytes, pack, stored_parts
 from edgespec.model.quantised.selftest import made_up
+from edgespec.model.source import EMBEDDING, LM_HEAD
 
 
 class RandomLayers:
@@ -48,6 +48,12 @@ class RandomLayers:
             raise ModelError(
                 "a mixture of experts does not read all its weights in a pass, so its times are "
                 "no times a byte; measure with a dense model, or without --model"
+            )
+        kinds = (".conv.conv.weight", ".conv1d.weight")
+        if any(name.endswith(kinds) for name in self._shapes):
+            raise ModelError(
+                "its layers are of two kinds, so that the times of one are not those of the other; "
+                "measure with another model, or without --model"
             )
         matrices = layers.matrices(0)
         self._linear = {n: shape for n, shape in layers.shapes(0).items() if n in matrices}

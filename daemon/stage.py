@@ -245,37 +245,39 @@ def _load(
 
     _compile_kernels(say)
     source, ends = _fetch(config, identity, assign, say, stop)
-    _require_memory(assign, source, ends, config.reserved)
 
     def progress(done: int, total: int) -> None:
         say(f"loading {done} of {total} layers")
 
     layers, device = (assign.first, assign.end), best_device()
-    block = Block(source, *layers, assign.dtype, device, progress, cache_dtype=assign.cache_dtype)
+    block = Block(
+        *(source, *layers, assign.dtype, device, progress),
+        cache_dtype=assign.cache_dtype,
+        admit=partial(_require_memory, assign, ends, config.reserved),
+    )
     head = None
     if ends is not None:
         head = TorchHead(OutputHead(ends, assign.dtype, device, share=block))
     return StageCompute(TorchBlock(block), head, keeps_tokens=block.token_rows is not None)
 
 
-def _require_memory(
-    assign: Assign, source: TensorSource, ends: TensorSource | None, reserved: int
-) -> None:
-    """Raise CapacityError, with numbers, for a block that this device has no memory for.
+def _require_memory(assign: Assign, ends: TensorSource | None, reserved: int, needed: int) -> None:
+    """Raise CapacityError, with numbers, for a block of so many bytes (`needed`) that this device
+    has no memory for.
 
     `reserved`: bytes that are not for it. Otherwise the system would kill a process, or swap, once
     the block is read.
     """
     from edgespec.daemon.memory import available_memory
-    from edgespec.model.inventory import head_bytes, held_bytes
+    from edgespec.model.inventory import head_bytes
     from edgespec.model.tensors import best_device, compute_dtype
 
     device = best_device()
-    dtype = compute_dtype(assign.dtype)
-    needed, what = held_bytes(source, assign.first, assign.end, dtype), ""
+    what = ""
     # Of a model that is one block, the embedding may be the output matrix too.
     if ends is not None and not (assign.first == 0 and ends.config.tie_word_embeddings):
-        needed, what = needed + head_bytes(ends, dtype), " and the output head"
+        needed += head_bytes(ends, compute_dtype(assign.dtype))
+        what = " and the output head"
     has = available_memory(device.type)
     if needed > has.bytes - reserved:
         less = f", of which the coordinator takes {reserved / 2**30:.2f}" if reserved else ""

@@ -176,6 +176,7 @@ class LoadedBase:
 
     tokenizer: Tokenizer
     context_length: int
+    folds: bool
     blocks: tuple[Block, ...]
     head: OutputHead
 
@@ -185,7 +186,7 @@ def load_base(model: str, dtype: str, stages: int) -> LoadedBase:
     """Load the base; the policies of one process share it, as no request leaves anything in it."""
     from edgespec.model.block import Block
     from edgespec.model.ends import OutputHead
-    from edgespec.model.families import bound_last
+    from edgespec.model.families import bound_last, folds
     from edgespec.model.hub import local_folder
     from edgespec.model.sources import open_source
     from edgespec.model.template_process import render_apart
@@ -198,6 +199,7 @@ def load_base(model: str, dtype: str, stages: int) -> LoadedBase:
     return LoadedBase(
         tokenizer,
         int(source.config.max_position_embeddings),
+        folds(source.config),
         tuple(Block(source, first, end, dtype) for first, end in cuts),
         OutputHead(source, dtype),
     )
@@ -215,7 +217,7 @@ def draft_of(
     from edgespec.model.sources import open_source
 
     source = open_source(setup.model)
-    base = BaseParts(local_folder(setup.model), source, head, setup.dtype, "cpu", measured=False)
+    base = BaseParts(local_folder(setup.model), source, head, setup.dtype, "cpu")
     builders = dict(BUILDERS)
     if independent is not None:
         builders["independent"] = lambda folder, base: independent(folder)
@@ -297,6 +299,7 @@ def ring_world(
                 sources=draft.sources if draft else (),
                 head_last=setup.head_last,
                 own_stage=setup.with_stage,
+                folds=loaded.folds,
                 **queue,
             ),
             loaded.tokenizer,

@@ -21,6 +21,7 @@ from edgespec.errors import CapacityError, ConfigError, EdgespecError, PeerLost,
 from edgespec.policy.base import Policy
 from edgespec.policy.registry import policy_named
 from edgespec.types.features import NO_NEEDS, DraftNeeds
+from edgespec.types.record import MOST_CHARS
 from edgespec.types.usual_sampling import NAMES, NOTHING_SAID, UsualSampling
 from edgespec.verify.rules import Rules, ThoughtLimit
 from edgespec.verify.sampling import Sampling
@@ -43,7 +44,9 @@ class CoordinatorSettings:
     output head is on the last stage, so that neither hidden rows nor PPD rows come back for a draft
     source. `live`: requests that are answered at once, at most.
     `vocabulary`: how many tokens the model has. `own_stage`: the stage on the coordinator's device,
-    0: none. `usual`: how it is sampled where a request does not say.
+    0: none. `usual`: how it is sampled where a request does not say. `folds`: some layers fold
+    rows into states (types.boundaries): guesses are not far ahead, and no request begins with rows
+    of another.
     """
 
     stages: int
@@ -61,6 +64,7 @@ class CoordinatorSettings:
     vocabulary: int = 1 << 31
     own_stage: int = 0
     usual: UsualSampling = NOTHING_SAID
+    folds: bool = False
 
     def __post_init__(self) -> None:
         assert self.live >= 1
@@ -181,6 +185,9 @@ def encode(codec: TextCodec, effect: EncodePrompt) -> PromptEncoded:
     thinks = codec.opens_thought(tokens)
     tells = asked.echo or asked.prompt_top >= 0
     text = codec.spelt(tokens) if tells else ""
+    if len(text) > MOST_CHARS:
+        words = f"the prompt's text has {len(text)} characters; at most {MOST_CHARS} can be told"
+        return PromptEncoded(effect.request, (), words, "invalid")
     return PromptEncoded(effect.request, tokens, grammar=grammar, thinks=thinks, text=text)
 
 

@@ -49,6 +49,7 @@ from edgespec.machines.events import (
     Tick,
 )
 from edgespec.policy.estimates import Learnt
+from edgespec.types.boundaries import AHEAD
 from edgespec.wire.client_messages import Cancel, Failed, LiveRequest, Submit
 from edgespec.wire.messages import Credit, Fault
 from edgespec.wire.segment import Segment
@@ -63,7 +64,7 @@ class CoordinatorMachine:
         self._codec = codec
         self._state = RingState(ring.recovery)
         self.rows = RowAccount(ring.kept_rows, ring.shares_prefixes)
-        self._holdings = Holdings(self.rows, ring.needs if ring.draft else None)
+        self._holdings = Holdings(self.rows, ring.needs if ring.draft else None, ring.folds)
         self._numbers = 0
         self._flights = Flights(ring.stages, ring.vocabulary)
         self.learnt = Learnt()
@@ -78,7 +79,8 @@ class CoordinatorMachine:
         self._scheduler = Scheduler(self._flights, d0, self.rows)
         table = ring.needs.ppd_tokens
         ppd = (table, ChainValues(table.depth)) if table else None
-        self._shared = Shared(self._flights, d0, self._snapshot, ppd, self.learnt)
+        ahead = AHEAD if ring.folds else ring.context_length
+        self._shared = Shared(self._flights, d0, self._snapshot, ppd, self.learnt, ahead)
 
     def handle(self, event: Event, now: float) -> list[Effect]:
         """React to one event. Every request gets exactly one of Finished and Failed.

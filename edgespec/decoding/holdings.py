@@ -15,16 +15,17 @@ from edgespec.wire.messages import CloseRequest
 class Holdings:
     """Books in the row account what requests take up and leave, and has the rest freed."""
 
-    def __init__(self, rows: RowAccount, needs: DraftNeeds | None) -> None:
-        """`needs`: of the draft source; None: there is none."""
-        self._rows = rows
+    def __init__(self, rows: RowAccount, needs: DraftNeeds | None, folds: bool) -> None:
+        """`needs`: of the draft source; None: there is none. `folds`: see CoordinatorSettings."""
+        self._rows, self._folds = rows, folds
         self._has_draft = needs is not None
         self._needs_hidden = needs is not None and needs.hidden
 
     def begin(self, request: Request, live: Collection[Request]) -> ReusedPrefix | None:
         """A request starts; what it begins with, of answered requests and of those `live` ones
         whose prompts were read."""
-        read = () if self._needs_hidden else (r for r in live if r.tree and not r.opening)
+        alone = self._needs_hidden or self._folds
+        read = () if alone else (r for r in live if r.tree and not r.opening)
         known = {one.number: _cached_prefix(one) for one in read}
         # Of rows that are not read no scores come.
         tokens = () if request.scores.next_row is not None else request.context
@@ -35,7 +36,7 @@ class Holdings:
         long as there is room beside `live_rows` of live requests."""
         # A draft source that needs hidden rows cannot go on from rows that it has not read.
         known = request.policy.drafts or not self._needs_hidden
-        if not answered or not known or request.tree is None:
+        if not answered or not known or request.tree is None or self._folds:
             return self.free_all([request])
         gone = self._rows.keep(request.number, _cached_prefix(request), live_rows)
         kept = [] if request.number in gone else _last_effects(request)

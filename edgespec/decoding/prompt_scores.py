@@ -12,11 +12,12 @@ import json
 from edgespec.decoding.answer import RequestClient, TextCodec, entries, entry
 from edgespec.decoding.events import PromptEncoded
 from edgespec.machines.effects import Effect
+from edgespec.types.record import MOST_CHARS
 from edgespec.verify.top_logprobs import TopLogprobs
 from edgespec.wire.client_messages import Echoed, Submit
 
-_TOLD_ROWS = 64
-"""Of one message, which has a text of bounded length."""
+_MOST_TOLD = MOST_CHARS // 2
+"""Characters of one message's text, but for the last token's."""
 
 
 class PromptScores:
@@ -57,15 +58,17 @@ class PromptScores:
 
     def take(self, count: int, scores: TopLogprobs | None) -> list[Effect]:
         """The tokens after the next `count` rows have these scores; what the client is told."""
+        assert scores is not None
+        tokens = self._tokens[self._told + 1 : self._told + 1 + count]
+        self._told += count
         found: list[Effect] = []
-        for first in range(0, count if scores is not None else 0, _TOLD_ROWS):
-            assert scores is not None
-            some = scores.part(slice(first, min(first + _TOLD_ROWS, count)), self.top)
-            begin = self._told + 1
-            self._told += len(some.log_probs)
-            told = entries(self._codec, self._tokens[begin : self._told + 1], some)
-            found.append(self._reply(log_probs=json.dumps(told, ensure_ascii=False)))
-        return found
+        told: list[str] = []
+        for one in entries(self._codec, tokens, scores.part(slice(count), self.top)):
+            told.append(json.dumps(one, ensure_ascii=False))
+            if sum(map(len, told)) > _MOST_TOLD:
+                found.append(self._reply(log_probs=f"[{', '.join(told)}]"))
+                told = []
+        return [*found, self._reply(log_probs=f"[{', '.join(told)}]")] if told else found
 
     def _reply(self, tokens: tuple[int, ...] = (), text: str = "", log_probs: str = "") -> Effect:
         return self._client.reply(Echoed(self._client.tag, tokens, text, log_probs))

@@ -307,7 +307,7 @@ class Request:
             drafting=drafting.running is not None,
             drafted_root=drafting.grown.root if drafting.grown else None,
             exhausted=drafting.exhausted,
-            depth_left=self._last_position - tree.position(tree.root),
+            depth_left=min(self._last_position - tree.position(tree.root), self._shared.most_ahead),
             queued=flights.queued,
             ahead=self.outbox.rows_before if tree.is_sent(tree.root) else 0,
             estimates=self.estimates,

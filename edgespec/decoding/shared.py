@@ -26,10 +26,12 @@ class WalkWatcher(Protocol):
 @dataclass(frozen=True, slots=True)
 class Shared:
     """What the requests of one coordinator share. `ppd`: for a draft source that needs PPD rows.
-    `learnt`: what requests of each policy taught."""
+    `learnt`: what requests of each policy taught. `most_ahead`: how many positions behind the root
+    guesses may be."""
 
     flights: Flights
     d0: D0Times
     watcher: WalkWatcher
     ppd: tuple[PPDTable, ChainValues] | None
     learnt: Learnt
+    most_ahead: int

@@ -12,10 +12,9 @@ import torch
 from edgespec.config import Quantisation
 from edgespec.drafting.base import Guesser
 from edgespec.drafting.choice import DraftChoice
-from edgespec.drafting.dspark.guesser import DSparkGuesser, load_dspark
-from edgespec.drafting.eagle.guesser import PLAIN, EagleGuesser, load_eagle
-from edgespec.drafting.eagle.shape import Kind
-from edgespec.drafting.easyspec.guesser import EasySpecGuesser, level_times
+from edgespec.drafting.dspark.guesser import load_dspark
+from edgespec.drafting.eagle.guesser import PLAIN, load_eagle
+from edgespec.drafting.easyspec.guesser import EasySpecGuesser
 from edgespec.drafting.easyspec.model import USUAL_SIZE, GroupedModel, layer_groups
 from edgespec.drafting.grower import TreeGrower
 from edgespec.drafting.hybrid import HybridGuesser
@@ -31,6 +30,8 @@ from edgespec.model.tokenizer import require_same_tokenizer
 
 log = logging.getLogger(__name__)
 
+HeadSettings = tuple[TensorSource, OutputHead, str, torch.device | str, Quantisation, Quantisation]
+
 
 @dataclass(frozen=True, slots=True)
 class BaseParts:
@@ -38,8 +39,7 @@ class BaseParts:
 
     `tokenizer`: the folder of the base's tokenizer. `source`: where the base's tensors are, those
     of its ends at least. `head`: None if it is on the last stage. `quantisation`: how layers of the
-    draft are held, `head_quantisation`: how its own output head is. `measured`: whether what is
-    faster on this machine decides how it is computed.
+    draft are held, `head_quantisation`: how its own output head is.
     """
 
     tokenizer: str | Path
@@ -49,7 +49,6 @@ class BaseParts:
     device: torch.device | str
     quantisation: Quantisation = PLAIN
     head_quantisation: Quantisation = PLAIN
-    measured: bool = True
 
     @property
     def vocab_size(self) -> int:
@@ -68,30 +67,11 @@ class BaseParts:
         """A draft model, as its output head is to be held."""
         return open_source(folder, self.head_quantisation)
 
-    def eagle(self, folder: str, kind: Kind) -> EagleGuesser:
-        """The EAGLE head in a folder, or of a hub id, as it is to be held."""
-        return load_eagle(
-            folder,
-            kind,
-            self.source,
-            self.own_head(),
-            self.dtype,
-            self.device,
-            self.quantisation,
-            self.head_quantisation,
-        )
-
-    def dspark(self, folder: str) -> DSparkGuesser:
-        """The one-pass head in a folder, or of a hub id, as it is to be held."""
-        return load_dspark(
-            folder,
-            self.source,
-            self.own_head(),
-            self.dtype,
-            self.device,
-            self.quantisation,
-            self.head_quantisation,
-        )
+    @property
+    def for_heads(self) -> HeadSettings:
+        """What the loader of a head takes behind its folder: whose it is, and how it is held."""
+        held = self.quantisation, self.head_quantisation
+        return self.source, self.own_head(), self.dtype, self.device, *held
 
 
 def _independent(folder: str, base: BaseParts) -> Guesser:
@@ -106,24 +86,13 @@ def _independent(folder: str, base: BaseParts) -> Guesser:
 
 
 def _easyspec(folder: str, base: BaseParts) -> Guesser:
-    """Layers in groups, if there are any and they are faster here; else one after the other."""
+    """Layers in groups, if there are any; else one after the other."""
     require_same_tokenizer(base.tokenizer, local_folder(folder))
     source = base.draft(folder)
     if len(layer_groups(source.layers)) == source.layers:
         log.info("%s has %d layers, too few for groups: drafting plainly", folder, source.layers)
         return _independent(folder, base)
     model = GroupedModel(source, USUAL_SIZE, base.dtype, base.device)
-    times = level_times(model)
-    log.info(
-        "a level of %s takes %.2f ms by layers, %.2f ms by groups of %d",
-        folder,
-        1e3 * times.sequential,
-        1e3 * times.fuzzy,
-        USUAL_SIZE,
-    )
-    if base.measured and not times.pays:
-        log.info("layers in groups do not pay here: drafting plainly")
-        return _independent(folder, base)
     head = OutputHead(base.draft_ends(folder), base.dtype, base.device)
     limit = int(source.config.max_position_embeddings)
     return EasySpecGuesser(model, head, limit, base.vocab_size)
@@ -136,9 +105,9 @@ def _ppd(folder: str, base: BaseParts) -> Guesser:
 
 BUILDERS: Mapping[str, Callable[[str, BaseParts], Guesser]] = {
     "independent": _independent,
-    "eagle": lambda folder, base: base.eagle(folder, "eagle"),
-    "eagle3": lambda folder, base: base.eagle(folder, "eagle3"),
-    "dspark": lambda folder, base: base.dspark(folder),
+    "eagle": lambda folder, base: load_eagle(folder, "eagle", *base.for_heads),
+    "eagle3": lambda folder, base: load_eagle(folder, "eagle3", *base.for_heads),
+    "dspark": lambda folder, base: load_dspark(folder, *base.for_heads),
     "ngram": lambda folder, base: NgramGuesser(),
     "ppd": _ppd,
     "easyspec": _easyspec,

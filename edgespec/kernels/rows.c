@@ -21,7 +21,7 @@
 
 #include "numbers.h"
 
-enum { SILU, GELU, GELU_TANH };
+enum { SILU, GELU, GELU_TANH, SIGMOID };
 
 /* How attention is shared out, which no result depends on. */
 #define TILE_ROWS 16
@@ -38,6 +38,21 @@ typedef struct {
     const char *keys, *values;
     int64_t head_stride, row_stride, rows;
 } Piece;
+
+/* Slots of rows in memory that lie one behind the other: their address, and how many they are. */
+typedef int64_t Slots[2];
+
+/* A layer that keeps a state, after its projection: of Mamba2 or, if `delta`, the gated delta rule.
+ *
+ * `kernel` taps [kernel, conv] and maybe `bias` [conv] of the convolution over queries', keys' and
+ * values' inputs; by head `step_bias`, `decay` (the logarithm of a step's) and maybe `skip`; maybe
+ * a `gain` [heads * value] of norms over `normed` numbers, `gate_last`: before the gate; maybe a
+ * `scale` of the whole projection. Steps lie between two bounds. */
+typedef struct {
+    const void *taps, *bias, *step_bias, *decay, *skip, *gain, *scale;
+    double eps, step_low, step_high;
+    int64_t delta, heads, groups, key, value, kernel, normed, gate_last;
+} Mixer;
 
 /* Of two vectors of four the numbers at these places. */
 #ifdef __clang__
@@ -98,9 +113,11 @@ static inline float exp_float(float x)
 #define TANH tanhf
 #define ERF erff
 #define SQRT sqrtf
+#define LOG1P log1pf
 #define WIDE 0
 #define PLACES Places4
 #include "rows_of.h"
+#include "states_of.h"
 #undef REAL
 #undef NAME
 #undef FMA
@@ -108,6 +125,7 @@ static inline float exp_float(float x)
 #undef TANH
 #undef ERF
 #undef SQRT
+#undef LOG1P
 #undef WIDE
 #undef PLACES
 
@@ -118,9 +136,11 @@ static inline float exp_float(float x)
 #define TANH tanh
 #define ERF erf
 #define SQRT sqrt
+#define LOG1P log1p
 #define WIDE 1
 #define PLACES Places8
 #include "rows_of.h"
+#include "states_of.h"
 
 #define BOTH(name, ...) \
     (dtype == FLOAT64 ? name##_double(__VA_ARGS__) : name##_float(__VA_ARGS__))
@@ -212,6 +232,28 @@ int row_attention(int dtype, int held_as, int64_t parts, const int64_t *part_row
 {
     return BOTH(attention, dtype, held_as, parts, part_rows, part_pieces, pieces, firsts, runs, heads,
                 kv_heads, head_dim, scaling, softcap, sinks, query, stride, out, threads);
+}
+
+/* What a layer that keeps a state makes of rows of one request at one boundary: of their
+ * projections [rows, heads * value + conv + heads or two times heads] `out` [rows, heads * value].
+ * `firsts`, `ends`: runs of slots that each row sees, in the order of their positions, its own last
+ * and none between `boundary` and its position `places` left out. What the rows keep goes into
+ * their slots, inputs as `held_as`; `state` is that of the boundary. Returns 0, or 1 if memory ran
+ * out. */
+int state_rows(int dtype, const Mixer *mixer, int64_t rows, const void *projected,
+               const int64_t *firsts, const int32_t *ends, const int64_t *places, int64_t boundary,
+               int held_as, const Slots *slots, const void *state, void *out, int threads)
+{
+    return BOTH(states, dtype, mixer, rows, projected, firsts, ends, places, boundary, held_as,
+                slots, state, out, threads);
+}
+
+/* Take the rows in `count` slots from `first` on, which are those of their positions, into the state
+ * of the boundary before them, which becomes that behind them. */
+void state_fold(int dtype, const Mixer *mixer, int held_as, const Slots *slots, int64_t first,
+                int64_t count, void *state, int threads)
+{
+    BOTH(fold, mixer, held_as, slots, first, count, state, threads);
 }
 
 #include "layers.h"

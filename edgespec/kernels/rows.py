@@ -17,7 +17,7 @@ import torch
 from edgespec.kernels.compiled import load
 from edgespec.kernels.products import NUMBERS
 
-ACTIVATIONS = {"silu": 0, "gelu": 1, "gelu_pytorch_tanh": 2}
+ACTIVATIONS = {"silu": 0, "gelu": 1, "gelu_pytorch_tanh": 2, "sigmoid": 3}
 """As rows.c has them."""
 
 _INT, _LONG, _REAL, _AT = ctypes.c_int, ctypes.c_int64, ctypes.c_double, ctypes.c_void_p

@@ -158,6 +158,9 @@ static void NAME(gated)(int dtype, int64_t rows, int64_t n, int kind, const char
         if (kind == SILU)
             for (int64_t i = 0; i < n; i++)
                 gate[i] = gate[i] / (1 + EXP(-gate[i]));
+        else if (kind == SIGMOID)
+            for (int64_t i = 0; i < n; i++)
+                gate[i] = 1 / (1 + EXP(-gate[i]));
         else if (kind == GELU_TANH) /* (1 + tanh(u)) / 2 is 1 / (1 + e^-2u) */
             for (int64_t i = 0; i < n; i++) {
                 REAL cubed = gate[i] * gate[i] * gate[i];

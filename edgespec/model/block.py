@@ -15,19 +15,17 @@ from edgespec.kernels.rows import compiled_rows
 from edgespec.model.cuda_graphs import GraphMaker
 from edgespec.model.families import angle_kinds, embedding_scale, layer_embedding
 from edgespec.model.gemma4 import TokenRows, embedded_by
+from edgespec.model.inventory import block_parts
 from edgespec.model.joint import CachedPart, JointPass
 from edgespec.model.kv_cache import TwoRegionCache
 from edgespec.model.layer_plan import layer_plan
-from edgespec.model.layers import layers_of
 from edgespec.model.matrices import Product
-from edgespec.model.reading import reading
 from edgespec.model.row_math import BATCHED, CompiledRows, RowMath, SingleRows
-from edgespec.model.source import TensorSource, check_layers, check_names, shaped
+from edgespec.model.source import EMBEDDING, TensorSource, shaped
 from edgespec.model.static_pass import StaticPasses
 from edgespec.model.tensors import compute_dtype
 from edgespec.types.stop_check import StopCheck
 
-EMBEDDING, LM_HEAD = "model.embed_tokens.weight", "lm_head.weight"
 _TOLD = "tokens"
 """Beside the kinds of layers, in what a pass gives them: what they are told of tokens."""
 
@@ -65,8 +63,10 @@ class Block:
         progress: Callable[[int, int], None] | None = None,
         graphs: Callable[[torch.device], GraphMaker | None] | None = None,
         cache_dtype: str = "",
+        admit: Callable[[int], None] | None = None,
     ) -> None:
-        """Read the block's tensors, telling `progress` how many layers of all are done.
+        """Tell `admit`, which may raise, the bytes of memory that the block will take; then read
+        its tensors, telling `progress` how many layers of all are done.
 
         `cache_dtype`: of keys and values on a CPU, rounded once; "": that of the rows.
         `graphs`: what captures passes over few rows on that device; without it none are. Raises
@@ -75,7 +75,6 @@ class Block:
         """
         if complaint := cache_complaint(dtype, cache_dtype):
             raise ModelError(complaint)
-        check_layers(source, first, end)
         self.first, self.end = first, end
         self.device = torch.device(device)
         self.dtype = compute_dtype(dtype)
@@ -86,9 +85,11 @@ class Block:
         self.vocab_size = int(self.config.vocab_size)
         maker = None if graphs is None else graphs(self.device)
         math = row_math(self.device, self.dtype, maker is not None)
-        with reading(source.path):
-            layers = layers_of(self.config, first, end, math)
-        self._forms = [layers.rows(index) for index in range(first, end)]
+        parts = block_parts(source, first, end, math)
+        if admit is not None:
+            admit(parts.held_bytes(self.dtype))
+        layers = parts.layers
+        self._forms = [layers.rows(index, self._cache_dtype) for index in range(first, end)]
         self.embedding: nn.Parameter | None = None
         if first == 0:
             shape = torch.Size((self.vocab_size, self.hidden_size))
@@ -102,14 +103,11 @@ class Block:
         self._scale = embedding_scale(self.config, self.dtype)
         self._layers = []
         for index in range(first, end):
-            prefix = f"model.layers.{index}."
-            check_names(source, prefix, {prefix + name for name in layers.shapes(index)})
             self._layers.append(layers.layer(index, source, self.dtype, self.device))
             if progress is not None:
                 progress(index + 1 - first, end - first)
         self._norm: Callable[[torch.Tensor], torch.Tensor] | None = None
         if end == source.layers:
-            check_names(source, "model.norm.", {"model.norm.weight"})
             self._norm = layers.norm(source, self.dtype, self.device)
         self._angles = angle_kinds(self.config)[first:end]
         self.has_experts = layers.has_experts
@@ -123,7 +121,9 @@ class Block:
             self.token_rows = TokenRows(source, every, self.dtype, self.device, math, look_up)
         self._plan = layer_plan(self._layers, self._angles, math, self.dtype)
         self.static: StaticPasses | None = None
-        if maker is not None and not self.has_experts:
+        # Neither has one shape for all passes: experts are chosen, folded rows are given back.
+        fixed = not self.has_experts and not any(form.folded for form in self._forms)
+        if maker is not None and fixed:
             self.static = StaticPasses(self, maker)
 
     def new_cache(self, reserve: int) -> TwoRegionCache:

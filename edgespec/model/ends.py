@@ -6,11 +6,11 @@ import torch
 from torch.nn.functional import embedding
 
 from edgespec.errors import ModelError
-from edgespec.model.block import EMBEDDING, LM_HEAD, Block
+from edgespec.model.block import Block
 from edgespec.model.families import embedding_scale, logits_from
 from edgespec.model.matrices import Product, plain_product
 from edgespec.model.quantised.linear import linear_from
-from edgespec.model.source import TensorSource, load_parameter
+from edgespec.model.source import EMBEDDING, LM_HEAD, TensorSource, load_parameter
 from edgespec.model.tensors import compute_dtype
 
 

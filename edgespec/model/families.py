@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 
 from edgespec.errors import ModelError
-from edgespec.model.model_config import CONVOLUTION, FULL, SLIDING, ModelConfig
+from edgespec.model.model_config import CONVOLUTION, FULL, RECURRENT, SLIDING, ModelConfig
 from edgespec.model.packed.settings import packing_of
 from edgespec.planning.architecture import MOST_EXPERTS, MOST_LAYERS
 from edgespec.planning.refused import refusal_of
@@ -24,7 +24,7 @@ class Family:
     `own_angles`: each layer type has rotary embeddings of its own. `scaled_embedding`: embedded
     tokens are multiplied by the root of hidden_size. `capped_logits`: final_logit_softcapping
     counts. `multipliers`: embedding_multiplier and logits_scaling count. `scaled_logits`:
-    logit_scale counts. `convolutions`: some layers are short ones, as `layer_types` says.
+    logit_scale counts. `besides`: of which types of `layer_types` are layers that do not attend.
     """
 
     windows: Literal["none", "all", "by type"] = "none"
@@ -33,7 +33,7 @@ class Family:
     capped_logits: bool = False
     multipliers: bool = False
     scaled_logits: bool = False
-    convolutions: bool = False
+    besides: frozenset[str] = frozenset()
 
 
 FAMILIES: dict[str, Family] = {
@@ -54,7 +54,8 @@ FAMILIES: dict[str, Family] = {
     "ministral": Family(windows="by type"),
     "ministral3": Family(windows="all"),
     "granite": Family(multipliers=True),
-    "granitemoehybrid": Family(multipliers=True),
+    "granitemoehybrid": Family(multipliers=True, besides=frozenset((RECURRENT,))),
+    "qwen3_5_text": Family(besides=frozenset((RECURRENT,))),
     "smollm3": Family(windows="by type"),
     "olmo2": Family(),
     "olmo3": Family(windows="by type", own_angles=True),
@@ -67,8 +68,8 @@ FAMILIES: dict[str, Family] = {
     "olmoe": Family(),
     "mixtral": Family(windows="all"),
     "hunyuan_v1_dense": Family(),
-    "lfm2": Family(convolutions=True),
-    "lfm2_moe": Family(convolutions=True),
+    "lfm2": Family(besides=frozenset((CONVOLUTION,))),
+    "lfm2_moe": Family(besides=frozenset((CONVOLUTION,))),
 }
 """Every value of `model_type` that is accepted."""
 
@@ -133,6 +134,12 @@ def logits_from(config: ModelConfig, product: torch.Tensor) -> torch.Tensor:
         return product * float(config.logit_scale)
     cap = config.final_logit_softcapping if family.capped_logits else None
     return product if cap is None else torch.tanh(product / float(cap)) * float(cap)
+
+
+def folds(config: ModelConfig) -> bool:
+    """Whether some layer folds rows into a state."""
+    may = RECURRENT in FAMILIES[config.model_type].besides
+    return may and RECURRENT in config.layer_types
 
 
 def has_windows(config: ModelConfig) -> bool:
@@ -272,7 +279,7 @@ def _check_windows(
         known = types <= {FULL, SLIDING}
     else:
         used = SLIDING if family.windows == "all" and window is not None else FULL
-        known = types <= ({used, CONVOLUTION} if family.convolutions else {used})
+        known = types <= {used} | family.besides
     if not known or (family.windows == "none" and asked is not None):
         raise ModelError(
             f"the model in {folder} asks for attention that models of type {config.model_type!r} "

@@ -15,6 +15,7 @@ import torch
 from torch.nn.functional import embedding
 
 from edgespec.errors import ModelError
+from edgespec.kernels.rows import ACTIVATIONS
 from edgespec.model.families import embedding_scale, key_owners, layer_embedding
 from edgespec.model.gguf.block_types import NAMED_TYPES
 from edgespec.model.gguf.unpacking import numbers_of
@@ -286,8 +287,14 @@ class Gemma4Layers:
     """Layers [first, end) of a Gemma 4 (see model.layers.ModelLayers)."""
 
     def __init__(self, config: ModelConfig, first: int, end: int, math: RowMath) -> None:
-        """Raises ModelError if some read the keys of a layer that is not among them."""
+        """Raises ModelError if some read the keys of a layer that is not among them, and for an
+        activation that is not known."""
         self._config, self._math = config, math
+        if config.hidden_activation not in ACTIVATIONS:
+            raise ModelError(
+                f"hidden_activation in config.json is {config.hidden_activation!r}, edgespec "
+                f"computes {', '.join(ACTIVATIONS)}; use the original release"
+            )
         self._forms = {index: gemma4_form(config, index) for index in range(first, end)}
         self.has_experts = bool(config.enable_moe_block)
         for index, form in self._forms.items():
@@ -297,7 +304,7 @@ class Gemma4Layers:
                     f"stage: layers from {min(key_owners(config).values())} on have to be together"
                 )
 
-    def rows(self, index: int) -> RowForm:
+    def rows(self, index: int, held_as: torch.dtype) -> RowForm:
         return self._forms[index].rows
 
     def shapes(self, index: int) -> dict[str, torch.Size]:

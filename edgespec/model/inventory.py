@@ -9,15 +9,15 @@ import torch
 
 from edgespec.config import Quantisation
 from edgespec.errors import ModelError
-from edgespec.model.block import EMBEDDING, LM_HEAD
 from edgespec.model.families import layer_embedding
 from edgespec.model.gemma4 import TABLE
 from edgespec.model.gguf.block_types import NAMED_TYPES, BlockType
-from edgespec.model.layers import layers_of
+from edgespec.model.layers import ModelLayers, layers_of
 from edgespec.model.quantised import linear
 from edgespec.model.reading import reading
+from edgespec.model.row_math import BATCHED, RowMath
 from edgespec.model.safetensors_writer import Slot
-from edgespec.model.source import TensorSource, check_layers, check_names
+from edgespec.model.source import EMBEDDING, LM_HEAD, TensorSource, check_layers, check_names
 
 _PLAIN = Quantisation()
 
@@ -44,8 +44,26 @@ class Needed:
         return self.form.kind != "none"
 
 
-def block_inventory(source: TensorSource, first: int, end: int) -> list[Needed]:
-    """The tensors of layers [first, end), layer by layer, with embedding or norm at the ends.
+@dataclass(frozen=True)
+class BlockParts:
+    """Layers [first, end) of a source before any tensor is read: how they are made, and what they
+    consist of, layer by layer, with embedding or norm at the ends."""
+
+    layers: ModelLayers
+    needed: list[Needed]
+
+    def held_bytes(self, dtype: torch.dtype) -> int:
+        """Bytes of memory that they take once they compute in `dtype`.
+
+        Raises ModelError for a shape that cannot be packed.
+        """
+        return sum(
+            linear.held_bytes(o.form, o.shape, dtype) for o in self.needed if not o.looked_up
+        )
+
+
+def block_parts(source: TensorSource, first: int, end: int, math: RowMath = BATCHED) -> BlockParts:
+    """The one place that knows what a block is made of; its layers compute by `math`.
 
     Raises ModelError if the source has no such layers, or holds something for one of them that
     its configuration does not provide for, which a block without it would silently lack.
@@ -53,7 +71,7 @@ def block_inventory(source: TensorSource, first: int, end: int) -> list[Needed]:
     check_layers(source, first, end)
     config = source.config
     with reading(source.path):  # transformers' layers take a config.json as it is
-        layers = layers_of(config, first, end)
+        layers = layers_of(config, first, end, math)
     hidden = int(config.hidden_size)
     needed = []
 
@@ -79,7 +97,12 @@ def block_inventory(source: TensorSource, first: int, end: int) -> list[Needed]:
     if end == source.layers:
         check_names(source, "model.norm.", {"model.norm.weight"})
         needed.append(Needed("model.norm.weight", torch.Size((hidden,)), _PLAIN, -1))
-    return needed
+    return BlockParts(layers, needed)
+
+
+def block_inventory(source: TensorSource, first: int, end: int) -> list[Needed]:
+    """Its tensors alone. Raises as `block_parts` does."""
+    return block_parts(source, first, end).needed
 
 
 def head_inventory(source: TensorSource) -> list[Needed]:
@@ -106,15 +129,6 @@ def raw_slot(one: Needed, blocks: BlockType) -> Slot:
     """How a table in blocks of GGUF is stored: its rows of bytes, as a tensor called NAME.TYPE."""
     size = torch.Size((one.shape[0], blocks.row_bytes(one.shape[1])))
     return Slot(f"{one.name}.{blocks.name}", size, torch.uint8)
-
-
-def held_bytes(source: TensorSource, first: int, end: int, dtype: torch.dtype) -> int:
-    """Bytes of memory that layers [first, end) take once they compute in `dtype`.
-
-    Raises ModelError as `block_inventory` does, and for a shape that cannot be packed.
-    """
-    needed = block_inventory(source, first, end)
-    return sum(linear.held_bytes(o.form, o.shape, dtype) for o in needed if not o.looked_up)
 
 
 def head_bytes(source: TensorSource, dtype: torch.dtype) -> int:

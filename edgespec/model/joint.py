@@ -53,10 +53,10 @@ class CachedPart(NamedTuple):
 
 
 class JointCache:
-    """The caches of several requests, in the place of one."""
+    """The `caches` of several requests, in the place of one."""
 
     def __init__(self, parts: Sequence[CachedPart]) -> None:
-        self._caches = [part.cache for part in parts]
+        self.caches = [part.cache for part in parts]
         self._rows = [part.rows for part in parts]
 
     def update(
@@ -65,19 +65,19 @@ class JointCache:
         """What TwoRegionCache.update does, for each part's share of the rows [1, kv_heads, R,
         head_dim]; returns the parts' keys, and their values."""
         new = key.split(self._rows, 2), value.split(self._rows, 2)
-        share = zip(self._caches, *new, strict=True)
+        share = zip(self.caches, *new, strict=True)
         held = [cache.update(keys, values, layer_idx) for cache, keys, values in share]
         return [keys for keys, _ in held], [values for _, values in held]
 
     def append(self, rows: torch.Tensor, layer_idx: int) -> tuple[list[Held], ...]:
         """What TwoRegionCache.append does, for each part's share of the rows, as `update`."""
-        share = zip(self._caches, rows.split(self._rows, 2), strict=True)
+        share = zip(self.caches, rows.split(self._rows, 2), strict=True)
         held = [cache.append(new, layer_idx) for cache, new in share]
         return tuple(list(of) for of in zip(*held, strict=True))
 
     def held(self, rows: int, layer_idx: int) -> tuple[list[Held], ...]:
         """What TwoRegionCache.held gives, for each part's share of the rows."""
-        share = zip(self._caches, self._rows, strict=True)
+        share = zip(self.caches, self._rows, strict=True)
         held = [cache.held(own, layer_idx) for cache, own in share]
         return tuple(list(of) for of in zip(*held, strict=True))
 

@@ -15,6 +15,7 @@ import torch
 
 from edgespec.errors import LocalProtocolError
 from edgespec.kernels.layers import Memory
+from edgespec.model.folded_rows import FoldedRows
 from edgespec.tree.ledger import IntArray
 from edgespec.tree.stems import Fork
 
@@ -26,11 +27,13 @@ class RowForm(NamedTuple):
     """What a layer holds of each row: `parts` times `heads` times `width` numbers.
 
     Of attention these are keys and values, two parts; of a convolution one part, what it reads.
+    `folded`: numbers that it holds in FoldedRows.
     """
 
     heads: int
     width: int
     parts: int = 2
+    folded: int = 0
 
 
 Held = torch.Tensor | tuple[torch.Tensor, ...]
@@ -100,6 +103,8 @@ class TwoRegionCache:
         self._own = [
             _zeros((form.parts, form.heads, slots, form.width), dtype, device) for form in forms
         ]
+        widths = {n: form.folded for n, form in enumerate(forms, first_layer) if form.folded}
+        self.folded = FoldedRows(widths, dtype, torch.device(device)) if widths else None
         self._cut()
         self.places = _zeros((slots,), torch.int64, device)
 
@@ -111,7 +116,8 @@ class TwoRegionCache:
     @property
     def own_bytes(self) -> int:
         """Bytes of its rows, without those of the stems."""
-        return sum(layer.nbytes for layer in self._own)
+        own = sum(layer.nbytes for layer in self._own)
+        return own if self.folded is None else own + self.folded.nbytes
 
     @property
     def layers(self) -> int:
@@ -133,6 +139,8 @@ class TwoRegionCache:
         """
         rows = positions.shape[0]
         self.make_room(rows)
+        if self.folded is not None:
+            self.folded.place(self.length, rows)
         self.places.narrow(0, self.length, rows).copy_(positions)
         return self.places.narrow(0, 0, self.length + rows)
 
@@ -218,8 +226,12 @@ class TwoRegionCache:
             for own in self._own:
                 # index_select copies, so rows may move onto slots that others still have to leave.
                 own.narrow(2, first, rows).copy_(own.index_select(2, source))
+            if self.folded is not None:
+                self.folded.move(start + skip, source + self._before)
             places = self.places.index_select(0, source + self._before)
             self.places.narrow(0, start + skip, rows).copy_(places)
+        if self.folded is not None:
+            self.folded.follow(start, start + (int(moved[0]) if len(moved) else count))
         self.length = start + count
 
     # --- rows that are shared -----------------------------------------------------------------
@@ -252,6 +264,7 @@ class TwoRegionCache:
         other.stems = self.stems[:stems]
         other._before = sum(stem.rows for stem in other.stems)
         other.length = other._before + copied
+        other.folded = None if self.folded is None else self.folded.fork(other.length)
         slots = _whole_steps(copied)
         other._own = [
             _resized(self._rows(layer, other._before, copied), slots)

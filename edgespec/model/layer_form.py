@@ -10,25 +10,29 @@ from edgespec.model.families import FAMILIES
 from edgespec.model.kv_cache import RowForm
 from edgespec.model.mixture import ROUTER, MixtureForm
 from edgespec.model.model_config import CONVOLUTION, SLIDING, ModelConfig
+from edgespec.model.state_form import StateForm, state_form
 from edgespec.planning.operations import OWN_OPERATIONS
 from edgespec.planning.text_part import CONVOLVING
 
-_NORMED_HEADS = ("qwen3", "gemma3_text", *CONVOLVING)
+_NORMED_HEADS = ("qwen3", "qwen3_5_text", "gemma3_text", *CONVOLVING)
 _GEMMAS = ("gemma2", "gemma3_text")
 _MLP_BIAS = ("llama", "granite", "smollm3")
 _NO_BIAS = ("mistral", "ministral", "phi3", *CONVOLVING)
+_GRANITES = ("granite", "granitemoehybrid")
 _ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh")
 
 
 @dataclass(frozen=True, slots=True)
 class LayerForm:
     """One decoder layer: norm, mixer, norm, gated MLP, each of the two added to what entered. What
-    mixes a row with those before it is attention, or a short convolution if there are `taps`.
+    mixes a row with those before it is attention, or a short convolution if there are `taps`, or
+    the `state` that they left.
 
     `taps`: rows that a convolution reads, its own included. `inner`: width of the MLP, if that is
-    no `mixture`. `fused`:
-    whether the checkpoint has one matrix for queries, keys and values, and one for gate and up.
-    `head_norms`: each head's queries and keys are normed.
+    no `mixture`. `fused`: whether the checkpoint has one matrix for queries, keys and values, and
+    one for gate and up; `fused_up`: the latter alone.
+    `gated`: queries come with a gate each, of what their attention gives. `head_norms`: each
+    head's queries and keys are normed.
     `around`: what attention and MLP give is normed too, before it is added. `above_one`: a norm's
     gain is 1 + its weight. `window`: see Visibility. `softcap`: c of c · tanh(score / c).
     `turned`: whether rotary embeddings are applied. `share`: what is added counts so much.
@@ -46,6 +50,8 @@ class LayerForm:
     out_bias: bool = False
     mlp_bias: bool = False
     fused: bool = False
+    fused_up: bool = False
+    gated: bool = False
     head_norms: bool = False
     around: bool = False
     above_one: bool = False
@@ -55,11 +61,13 @@ class LayerForm:
     share: float = 1.0
     taps: int = 0
     taps_bias: bool = False
+    state: StateForm | None = None
     mixture: MixtureForm | None = None
 
-    @property
-    def rows(self) -> RowForm:
-        """What its layer holds of each row."""
+    def rows(self, held_as: torch.dtype) -> RowForm:
+        """What its layer holds of each row, in numbers of that type."""
+        if self.state is not None:
+            return self.state.row(held_as)
         if self.taps:
             return RowForm(1, self.hidden, parts=1)
         return RowForm(self.kv_heads, self.head_dim)
@@ -86,7 +94,8 @@ class LayerForm:
     @property
     def gate_up_names(self) -> tuple[str, ...]:
         """Matrices of gate and up, one below the other."""
-        return ("mlp.gate_up_proj",) if self.fused else ("mlp.gate_proj", "mlp.up_proj")
+        fused = self.fused or self.fused_up
+        return ("mlp.gate_up_proj",) if fused else ("mlp.gate_proj", "mlp.up_proj")
 
     @property
     def norm_names(self) -> tuple[str, str, str, str]:
@@ -107,7 +116,7 @@ class LayerForm:
     def shapes(self) -> dict[str, torch.Size]:
         """All tensors of a layer, by their names in it; matrices [out, in], all else flat."""
         width, kv_width = self.heads * self.head_dim, self.kv_heads * self.head_dim
-        outs: tuple[int, ...] = (width, kv_width, kv_width)
+        outs: tuple[int, ...] = (width * (1 + self.gated), kv_width, kv_width)
         found: dict[str, torch.Size] = {}
 
         def add(name: str, out: int, columns: int, bias: bool) -> None:
@@ -121,16 +130,19 @@ class LayerForm:
             found["conv.conv.weight"] = torch.Size((self.hidden, 1, self.taps))
         elif self.fused:
             outs = (sum(outs),)
-        for name, out in zip(self.qkv_names, outs, strict=True):
-            add(name, out, self.hidden, self.taps_bias if self.taps else self.qkv_bias)
-        add(self.out_name, self.hidden, width, self.taps_bias if self.taps else self.out_bias)
-        if self.head_norms and not self.taps:
+        if self.state is not None:
+            found |= self.state.shapes()
+        else:
+            for name, out in zip(self.qkv_names, outs, strict=True):
+                add(name, out, self.hidden, self.taps_bias if self.taps else self.qkv_bias)
+            add(self.out_name, self.hidden, width, self.taps_bias if self.taps else self.out_bias)
+        if self.head_norms and not self.taps and self.state is None:
             for name in "qk":
                 found[f"self_attn.{name}_norm.weight"] = torch.Size((self.head_dim,))
         if self.mixture is not None:
             found |= {f"mlp.{name}": shape for name, shape in self.mixture.shapes().items()}
         else:
-            inner = 2 * self.inner if self.fused else self.inner
+            inner = 2 * self.inner if self.fused or self.fused_up else self.inner
             for name in self.gate_up_names:
                 add(name, inner, self.hidden, self.mlp_bias)
             add("mlp.down_proj", self.hidden, self.inner, self.mlp_bias)
@@ -148,12 +160,13 @@ def layer_form(config: ModelConfig, index: int) -> LayerForm | None:
         return None
     heads, hidden = int(config.num_attention_heads), int(config.hidden_size)
     head_dim = int(getattr(config, "head_dim", None) or hidden // heads)
+    hybrid = kind == "granitemoehybrid"
     convolves = kind in CONVOLVING and config.layer_types[index] == CONVOLUTION
     biased = kind == "qwen2" or (kind not in _NO_BIAS and bool(config.attention_bias))
     softcap = config.attn_logit_softcapping if kind == "gemma2" else None
     return LayerForm(
         hidden=hidden,
-        inner=int(config.intermediate_size),
+        inner=int(config.shared_intermediate_size if hybrid else config.intermediate_size),
         heads=heads,
         kv_heads=int(config.num_key_value_heads),
         head_dim=head_dim,
@@ -164,15 +177,18 @@ def layer_form(config: ModelConfig, index: int) -> LayerForm | None:
         out_bias=biased and kind != "qwen2",
         mlp_bias=kind in _MLP_BIAS and bool(config.mlp_bias),
         fused=kind == "phi3",
+        fused_up=hybrid,
         head_norms=kind in _NORMED_HEADS,
         around=gemma,
-        above_one=gemma,
+        above_one=gemma or kind == "qwen3_5_text",
+        gated=kind == "qwen3_5_text",
         window=_window(config, index),
         softcap=None if softcap is None else float(softcap),
-        turned=kind != "smollm3" or bool(config.no_rope_layers[index]),
-        share=float(config.residual_multiplier) if kind == "granite" else 1.0,
+        turned=_is_turned(config, index),
+        share=float(config.residual_multiplier) if kind in _GRANITES else 1.0,
         taps=int(config.conv_L_cache) if convolves else 0,
         taps_bias=convolves and bool(config.conv_bias),
+        state=state_form(config, index),
         mixture=_mixture(config, index) if kind == "lfm2_moe" else None,
     )
 
@@ -192,11 +208,18 @@ def _mixture(config: ModelConfig, index: int) -> MixtureForm | None:
     )
 
 
+def _is_turned(config: ModelConfig, index: int) -> bool:
+    """Whether a layer's queries and keys are turned by their positions."""
+    if config.model_type == "granitemoehybrid":
+        return bool(config.position_embedding_type == "rope")
+    return config.model_type != "smollm3" or bool(config.no_rope_layers[index])
+
+
 def _scaling(config: ModelConfig, head_dim: int) -> float:
     """What scores are multiplied by."""
     if config.model_type in _GEMMAS:
         return float(config.query_pre_attn_scalar**-0.5)
-    if config.model_type == "granite":
+    if config.model_type in _GRANITES:
         return float(config.attention_multiplier)
     return float(head_dim**-0.5)
 

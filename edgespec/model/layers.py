@@ -19,6 +19,7 @@ from edgespec.model.model_config import ModelConfig
 from edgespec.model.rope import Angles, Rotary
 from edgespec.model.row_math import BATCHED, HeadNorm, Norm, RowMath, Taps
 from edgespec.model.source import TensorSource, load_parameter
+from edgespec.model.state_mixer import StateMixer
 from edgespec.model.tree_attention import AttentionForm, Seen
 
 _NUMBERS = ("eps", "share", "scaling", "hidden", "inner", "heads", "kv_heads", "head_dim", "taps")
@@ -44,8 +45,8 @@ class ModelLayers(Protocol):
     has_experts: bool
     """Whether some layer is a mixture, whose rows choose the matrices that they go through."""
 
-    def rows(self, index: int) -> RowForm:
-        """What a layer holds of each row."""
+    def rows(self, index: int, held_as: torch.dtype) -> RowForm:
+        """What a layer holds of each row, in numbers of that type."""
 
     def shapes(self, index: int) -> Mapping[str, torch.Size]:
         """The tensors of a layer, by their names within it."""
@@ -125,8 +126,12 @@ class DecoderLayer:
         def norm(name: str) -> Norm | None:
             return Norm(vector(name), form.eps, form.above_one) if name else None
 
-        self._qkv = product(*form.qkv_names)
-        self._out = product(form.out_name)
+        self._mixer: StateMixer | None = None
+        if form.state is not None:
+            self._mixer = StateMixer(index, form.state, source, dtype, device, math)
+        else:
+            self._qkv = product(*form.qkv_names)
+            self._out = product(form.out_name)
         self.mixture: Mixture | None = None
         if form.mixture is not None:
             how = form.mixture, form.activation, f"{prefix}mlp.", source, dtype, device, math
@@ -143,7 +148,7 @@ class DecoderLayer:
         if form.taps:
             bias = vector("conv.conv", "bias") if form.taps_bias else None
             self._taps = Taps(vector("conv.conv"), bias)
-        elif form.head_norms:
+        elif form.head_norms and form.state is None:
             gains = vector("self_attn.q_norm"), vector("self_attn.k_norm")
             counts = form.heads, form.kv_heads
             self._head_norm = HeadNorm(*gains, *counts, form.eps, form.above_one)
@@ -153,7 +158,7 @@ class DecoderLayer:
         """The layer for `kernels.layers`, by the numbers of the angles and of the runs that it is
         given in each pass; None where that cannot run it."""
         form = self.form
-        if self.mixture is not None:
+        if form.state is not None or form.gated or self.mixture is not None:
             return None
         ways = (self._qkv, self._out, self._gate_up, self._down)
         products = [found for found in map(row_products, ways) if found is not None]
@@ -184,14 +189,11 @@ class DecoderLayer:
         `rotary`: cosines and signed sines of the rows' positions (see Angles).
         """
         form, math = self.form, self._math
-        entering = self._qkv(math.norm(hidden, self._enter))
-        if self._taps is None:
-            mixed = self._attend(entering, rotary, cache, seen)
+        entering = math.norm(hidden, self._enter)
+        if self._mixer is not None:
+            added = self._mixer(entering, cache, seen)
         else:
-            gates, _, inputs = entering.chunk(3, 1)
-            (held,) = cache.append((gates * inputs)[None, None], self._index)
-            mixed = math.convolved(held, entering, seen, self._taps)
-        added = self._out(mixed)
+            added = self._out(self._mixed(self._qkv(entering), rotary, cache, seen))
         hidden, entering = math.add_and_norm(
             hidden, added, form.share, self._attended, self._middle
         )
@@ -201,17 +203,29 @@ class DecoderLayer:
             added = self._down(math.gated(self._gate_up(entering), form.activation))
         return math.add(hidden, added, form.share, self._left)
 
-    def _attend(
+    def _mixed(
         self, qkv: torch.Tensor, rotary: Rotary, cache: RowCache | JointCache, seen: Seen
     ) -> torch.Tensor:
-        """Attention [R, heads * head_dim] of queries, whose keys and values are beside them."""
+        """Attention [R, heads * head_dim] of queries, whose keys and values are beside them, or the
+        convolution."""
         form, math, heads = self.form, self._math, self.form.heads
+        if self._taps is not None:
+            enters, _, inputs = qkv.chunk(3, 1)
+            (held,) = cache.append((enters * inputs)[None, None], self._index)
+            return math.convolved(held, qkv, seen, self._taps)
+        gate: torch.Tensor | None = None
+        if form.gated:
+            both, kv = qkv.split([2 * heads * form.head_dim, 2 * form.kv_heads * form.head_dim], 1)
+            both = both.view(-1, heads, 2 * form.head_dim)
+            gate = both[..., form.head_dim :].flatten(1)
+            qkv = torch.cat((both[..., : form.head_dim].flatten(1), kv), 1)
         qkv = qkv.view(qkv.shape[0], -1, form.head_dim)
         math.rotate(qkv, heads, form.kv_heads, rotary if form.turned else None, self._head_norm)
         kv = qkv.narrow(1, heads, 2 * form.kv_heads)
         kv = kv.view(-1, 2, form.kv_heads, form.head_dim).permute(1, 2, 0, 3)
         keys, values = cache.append(kv, self._index)
-        return math.attention(qkv.narrow(1, 0, heads), keys, values, seen, self._attention)
+        out = math.attention(qkv.narrow(1, 0, heads), keys, values, seen, self._attention)
+        return out if gate is None else math.gated(torch.cat((gate, out), 1), "sigmoid")
 
 
 class OwnLayers:
@@ -221,8 +235,8 @@ class OwnLayers:
         self._config, self._forms, self._math = config, forms, math
         self.has_experts = any(form.mixture is not None for form in forms.values())
 
-    def rows(self, index: int) -> RowForm:
-        return self._forms[index].rows
+    def rows(self, index: int, held_as: torch.dtype) -> RowForm:
+        return self._forms[index].rows(held_as)
 
     def shapes(self, index: int) -> dict[str, torch.Size]:
         return self._forms[index].shapes()

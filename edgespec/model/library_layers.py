@@ -143,7 +143,7 @@ class LibraryLayers:
         modules = (one for layer in self._model.layers[first:end] for one in layer.modules())
         self.has_experts = any(isinstance(one, Experts) for one in modules)
 
-    def rows(self, index: int) -> RowForm:
+    def rows(self, index: int, held_as: torch.dtype) -> RowForm:
         return self._rows
 
     def shapes(self, index: int) -> dict[str, torch.Size]:

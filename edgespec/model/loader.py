@@ -24,7 +24,7 @@ from edgespec.model.gguf.reader import tensor_samples
 from edgespec.model.hub import HubFiles, ModelFiles, model_files
 from edgespec.model.model_config import ModelConfig
 from edgespec.model.reading import read_object, reading
-from edgespec.planning.text_part import CONVOLVING, text_settings
+from edgespec.planning.text_part import CONVOLVING, FOLDING, text_settings
 
 _SINGLE_FILE = "model.safetensors"
 _INDEX_FILE = "model.safetensors.index.json"
@@ -240,6 +240,11 @@ _LFM2 = {
     r"\.feed_forward\.": ".mlp.",
 }
 """The same in LFM2's."""
+_GRANITE = {
+    r"\.shared_mlp\.input_linear\.": ".mlp.gate_up_proj.",
+    r"\.shared_mlp\.output_linear\.": ".mlp.down_proj.",
+}
+"""The same in Granite 4's."""
 _WITH_FUSED = ("gpt_oss", "qwen3_moe", "lfm2_moe", "gemma4_text")
 """Families of which some folders have one tensor for all experts of a layer."""
 _FUSED = re.compile(r"(.*\.experts)\.(gate_up_proj|down_proj)(?:_(bias|blocks|scales))?")
@@ -294,9 +299,10 @@ def places(files: Mapping[str, str], config: ModelConfig) -> dict[str, TensorPla
     `files`: names of all stored tensors, and the file of each.
     """
     found: dict[str, TensorPlace] = {}
+    kind = config.model_type
+    others = _LFM2 if kind in CONVOLVING else _GRANITE if kind in FOLDING else _MIXTRAL
     for stored, file in files.items():
         name = stored
-        others = _LFM2 if config.model_type in CONVOLVING else _MIXTRAL
         for inside, plain in (TEXT_PART | others).items():
             name = re.sub(inside, plain, name)
         fused = _FUSED.fullmatch(name) if config.model_type in _WITH_FUSED else None

@@ -7,6 +7,7 @@ are asked only about families that run transformers' layers, and by whoever need
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from functools import cached_property
 from types import MappingProxyType
@@ -20,7 +21,8 @@ from edgespec.planning.operations import OWN_OPERATIONS
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
-FULL, SLIDING, CONVOLUTION = "full_attention", "sliding_attention", "conv"
+FULL, SLIDING = "full_attention", "sliding_attention"
+CONVOLUTION, RECURRENT = "conv", "linear_attention"
 
 _WITH_LENGTH = ("llama3", "yarn", "longrope")
 _ROPE_NEEDS = {
@@ -32,6 +34,8 @@ _ROPE_NEEDS = {
 
 MOST_TAPS = 64
 """Of a short convolution; LFM2 has 3."""
+MOST_STATE = 1 << 12
+"""Numbers of a state's key, or of its value; Granite 4 has 128 and 64."""
 
 Count = Annotated[int, Meta(ge=1, lt=1 << 31)]
 
@@ -82,6 +86,23 @@ class _Fields(Struct, kw_only=True):
     partial_rotary_factor: float | None = None
     conv_L_cache: Annotated[int, Meta(ge=1, le=MOST_TAPS)] = 3
     conv_bias: bool = False
+    shared_intermediate_size: Count = 1024
+    position_embedding_type: str | None = None
+    mamba_n_heads: Count = 128
+    mamba_n_groups: Count = 1
+    mamba_d_state: Annotated[int, Meta(ge=1, le=MOST_STATE)] = 256
+    mamba_d_head: Annotated[int, Meta(ge=1, le=MOST_STATE)] | str = "auto"
+    mamba_d_conv: Annotated[int, Meta(ge=1, le=MOST_TAPS)] = 4
+    mamba_expand: Count = 2
+    mamba_conv_bias: bool = True
+    mamba_proj_bias: bool = False
+    time_step_limit: tuple[Any, Any] = (0.0, math.inf)
+    full_attention_interval: Count = 4
+    linear_conv_kernel_dim: Annotated[int, Meta(ge=1, le=MOST_TAPS)] = 4
+    linear_key_head_dim: Annotated[int, Meta(ge=1, le=MOST_STATE)] = 128
+    linear_value_head_dim: Annotated[int, Meta(ge=1, le=MOST_STATE)] = 128
+    linear_num_key_heads: Count = 16
+    linear_num_value_heads: Count = 32
     global_head_dim: Count = 512
     num_global_key_value_heads: Count | None = None
     per_layer_config: dict[str, dict[str, Any]] | None = None
@@ -137,6 +158,13 @@ _LFM2 = {"rms_norm_eps": 1e-5, "num_key_value_heads": 8, "tie_word_embeddings": 
 _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "llama": _LLAMA,
     "granite": _LLAMA,
+    "granitemoehybrid": _LLAMA,
+    "qwen3_5_text": {
+        **_sizes(248_320, 4_096, 12_288, 32, 16, 32_768),
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "partial_rotary_factor": 0.25,
+    },
     "mistral": _MISTRAL,
     "ministral": _MISTRAL,
     "qwen2": _QWEN,
@@ -243,9 +271,10 @@ class ModelConfig:
         return made
 
 
-def _infinite(found: dict[str, Any]) -> Any:
+def _infinite(found: Any) -> Any:
     """Numbers that JSON lacks, as transformers writes them."""
-    return float(found["__float__"]) if found.keys() == {"__float__"} else found
+    lacks = isinstance(found, dict) and found.keys() == {"__float__"}
+    return float(found["__float__"]) if lacks else found
 
 
 def _completed(kind: str, settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -269,10 +298,33 @@ def _completed(kind: str, settings: Mapping[str, Any]) -> dict[str, Any]:
             raise ValueError(
                 f"{name} names {len(listed)} layers, num_hidden_layers is {found.num_hidden_layers}"
             )
+    if kind == "granitemoehybrid":
+        _complete_states(found)
+    if kind == "qwen3_5_text" and found.linear_num_value_heads % found.linear_num_key_heads:
+        raise ValueError(
+            f"linear_num_value_heads {found.linear_num_value_heads} is no multiple of "
+            f"linear_num_key_heads, {found.linear_num_key_heads}"
+        )
     found.rope_parameters = _rope_parameters(kind, found)
     if kind == "gemma4_text":
         _complete_full_layers(found)
     return structs.asdict(found)
+
+
+def _complete_states(found: _Fields) -> None:
+    """Raises ValueError for heads of Mamba2 that do not fit."""
+    inner, heads = found.mamba_expand * found.hidden_size, found.mamba_n_heads
+    if found.mamba_d_head == "auto":
+        found.mamba_d_head = inner // heads
+    if inner != heads * found.mamba_d_head or heads % found.mamba_n_groups:
+        raise ValueError(
+            f"mamba_n_heads {heads}, of {found.mamba_d_head} numbers and in mamba_n_groups "
+            f"{found.mamba_n_groups}, are not mamba_expand {found.mamba_expand} times hidden_size"
+        )
+    low, high = (_infinite(one) for one in found.time_step_limit)
+    if not isinstance(low, int | float) or not isinstance(high, int | float) or low > high:
+        raise ValueError(f"time_step_limit is {found.time_step_limit}")
+    found.time_step_limit = low, high
 
 
 def _complete_full_layers(found: _Fields) -> None:
@@ -318,6 +370,11 @@ def _layer_types(kind: str, found: _Fields) -> list[str] | None:
             slides = [found.use_sliding_window and window and not turns for turns in turned]
         case "lfm2" | "lfm2_moe":
             return [FULL for _ in numbers]
+        case "granitemoehybrid":
+            return [RECURRENT for _ in numbers]
+        case "qwen3_5_text":
+            every = found.full_attention_interval
+            return [RECURRENT if (n + 1) % every else FULL for n in numbers]
         case _:
             return None
     return [SLIDING if one else FULL for one in slides]

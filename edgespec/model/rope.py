@@ -10,6 +10,9 @@ import torch
 
 from edgespec.model.model_config import FULL, ModelConfig
 
+_PARTIAL = ("phi3", "qwen3_5_text")
+"""Types that turn a part of each head where their angles are the usual ones too."""
+
 Rotary = tuple[torch.Tensor, ...]
 """What layers of one kind are told of the rows' positions: tensors [R, ...]."""
 
@@ -79,7 +82,7 @@ def _frequencies(config: ModelConfig, kind: str | None) -> tuple[torch.Tensor, f
         frequencies = torch.zeros(pairs)
         frequencies[:turned] = 1.0 / settings["rope_theta"] ** steps
         return frequencies / (settings.get("factor") or 1.0), 1.0
-    if form != "default" or config.model_type == "phi3":
+    if form != "default" or config.model_type in _PARTIAL:
         dim = int(dim * settings.get("partial_rotary_factor", 1.0))
     steps = torch.arange(0, dim, 2, dtype=torch.float) / dim
     frequencies = 1.0 / settings["rope_theta"] ** steps

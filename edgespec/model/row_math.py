@@ -32,6 +32,7 @@ _ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "silu": silu,
     "gelu": gelu,
     "gelu_pytorch_tanh": partial(gelu, approximate="tanh"),
+    "sigmoid": torch.sigmoid,
 }
 
 Made = TypeVar("Made", torch.Tensor, tuple[torch.Tensor, ...])

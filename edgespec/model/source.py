@@ -12,6 +12,8 @@ from edgespec.config import Quantisation
 from edgespec.errors import ModelError
 from edgespec.model.model_config import ModelConfig
 
+EMBEDDING, LM_HEAD = "model.embed_tokens.weight", "lm_head.weight"
+
 
 class TensorSource(Protocol):
     """A model's tensors on request, by the names that its checkpoint has for them.

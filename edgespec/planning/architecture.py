@@ -9,8 +9,9 @@ from operator import mul
 from edgespec.config import Quantisation
 from edgespec.errors import ConfigError
 from edgespec.planning.refused import refusal_of
-from edgespec.planning.text_part import CONVOLVING, text_settings
+from edgespec.planning.text_part import CONVOLVING, FOLDING, text_settings
 from edgespec.planning.uneven import FULL, SLIDING, Uneven
+from edgespec.types.boundaries import HELD_ROWS, HELD_STATES
 
 MOST_LAYERS, MOST_EXPERTS = 1024, 4096
 """Of a model, whose parts are made one by one; the largest known have 126 and 512."""
@@ -48,7 +49,8 @@ FAMILIES = tuple(
     dict.fromkeys(
         (
             *(*_DEFAULT_HEAD_DIM, *_TIED, *_EXPERTS),
-            *("qwen3", "ministral", "ministral3", "seed_oss", "glm4", "gemma4_text"),
+            *("qwen3", "qwen3_5_text", "ministral", "ministral3", "seed_oss", "glm4"),
+            "gemma4_text",
         )
     )
 )
@@ -62,13 +64,15 @@ Matrices = tuple[tuple[int, int], ...]
 @dataclass(frozen=True, slots=True)
 class Architecture:
     """The sizes of a decoder-only model whose layers are all alike, but for what `uneven` says, and
-    that `convolutions` of them may have a short convolution in place of attention, and `dense` ones
-    of a mixture one MLP of a width of their own, `dense_width`: then a layer is what they are on
-    average.
+    that `convolutions` of them may have a short convolution in place of attention, `states` of them
+    a state, and `dense` ones of a mixture one MLP of a width of their own, `dense_width`: then a
+    layer is what they are on average.
 
     `intermediate`: inner width of the gated MLP, or of one expert. `head_dim` 0: hidden / heads.
     `tied`: the output head is the input embedding. `experts` 0: no mixture; else each row goes
-    through `active` of them. `family`: its `model_type`.
+    through `active` of them. A state has a matrix [`state_key`, `state_value`] for each of its
+    `state_heads`, whose keys are `state_groups`. `gated`: attention and states have a gate more, by
+    number or by head. `family`: its `model_type`.
     """
 
     layers: int
@@ -82,6 +86,12 @@ class Architecture:
     experts: int = 0
     active: int = 0
     convolutions: int = 0
+    states: int = 0
+    state_heads: int = 0
+    state_groups: int = 0
+    state_key: int = 0
+    state_value: int = 0
+    gated: bool = False
     dense: int = 0
     dense_width: int = 0
     family: str = "llama"
@@ -110,6 +120,15 @@ class Architecture:
         return ((3 * self.hidden, self.hidden), (self.hidden, self.hidden))
 
     @property
+    def state_matrices(self) -> Matrices:
+        """Shapes [out, in] of the matrices around a state: gates, keys, queries, values and steps,
+        and what is made of all."""
+        inner = self.state_heads * self.state_value
+        entering = 2 * inner + 2 * self.state_groups * self.state_key
+        entering += self.state_heads * (1 + self.gated)
+        return ((entering, self.hidden), (self.hidden, inner))
+
+    @property
     def mlp_matrices(self) -> Matrices:
         """Shapes [out, in] of the three matrices of the gated MLP, or of one expert."""
         return self.matrices(0)[1]
@@ -119,9 +138,8 @@ class Architecture:
         hidden, uneven = self.hidden, self.uneven
         kv = (self._held(layer), hidden)
         if uneven is None:
-            return ((self.width, hidden), kv, kv, (hidden, self.width)), _gated(
-                self.intermediate, hidden
-            )
+            queries = (self.width * (1 + self.gated), hidden)
+            return (queries, kv, kv, (hidden, self.width)), _gated(self.intermediate, hidden)
         full, shares = uneven.kind(layer) == FULL, layer >= self.layers - uneven.shared
         width = self.heads * (uneven.head_dim if full else self.head_dim)
         own = 0 if shares else 1 if full and not uneven.values else 2
@@ -194,19 +212,30 @@ class Architecture:
     @property
     def kv_bytes(self) -> int:
         """Bytes of what one layer holds of one row, keys and values, in 16 bit."""
-        attending = self.layers - self.convolutions
+        attending = self.layers - self.convolutions - self.states
         return 2 * (attending * 2 * self.kv_width + self.convolutions * self.hidden) // self.layers
 
     @property
     def seen_share(self) -> float:
         """How much of these is read of each earlier row: a convolution reads a few rows alone."""
-        attending = 2 * 2 * self.kv_width * (self.layers - self.convolutions)
+        attending = 2 * 2 * self.kv_width * (self.layers - self.convolutions - self.states)
         return attending / self.layers / self.kv_bytes if self.convolutions else 1.0
+
+    @property
+    def request_bytes(self) -> int:
+        """Bytes that one layer holds of a request however long it is: states and the rows that are
+        not folded into them, in 32 bit, and in 16 bit their convolution's inputs."""
+        keys = self.state_groups * self.state_key
+        inner = self.state_heads * self.state_value
+        row = 4 * (keys + inner + self.state_heads) + 2 * (2 * keys + inner)
+        state = HELD_STATES * 4 * inner * self.state_key
+        return self.states * (state + HELD_ROWS * row) // self.layers
 
     @property
     def largest_matrix(self) -> int:
         """Weights of the largest matrix of a layer."""
         mixing = self.convolution_matrices if self.convolutions else ()
+        mixing += self.state_matrices if self.states else ()
         ends = (some for end in {0, self.layers - 1} for some in self.matrices(end))
         matrices = (shape for some in (*ends, mixing) for shape in some)
         return max(self.dense_width * self.hidden, *(r * c for r, c in matrices))
@@ -217,10 +246,11 @@ class Architecture:
         return self.mean(lambda layer: _bytes_of(self.matrices(layer)[0], quantisation))
 
     def _mixed(self, of: Callable[[int, int], int]) -> int:
-        """That of the matrices of attention, or of a convolution, of a layer on average."""
+        """That of the matrices around what mixes rows, of a layer on average."""
         attention = sum(of(*shape) for shape in self.attention_matrices)
         convolution = sum(of(*shape) for shape in self.convolution_matrices)
-        more = self.convolutions * (convolution - attention)
+        state = sum(of(*shape) for shape in self.state_matrices) if self.states else 0
+        more = self.convolutions * (convolution - attention) + self.states * (state - attention)
         return attention + more // self.layers
 
     def mlp_bytes(self, quantisation: Quantisation) -> int:
@@ -357,9 +387,11 @@ def architecture_of(config: Mapping[str, object], where: str) -> Architecture:
         tied=_flag(config, where, "tie_word_embeddings", family in _TIED),
         experts=experts,
         active=active,
-        convolutions=_convolutions(config, where) if family in CONVOLVING else 0,
+        convolutions=_of_type(config, where, "conv") if family in CONVOLVING else 0,
+        gated=family == "qwen3_5_text",
         dense=dense,
         dense_width=_count(config, where, "intermediate_size") if dense else 0,
+        **_states(config, where, family, hidden),
         family=family,
         uneven=uneven,
     )
@@ -404,15 +436,38 @@ def longest_context(config: Mapping[str, object], where: str) -> int:
     return _count(text_settings(config), where, "max_position_embeddings")
 
 
-def _convolutions(config: Mapping[str, object], where: str) -> int:
-    """How many layers convolve; all attend where config.json does not say it."""
+def _states(config: Mapping[str, object], where: str, family: str, hidden: int) -> dict[str, int]:
+    """Sizes of states, where there are some."""
+    if family == "qwen3_5_text":
+        layers = _count(config, where, "num_hidden_layers", most=MOST_LAYERS)
+        listed = config.get("layer_types") is not None
+        every = _count(config, where, "full_attention_interval", 4)
+        states = _of_type(config, where, "linear_attention") if listed else layers - layers // every
+        heads = _count(config, where, "linear_num_value_heads", 32)
+        groups = _count(config, where, "linear_num_key_heads", 16)
+        key = _count(config, where, "linear_key_head_dim", 128)
+        value = _count(config, where, "linear_value_head_dim", 128)
+    elif family in FOLDING:
+        states = _of_type(config, where, "linear_attention")
+        heads = _count(config, where, "mamba_n_heads", 128)
+        groups = _count(config, where, "mamba_n_groups", 1)
+        key = _count(config, where, "mamba_d_state", 256)
+        value = max(1, _count(config, where, "mamba_expand", 2) * hidden // heads)
+    else:
+        return {}
+    sizes = {"heads": heads, "groups": groups, "key": key, "value": value}
+    return {"states": states, **{f"state_{name}": n for name, n in sizes.items()}} if states else {}
+
+
+def _of_type(config: Mapping[str, object], where: str, kind: str) -> int:
+    """How many layers are of that type; all attend where config.json does not say it."""
     listed = config.get("layer_types")
     kinds = listed if isinstance(listed, list) else []
     if listed is not None and len(kinds) != config.get("num_hidden_layers"):
         raise ConfigError(
             f"{where}: layer_types is no list of num_hidden_layers; download the model again"
         )
-    return kinds.count("conv")
+    return kinds.count(kind)
 
 
 def _experts(config: Mapping[str, object], where: str, family: str) -> tuple[int, int]:

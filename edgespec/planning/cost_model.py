@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from typing import NamedTuple
 
 from edgespec.config import FILE, NAMED, QUANTISATIONS, Quantisation
 from edgespec.errors import ConfigError
@@ -35,6 +36,20 @@ def packed_bytes(weights: int, bits: int) -> int:
     """
     assert bits in (4, 16)
     return 2 * weights if bits == 16 else weights // 2 + 2 * -(-weights // GROUP)
+
+
+class FileBytes(NamedTuple):
+    """Bytes of one layer of a packed file as they are held: of the `layer`, and of what the
+    `experts` of a mixture have of these, as files pack these closer. `unpacked`: as FP8, which GPUs
+    unpack anew in each pass."""
+
+    layer: int = 0
+    experts: int = 0
+    unpacked: bool = False
+
+
+NO_FILE = FileBytes()
+"""Of what is in no packed file."""
 
 
 def draft_head(base: Quantisation) -> Quantisation:
@@ -105,12 +120,14 @@ class CostModel:
     """The model whose costs are charged, whatever model really runs.
 
     `layer_bytes`: one layer, held in `bits` (4, 8 or 16) a weight, scales included; `quantisation`:
-    its name, "" where only the bits are known. `kv_bytes`: what is held of one row in one layer,
-    keys and values, 16 bit; attention reads `of.seen_share` of it. `head`: the output head.
+    its name, "" where only the bits are known. `unpacked`: see FileBytes. `kv_bytes`: what is held
+    of one row in one layer, keys and values, 16 bit; attention reads `of.seen_share` of it. `head`:
+    the output head.
     `vocab`: tokens, of which one is chosen.
-    `expert_bytes`: what the `experts` of a mixture have of `layer_bytes`; each row goes through
-    `active` of them. `family`: its `model_type`. `draft`: the whole model that guesses; `heads`:
-    those that read its rows, by the names of their draft sources. `of`: its sizes.
+    `expert_bytes`: what the `experts` of a mixture have of `layer_bytes`, in `expert_bits`; each
+    row goes through `active` of them. `family`: its `model_type`. `draft`: the whole model that
+    guesses; `heads`: those that read its rows, by the names of their draft sources. `of`: its
+    sizes.
     """
 
     name: str
@@ -124,7 +141,9 @@ class CostModel:
     of: Architecture
     bits: int = 4
     quantisation: str = ""
+    unpacked: bool = False
     expert_bytes: int = 0
+    expert_bits: int = 4
     experts: int = 0
     active: int = 0
     family: str = "llama"
@@ -165,29 +184,36 @@ def cost_model_of(
     quantisation: Quantisation,
     head: HeadCosts,
     draft: DraftCosts = NO_DRAFT,
-    file_bytes: int = 0,
+    file: FileBytes = NO_FILE,
 ) -> CostModel:
     """The costs of any model whose layers' matrices are held in this quantisation.
 
-    `file_bytes`: of one layer, for the quantisation "file", of which sizes alone do not tell it.
+    `file`: for the quantisation "file", of which sizes alone do not tell it.
     """
-    if file_bytes:
-        expert_bytes = file_bytes * of.mlp_weights // of.layer_weights
+    if file.layer:
+        layer_bytes, expert_bytes, _ = file
+        expert_weights = of.mlp_weights if expert_bytes else 0
+        bits = _file_bits(layer_bytes - expert_bytes, of.layer_weights - expert_weights)
+        expert_bits = _file_bits(expert_bytes, of.mlp_weights)
     else:
-        expert_bytes = of.mlp_bytes(quantisation)
+        layer_bytes = of.layer_bytes(quantisation)
+        expert_bytes = of.mlp_bytes(quantisation) if of.experts else 0
+        bits = expert_bits = bits_of(quantisation)
     return CostModel(
         name=name,
         layers=of.layers,
         hidden_size=of.hidden,
-        layer_bytes=file_bytes or of.layer_bytes(quantisation),
+        layer_bytes=layer_bytes,
         kv_bytes=of.kv_bytes,
         head=head,
         vocab=of.vocab,
         draft=draft,
         of=of,
-        bits=_file_bits(file_bytes, of.layer_weights) if file_bytes else bits_of(quantisation),
+        bits=bits,
         quantisation=quantisation.name,
-        expert_bytes=expert_bytes if of.experts else 0,
+        unpacked=file.unpacked,
+        expert_bytes=expert_bytes,
+        expert_bits=expert_bits,
         experts=of.experts,
         active=of.active,
         family=of.family,
@@ -210,15 +236,15 @@ def draft_costs_of(
     of: Architecture,
     quantisation: Quantisation,
     head: Quantisation,
-    file_bytes: int = 0,
+    file: FileBytes = NO_FILE,
 ) -> DraftCosts:
-    """The costs of any model as the draft; `file_bytes` as for `cost_model_of`.
+    """The costs of any model as the draft; `file` as for `cost_model_of`.
 
     A mixture is charged for the experts of one row only, as most passes have few rows. A tied head
     is the embedding only where both are in 16 bit.
     """
     own = head_costs(of.vocab, of.hidden, head)
-    whole = cost_model_of(name, of, quantisation, own, file_bytes=file_bytes)
+    whole = cost_model_of(name, of, quantisation, own, file=file)
     unused = whole.expert_bytes - whole.expert_bytes * of.active // max(1, of.experts)
     shared = of.tied and head == PLAIN
     return DraftCosts(

@@ -108,7 +108,7 @@ class NodeCosts:
         if captures:
             padded, seen = row_bucket(rows) or rows, slot_bucket(max(seen, 1))
         dense_bytes = model.layer_bytes - model.expert_bytes
-        dense = self._weights(padded, dense_bytes, model.bits, model.quantisation)
+        dense = self._matrices(padded, dense_bytes, model.bits)
         launch = self._launch(rows, captures, requests, model.operations(rows))
         read = model.kv_bytes * model.of.seen_share
         return self._layer(dense + self._experts(rows), seen, read, launch)
@@ -230,7 +230,15 @@ class NodeCosts:
         used = model.experts_of(rows)
         each = ceil(rows * model.active / used - 1e-9)  # one row is one, whatever is rounded
         used_bytes = model.expert_bytes * used / model.experts
-        return self._weights(each, used_bytes, model.bits, model.quantisation)
+        return self._matrices(each, used_bytes, model.expert_bits)
+
+    def _matrices(self, rows: int, weight_bytes: float, bits: int) -> float:
+        """Of the base's layers."""
+        if self.model.unpacked and self.profile.launches_ahead:
+            # A byte is read and two are written, and these are multiplied (see LevelsLinear).
+            unpacking = 3 * weight_bytes / self.profile.copy_bandwidth.value
+            return self._weights(rows, 2 * weight_bytes, 16) + unpacking
+        return self._weights(rows, weight_bytes, bits, self.model.quantisation)
 
     def _weights(self, rows: int, weight_bytes: float, bits: int, quantisation: str = "") -> float:
         """By the device's table for this very quantisation if it has one, else by the bits."""

@@ -9,8 +9,10 @@ from edgespec.planning.architecture import Architecture
 from edgespec.planning.cost_model import (
     HEAD,
     NO_DRAFT,
+    NO_FILE,
     CostModel,
     DraftCosts,
+    FileBytes,
     cost_model_of,
     head_costs,
 )
@@ -42,8 +44,8 @@ class PlannedModel:
     """A model to be planned: its sizes, how layers and head are held, and the draft beside it.
 
     `sources`: the names of the draft sources that were asked for, as `--draft` has them; "": none
-    was. Their costs are `draft`. `file_bytes`: of the largest layer, as held, where `quantisation`
-    is "file"; 0 for others. `head_file_bytes`: the same of the head.
+    was. Their costs are `draft`. `file`: of the largest layer, where `quantisation` is "file".
+    `head_file_bytes`: of the head, as held.
     """
 
     name: str
@@ -51,7 +53,7 @@ class PlannedModel:
     quantisation: Quantisation
     draft: DraftCosts = NO_DRAFT
     sources: str = ""
-    file_bytes: int = 0
+    file: FileBytes = NO_FILE
     head: Quantisation = HEAD
     head_file_bytes: int = 0
 
@@ -59,7 +61,7 @@ class PlannedModel:
     def costs(self) -> CostModel:
         of = self.of
         head = head_costs(of.vocab, of.hidden, self.head, self.head_file_bytes)
-        return cost_model_of(self.name, of, self.quantisation, head, self.draft, self.file_bytes)
+        return cost_model_of(self.name, of, self.quantisation, head, self.draft, self.file)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +120,11 @@ class Needs:
     def layer(self) -> int:
         """Bytes of a layer and its cache."""
         costs = self.model.costs
-        return costs.layer_bytes + self.rows * costs.kv_bytes
+        return costs.layer_bytes + self._cache(costs.kv_bytes)
+
+    def _cache(self, row: int) -> int:
+        """Bytes of what a layer holds of all requests; `row`: of one row."""
+        return self.rows * row + self.requests * self.model.of.request_bytes
 
     def stage(self, layers: int, last: bool = False) -> Need:
         """A stage of so many layers; `last`: of the last ones, and the head, if that is on a
@@ -139,7 +145,7 @@ class Needs:
             ends = (of.layers - count, of.layers) if last else (0, of.layers - of.bound)
             share, kv = of.part(*ends)
             layer *= share
-        return int(count * layer), count * self.rows * kv
+        return int(count * layer), count * self._cache(kv)
 
     def _head(self, last: bool) -> tuple[int, int, int]:
         """Bytes of the head on a stage, of its original, and of its logits."""

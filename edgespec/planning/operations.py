@@ -24,12 +24,14 @@ OWN_OPERATIONS = {
     "gemma4_text": 32,
     "lfm2": 19,  # whether it attends or convolves
     "lfm2_moe": 26,
+    # Of the layers that attend; states are read row by row where no kernel does it.
+    "granitemoehybrid": USUAL_OPERATIONS,
+    "qwen3_5_text": 30,
 }
 """By model type, of those whose layers are edgespec's own; of mixtures without experts."""
 
 LIBRARY_OPERATIONS = {
     "ministral3": 50,
-    "granitemoehybrid": 43,
     "olmo2": 60,
     "olmo3": 60,
     "gemma": 46,

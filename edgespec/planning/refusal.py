@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from msgspec import structs
 
 from edgespec.config import QUANTISATIONS
-from edgespec.planning.cost_model import NO_DRAFT
+from edgespec.planning.cost_model import NO_DRAFT, NO_FILE
 from edgespec.planning.memory import GIB, Device, gib
 from edgespec.planning.problem import MOST_DEVICES, Problem
 from edgespec.planning.profile import Figure
@@ -161,7 +161,7 @@ def _smaller_quantisation(problem: Problem) -> Remedy | None:
     """The largest one that fits, as it loses least."""
     now = problem.model.costs.layer_bytes
     others = [
-        replace(problem.model, quantisation=one, file_bytes=0) for one in QUANTISATIONS.values()
+        replace(problem.model, quantisation=one, file=NO_FILE) for one in QUANTISATIONS.values()
     ]
     others.sort(key=lambda other: -other.costs.layer_bytes)
     for other in others:

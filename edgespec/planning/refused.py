@@ -6,11 +6,11 @@ import re
 from collections.abc import Container, Mapping
 from dataclasses import dataclass
 
-from edgespec.planning.text_part import CONVOLVING
+from edgespec.planning.text_part import CONVOLVING, FOLDING, WRAPPERS
 
 REASONS = {
-    "recurrent": "its layers keep a recurrent state (linear attention, convolution, Mamba), from "
-    "which no single guess can be pruned as its keys can",
+    "recurrent": "its layers keep a recurrent state (linear attention, convolution, Mamba) of a "
+    "kind that edgespec does not compute",
     "uneven": "its layers exchange rows of several widths with earlier ones (AltUp, Laurel)",
     "assistant": "it reads the keys of the model that it drafts for, which are on the stages, and "
     "drafts run with the coordinator",
@@ -20,10 +20,9 @@ REASONS = {
 """docs/families.md tells more of each."""
 
 _FAMILIES = (
-    ("qwen3[5-9]|qwen3next|qwen4exp", "recurrent", "qwen3-8b"),
-    ("granitehybrid", "recurrent", "granite-4-micro"),
+    ("qwen35moe|qwen3[6-9]|qwen3next|qwen4exp", "recurrent", "qwen3-8b"),
     (
-        "bailinghybrid|bamba|falconh1|falconmamba|jamba|kimilinear|lfm[23]|mamba|minimax$|"
+        "bailinghybrid|bamba|falconh1|falconmamba|jamba|kimilinear|lfm3|mamba|minimax$|"
         "nemotronh|olmohybrid|recurrentgemma|rwkv|xlstm|zamba",
         "recurrent",
         "qwen3-8b",
@@ -64,8 +63,8 @@ def refusal_of(settings: Mapping[str, object], running: Container[str]) -> Refus
     for beginning, why, instead in _FAMILIES if kind not in running else ():
         if re.match(beginning, re.sub("[-_]", "", kind)):
             return Refusal(why, instead)
-    states = _STATES - {"conv"} if kind in CONVOLVING else _STATES
+    own = WRAPPERS.get(kind, kind) in (*CONVOLVING, *FOLDING)
+    states = _STATES if not own else set()
     if isinstance(listed, list) and not states.isdisjoint(map(str, listed)):
-        instead = "granite-4-micro" if kind.startswith("granite") else "qwen3-8b"
-        return Refusal("recurrent", instead)
+        return Refusal("recurrent", "qwen3-8b")
     return None

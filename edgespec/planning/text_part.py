@@ -13,6 +13,8 @@ WRAPPERS = {
     "qwen3_vl": "qwen3",
     "qwen2_5_vl": "qwen2",
     "qwen3_vl_moe": "qwen3_moe",
+    "qwen3_5": "qwen3_5_text",
+    "lfm2_vl": "lfm2",
 }
 """Model types around a text model, and of which type that is unless `text_config` names one."""
 
@@ -27,6 +29,12 @@ _SAME = {
 CONVOLVING = ("lfm2", "lfm2_moe")
 """Types with layers of short convolutions."""
 
+FOLDING = ("granitemoehybrid", "qwen3_5_text")
+"""Types with layers that fold the rows before a boundary into a state."""
+
+_NEWER = {"mamba": "linear_attention", "attention": "full_attention"}
+"""Values of `layer_types`, and what transformers 5 has for them."""
+
 OUTER = frozenset(("tie_word_embeddings", "quantization_config"))
 """Fields that count for the text model where only the wrapper has them."""
 
@@ -40,12 +48,10 @@ def text_settings(settings: Mapping[str, object]) -> dict[str, Any]:
     """The settings of the text model: `settings` as they are, unless they are a wrapper's, or ask
     for more than is run (see `_of_short`)."""
     kind, inner = settings.get("model_type"), settings.get("text_config")
-    if kind in CONVOLVING:
-        return _of_convolving(settings)
     if inner is None and kind in _FLAT:
         inner = {name: value for name, value in settings.items() if name != "model_type"}
     if not isinstance(kind, str) or kind not in WRAPPERS or not isinstance(inner, dict):
-        return _of_short(dict(settings))
+        return _of_convolving(_of_folding(_of_short(dict(settings))))
     outer = {field: settings[field] for field in OUTER if field in settings}
     found: dict[str, Any] = {"model_type": WRAPPERS[kind], **outer, **inner}
     found["model_type"] = _SAME.get(str(found["model_type"]), found["model_type"])
@@ -57,21 +63,30 @@ def text_settings(settings: Mapping[str, object]) -> dict[str, Any]:
         angles = found.get(name)
         if isinstance(angles, dict) and "mrope_section" in angles:
             found[name] = _of_text(angles)
+    return _of_convolving(_of_folding(found))
+
+
+def _of_folding(found: dict[str, Any]) -> dict[str, Any]:
+    """Those of a model with states, whose layers' types older files call otherwise."""
+    types = found.get("layer_types")
+    if found.get("model_type") in FOLDING and isinstance(types, list):
+        found["layer_types"] = [_NEWER.get(one, one) for one in map(str, types)]
     return found
 
 
-def _of_convolving(settings: Mapping[str, object]) -> dict[str, Any]:
+def _of_convolving(found: dict[str, Any]) -> dict[str, Any]:
     """Those of an LFM2 as other families have them: each layer's type, the width of its MLP as it
     is made (transformers' Lfm2MLP), the norms' epsilon and whether the head is the embedding."""
-    found: dict[str, Any] = dict(settings)
+    if found.get("model_type") not in CONVOLVING:
+        return found
     for old, new in (("norm_eps", "rms_norm_eps"), ("tie_embedding", "tie_word_embeddings")):
         if old in found:
             found[new] = found[old]
     attend, layers = found.get("full_attn_idxs"), found.get("num_hidden_layers")
     if found.get("layer_types") is None and isinstance(attend, list) and isinstance(layers, int):
-        kinds = ("conv", "full_attention")
+        kinds, full = ("conv", "full_attention"), {n for n in attend if isinstance(n, int)}
         # Beyond any model's: refused later on, where layers are counted.
-        found["layer_types"] = [kinds[n in attend] for n in range(min(layers, 1 << 12))]
+        found["layer_types"] = [kinds[n in full] for n in range(min(layers, 1 << 12))]
     inner = found.pop("block_ff_dim", None) or found.get("intermediate_size", 12288)
     if found["model_type"] == "lfm2" and isinstance(inner, int) and 0 < inner < _MOST:
         if found.get("block_auto_adjust_ff_dim", True):

@@ -24,7 +24,7 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from edgespec.errors import EdgespecError, PeerLost
-from edgespec.planning.catalogue import squeezed
+from edgespec.planning.catalogue import MODELS, NAMES, squeezed
 from edgespec.runtime.async_client import AsyncClient
 from edgespec.serving.answering import AnswerResponse
 from edgespec.serving.formats import ChatFormat, CompletionFormat, Format, Served, encoded
@@ -188,11 +188,16 @@ class Service:
         """Raise ApiProblem for a name that is not the model's."""
         names = {squeezed(one) for one in (status.model, *status.names)}
         if name not in self._aliases and squeezed(name) not in names:
-            asked = ascii(name)[:200]
+            asked, known = ascii(name)[:200], NAMES.get(squeezed(name), "")
             words = (
                 f"there is no model {asked} here; the one that is served is {status.model!r}. "
                 f"Where a client has a fixed name, start the API with --alias {asked}"
             )
+            if known in MODELS:
+                words += (
+                    f"; to have {known} instead, on the coordinator's machine `edgespec init "
+                    f"--model {known}`, and start `edgespec serve` again"
+                )
             raise ApiProblem(404, words, param="model", code="model_not_found")
 
     async def asked(
@@ -328,10 +333,7 @@ def application(
         async with service.client:
             yield
 
-    middleware = [
-        Middleware(RequestIds),
-        Middleware(Guard, accepts, service.limits.header, door),
-    ]
+    middleware = [Middleware(RequestIds), Middleware(Guard, accepts, service.limits.header, door)]
     if door.origins:  # first of all: a browser asks whether it may ask, without a key
         shown = ("retry-after", "x-edgespec-ignored", "x-request-id")
         pages = Middleware(

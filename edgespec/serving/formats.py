@@ -155,14 +155,14 @@ class ChoiceFormat(Format):
     def take_prompt(self, index: int, told: Echoed) -> None:
         self._prompts[index].take(told)
 
-    def _tell_prompt(self, reply: Struct, prompt: ToldPrompt) -> None:
+    def _tell_prompt(self, reply: Any, prompt: ToldPrompt) -> None:
         """Add what of a prompt was asked for to a reply, or a part of one, that has a place for
         it."""
         asked, fields = self.request, reply.__struct_fields__
         if asked.return_token_ids and "prompt_token_ids" in fields and prompt.token_ids:
-            reply.prompt_token_ids = prompt.token_ids  # type: ignore[attr-defined]
+            reply.prompt_token_ids = prompt.token_ids
         if asked.prompt_logprobs is not None and "prompt_logprobs" in fields:
-            reply.prompt_logprobs = prompt.by_id(asked.prompt_logprobs)  # type: ignore[attr-defined]
+            reply.prompt_logprobs = prompt.by_id(asked.prompt_logprobs)
 
     def _tell_ids(self, choice: Any, tokens: Sequence[int]) -> None:
         """Add the ids of an answer's tokens to a choice, if they were asked for."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypedDict
 
 import torch
 from torch import nn
@@ -24,7 +23,6 @@ CROSS_ENTROPY, VARIATION = 0.1, 0.9
 """Shares of the losses (DSpark §3.3): total variation is what costs accepted tokens."""
 
 _FIRST_ROWS = 64  # from which the spread of what is tapped is taken
-_FITTED_ROWS = 512  # of text, to which what a head begins as is fitted
 _AT_ONCE = 256  # slots whose logits are there at one time
 _LOGITS = 1 << 26  # that are there on a GPU at one time: few and long steps
 _OUTER_SHARE = 0.5  # of the rate, for what AdamW learns
@@ -105,28 +103,9 @@ def shape_for(
         intermediate=intermediate or int(config.intermediate_size),
         eps=float(config.rms_norm_eps),
         rope=Rope(theta=theta_of(config)),
-        **block_settings(config, vocab, block, rank),
-    )
-
-
-class BlockSettings(TypedDict):
-    """The fields of a DSparkShape that are of its blocks, not of its layers."""
-
-    vocab: int
-    block: int
-    aux_hidden: tuple[int, ...]
-    markov_rank: int
-    markov_rows: int
-    causal: bool
-    revealed: int
-
-
-def block_settings(base: ModelConfig, vocab: int, block: int, rank: int) -> BlockSettings:
-    """See shape_for."""
-    return BlockSettings(
         vocab=vocab,
         block=block,
-        aux_hidden=taps_of(int(base.num_hidden_layers)),
+        aux_hidden=taps_of(int(config.num_hidden_layers)),
         markov_rank=rank,
         markov_rows=vocab if rank else 0,
         causal=True,
@@ -143,9 +122,6 @@ def taps_of(layers: int) -> tuple[int, ...]:
 LessonOf = Callable[[TextRows, torch.Tensor], Lesson]
 """What the base computes for rows of text and their tokens."""
 
-Begin = Callable[[DSparkStudent, Teacher, TextRows, LessonOf], None]
-"""Sets the weights of a new head, by rows of text and what the base computes for them."""
-
 
 class DSparkTrainer(Trainer):
     """The loop for a one-pass head."""
@@ -157,21 +133,20 @@ class DSparkTrainer(Trainer):
         settings: TrainingSettings,
         out: Path,
         anchors: int,
-        begin: Begin | None,
+        is_new: bool,
         kept_rows: KeptRows | None = None,
     ) -> None:
-        """`anchors` blocks in every row of text; `begin`: what a new head begins as, None for one
-        that is there already; `kept_rows`: of the answers among the rows."""
+        """`anchors` blocks in every row of text; `is_new`: whether the head has no weights yet;
+        `kept_rows`: of the answers among the rows."""
         self._kept_rows = kept_rows
-        self.student, self._out, self._anchors, self._begin = student, out, anchors, begin
+        self.student, self._out, self._anchors, self._is_new = student, out, anchors, is_new
         matrix = teacher.head_matrix[student.kept]
         self._matrix = matrix.bfloat16() if settings.low else matrix
         super().__init__(teacher, student, optimizers(student, settings), settings, out)
 
     def begin(self, rows: TextRows) -> None:
-        if self._begin is not None:
-            first = rows.take(torch.arange(min(len(rows), _FITTED_ROWS)))
-            self._begin(self.student, self.teacher, first, self._lesson)
+        if self._is_new:
+            begin(self.student, self.teacher, rows, self._lesson)
 
     def write(self) -> None:
         head, config = self.student.head, self.teacher.config

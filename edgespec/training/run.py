@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
-from functools import partial
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ import torch
 
 from edgespec.drafting.dspark.format import is_head
 from edgespec.drafting.dspark.format import read_head as read_one_pass
-from edgespec.drafting.dspark.shape import DSparkShape
 from edgespec.drafting.eagle.shape import Kind
 from edgespec.errors import ConfigError
 from edgespec.files import write_whole
@@ -21,11 +19,8 @@ from edgespec.model.hub_cache import model_of
 from edgespec.model.model_config import ModelConfig
 from edgespec.training.corpus import Corpus, TrainingPlan, loaded, prepared
 from edgespec.training.dspark import (
-    Begin,
     DSparkStudent,
     DSparkTrainer,
-    LessonOf,
-    begin,
     taps_of,
 )
 from edgespec.training.dspark import shape_for as shape_for_dspark
@@ -39,8 +34,7 @@ from edgespec.training.evaluate import (
 )
 from edgespec.training.loop import Trainer
 from edgespec.training.ppd import PPDTrainer, PPDVectors
-from edgespec.training.small_start import begin_as_model, begin_narrower, small_shape
-from edgespec.training.teacher import KeptRows, Teacher
+from edgespec.training.teacher import KeptRows
 from edgespec.training.texts import TextRows, counted_tokens
 
 _LEVELS_MEASURED = 5
@@ -59,8 +53,7 @@ class EaglePlan(TrainingPlan):
 class DSparkPlan(TrainingPlan):
     """A run of a one-pass head: `layers` with MLPs of `intermediate` (0: the base's), a block of
     `block` slots, a Markov head of `rank`, `vocab` tokens that it scores (0: all); `anchors`
-    blocks in a row of a step. `start`: the folder of a head to begin with, whose shape counts,
-    or a small model's, whose layers count."""
+    blocks in a row of a step. `start`: the folder of a head to begin with, whose shape counts."""
 
     layers: int
     block: int
@@ -112,10 +105,10 @@ def train_dspark(
     if teacher.device.type == "cpu":
         kept_rows = KeptRows(plan.out, plan.row_length, taps, int(config.hidden_size))
     corpus = prepared(plan, tokenizer, teacher, say, kept_rows)
-    student, begins = _one_pass(plan, teacher, corpus, dtype)
-    student.to(teacher.device)
+    student = _one_pass(plan, config, corpus).to(teacher.device)
+    is_new = plan.start is None
     trainer = DSparkTrainer(
-        teacher, student, plan.settings, plan.out, plan.anchors, begins, kept_rows
+        teacher, student, plan.settings, plan.out, plan.anchors, is_new, kept_rows
     )
     trainer.run(corpus.trained, say)
 
@@ -129,59 +122,30 @@ def train_dspark(
     return _figures(plan, trainer, corpus, "dspark", shape, measured)
 
 
-def _one_pass(
-    plan: DSparkPlan, teacher: Teacher, corpus: Corpus, dtype: torch.dtype
-) -> tuple[DSparkStudent, Begin | None]:
-    """A head, and what it begins as: nothing new for that of the folder to begin with, unless it
-    is to be narrower."""
-    config = teacher.config
+def _one_pass(plan: DSparkPlan, config: ModelConfig, corpus: Corpus) -> DSparkStudent:
+    """A new head, or that of the folder to begin with."""
+    if plan.start is not None:
+        return _written(plan.start, config)
     whole = int(config.vocab_size)
-    if plan.start is not None and is_head(plan.start):
-        wide = _written(plan.start, config)
-        shape = _narrower(wide.head.shape, plan)
-        if shape == wide.head.shape:
-            return wide, None
-        return DSparkStudent(shape, wide.kept, whole), partial(begin_narrower, wide)
     kept = chosen_vocabulary(corpus.trained, plan.vocab or whole, whole)
     kept = torch.arange(whole) if kept is None else kept
-    if plan.start is None:
-        sizes = (plan.layers, plan.block, plan.rank, plan.intermediate)
-        return DSparkStudent(shape_for_dspark(config, len(kept), *sizes), kept), begin
-    small = Teacher(plan.start, teacher.device, dtype)
-    full = small_shape(small.config, plan.start, config, len(kept), plan.block, plan.rank)
-    shape = _narrower(full, plan)
-
-    def begin_as_small(
-        student: DSparkStudent, teacher: Teacher, rows: TextRows, lesson_of: LessonOf
-    ) -> None:
-        wide = student if shape == full else DSparkStudent(full, kept, whole).to(teacher.device)
-        begin_as_model(small, wide, teacher, rows, lesson_of)
-        if wide is not student:
-            begin_narrower(wide, student, teacher, rows, lesson_of)
-
-    return DSparkStudent(shape, kept, whole), begin_as_small
-
-
-def _narrower(shape: DSparkShape, plan: DSparkPlan) -> DSparkShape:
-    """The shape to begin with, its MLPs as wide as the plan says (0: as they are)."""
-    if plan.intermediate > shape.intermediate:
-        raise ConfigError(
-            f"--intermediate {plan.intermediate}: the MLPs in {plan.start} are "
-            f"{shape.intermediate} wide; give at most that"
-        )
-    return replace(shape, intermediate=plan.intermediate or shape.intermediate)
+    sizes = (plan.layers, plan.block, plan.rank, plan.intermediate)
+    return DSparkStudent(shape_for_dspark(config, len(kept), *sizes), kept)
 
 
 def _written(folder: Path, config: ModelConfig) -> DSparkStudent:
     """A head that `edgespec train` wrote."""
+    none = ConfigError(
+        f"{folder} is no head that edgespec train wrote; begin with one of those, or without "
+        "--start"
+    )
+    if not is_head(folder):
+        raise none
     whole = int(config.vocab_size)
     files = read_one_pass(folder, int(config.hidden_size), whole, int(config.num_hidden_layers))
     shape = files.shape
     if shape.windows:
-        raise ConfigError(
-            f"{folder} is no head that edgespec train wrote; begin with one of those, with a small "
-            "model, or without --start"
-        )
+        raise none
     kept = torch.arange(whole) if files.tokens is None else files.tokens
     student = DSparkStudent(shape, kept, whole)
     weights = {f"head.{name}": weight for name, weight in files.weights.items()}

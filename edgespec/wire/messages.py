@@ -97,7 +97,7 @@ class Assign(Message, tag=4, frozen=True):
     def check(self) -> None:
         require(1 <= self.stage <= self.stages <= MOST_STAGES, "a stage that no ring has")
         require(0 <= self.first < self.end, "layers that no model has")
-        require(self.rows >= 0 < self.context_length, "rows or a context that cannot be")
+        require(self.rows >= 0 and self.context_length > 0, "rows or a context that cannot be")
         require(0 < self.blocks_port < 1 << 16, "a port that cannot be")
         require(self.block_number >= 0, "a number that no block has")
 

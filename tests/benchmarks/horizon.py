@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
 
@@ -70,7 +70,7 @@ def guesser_of(source: str) -> Guesser:
     base = Checkpoint(bundled("base"))
     parts = BaseParts(bundled("base"), base, OutputHead(base, "float32"), "float32", "cpu")
     (one,) = parse_draft(source, bundled).members
-    return BUILDERS[one.name](one.folder, replace(parts, measured=False))
+    return BUILDERS[one.name](one.folder, parts)
 
 
 @lru_cache(maxsize=1)

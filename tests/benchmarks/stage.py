@@ -25,11 +25,11 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from edgespec.config import Quantisation
 from edgespec.model import block as block_module
-from edgespec.model.block import EMBEDDING, Block
+from edgespec.model.block import Block
 from edgespec.model.block_file import BlockFile, write_block
 from edgespec.model.ends import OutputHead
 from edgespec.model.library_layers import LibraryLayers
-from edgespec.model.source import TensorSource
+from edgespec.model.source import EMBEDDING, TensorSource
 from edgespec.model.sources import open_source
 from edgespec.model.tree_attention import tree_mask
 from edgespec.planning.partition import split_layers

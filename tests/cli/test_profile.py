@@ -11,7 +11,6 @@ import torch
 from support.checkpoints import write_checkpoint
 from support.commands import Done, run_here
 
-from edgespec.bench.plots import QUANTISATION_COLORS, plot_profile
 from edgespec.config import QUANTISATIONS
 from edgespec.daemon import bandwidths, kernels, measure
 from edgespec.daemon.profiles import profile_named
@@ -48,12 +47,11 @@ def quick(tmp_path: Path) -> list[str]:
 def test_it_writes_a_profile_that_simulate_reads(
     here: Here, quick: list[str], tmp_path: Path
 ) -> None:
-    done = here("profile", *quick, "--out", "mine.json", "--plot", "mine.png")
+    done = here("profile", *quick, "--out", "mine.json")
     assert done.code == 0, done
     profile = profile_named("mine.json")
     assert (profile.name, profile.quantisation) == ("mine", "int4")
     assert profile.unusable["nf4"] == "not tried"
-    assert (tmp_path / "mine.png").read_bytes().startswith(b"\x89PNG")
     heading, *rows = done.out.splitlines()
     assert heading.split() == ["rows", "16", "bit", "int4"]
     assert [line.split()[0] for line in rows[: len(ROWS)]] == [str(count) for count in ROWS]
@@ -98,7 +96,6 @@ def test_without_a_four_bit_kernel_it_says_why_and_measures_nothing(
         (["--seconds", "0"], "--seconds goes from 0.01 to 3600"),
         (["--seconds", "nan"], "--seconds goes from 0.01 to 3600"),
         (["--out", "no/such/mine.json"], "there is no folder no/such; make it first"),
-        (["--plot", "no/such/mine.png"], "there is no folder no/such"),
         (["--out", "."], "name another file"),
         (["--coordinator", "a:b"], "is no HOST:PORT"),
         (["--model", "none"], "none"),
@@ -118,12 +115,3 @@ def test_a_coordinator_that_is_not_there_ends_it(
     assert done.code == 1
     assert "no coordinator answered at 127.0.0.1:9" in done.err
     assert not list(tmp_path.glob("*.json"))
-
-
-def test_every_quantisation_has_a_colour_of_its_own(tmp_path: Path) -> None:
-    assert set(QUANTISATION_COLORS) == set(QUANTISATIONS)
-    assert len(set(QUANTISATION_COLORS.values())) == len(QUANTISATION_COLORS)
-    layer = {name: {1: 1e-3, 64: 2e-3} for name in QUANTISATIONS}
-    stored = dict.fromkeys(QUANTISATIONS, 10**8)
-    plot_profile(tmp_path / "all.png", layer, stored, 5e10, "title", "subtitle")
-    assert (tmp_path / "all.png").stat().st_size > 10_000

@@ -106,6 +106,8 @@ def test_the_rows_of_a_ring_with_room_are_those_of_live_requests(
     assert rows is not None
     assert rows(ASSIGN, device(64 * GIB)) == 8 * ONE
     assert row_bytes == 2 * needs().model.costs.kv_bytes * 9 // 8, "of 32 bits, with its spare"
+    half = cache_rows(replace(CONFIG, cache_dtype="float16"), 1024, "cpu")[1]
+    assert half == needs().model.costs.kv_bytes * 9 // 8, "as stages hold them"
     monkeypatch.setattr("edgespec.daemon.cache_rows.available_memory", lambda _: Room(0))
     rows, _ = cache_rows(CONFIG, 1024, "cpu")
     assert rows is not None

@@ -345,10 +345,21 @@ def test_a_packed_model_is_timed_in_the_forms_of_its_matrices(tmp_path: Path) ->
             assert packed.call_count == 6
 
 
-def test_a_mixture_of_experts_is_refused() -> None:
+@pytest.mark.parametrize(
+    ("kind", "says"),
+    [
+        ("qwen3_moe", "mixture of experts"),
+        ("lfm2_moe", "mixture of experts"),
+        ("lfm2", "layers are of two kinds"),
+        ("qwen3_5_text", "layers are of two kinds"),
+    ],
+)
+def test_layers_whose_times_are_no_times_a_byte_are_refused(kind: str, says: str) -> None:
     config = ModelConfig(
         {
-            "model_type": "qwen3_moe",
+            "model_type": kind,
+            "layer_types": ["conv", "full_attention"] if "lfm2" in kind else None,
+            "num_dense_layers": 0,
             "vocab_size": 8,
             "hidden_size": 64,
             "intermediate_size": 64,
@@ -359,7 +370,7 @@ def test_a_mixture_of_experts_is_refused() -> None:
             "num_key_value_heads": 1,
         }
     )
-    with pytest.raises(ModelError, match="mixture of experts"):
+    with pytest.raises(ModelError, match=says):
         RandomLayers(config, Quantisation())
 
 

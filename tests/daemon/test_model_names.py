@@ -59,9 +59,9 @@ def test_what_is_known_not_to_run_says_why_and_names_another(tmp_path: Path) -> 
             with pytest.raises(ModelError, match=re.escape(f"{typed} does not run: it")) as told:
                 resolved(typed)
             assert f"; use {refused.instead} (docs/families.md)" in str(told.value)
-    with pytest.raises(ModelError, match=r"recurrent state.*use qwen3-4b-2507"):
-        resolved("unsloth/Qwen3.5-4B-GGUF/Qwen3.5-4B-UD-Q4_K_XL.gguf")
-    here = tmp_path / "qwen3.5-4b"
+    with pytest.raises(ModelError, match=r"recurrent state.*use qwen3-30b-a3b-2507"):
+        resolved("unsloth/Qwen3.5-35B-A3B-GGUF/Qwen3.5-35B-A3B-UD-Q4_K_XL.gguf")
+    here = tmp_path / "qwen3.5-35b-a3b"
     here.mkdir()  # what is here is judged by its files
     assert resolved(str(here)) == str(here)
 

@@ -8,8 +8,9 @@ from itertools import product
 from pathlib import Path
 
 import pytest
-from support.checkpoints import write_checkpoint
+from support.checkpoints import write_checkpoint, write_family
 from support.ggufs import tokenizer_values, write_gguf
+from support.packed_folders import fp8, write_mxfp4, write_packed
 
 from edgespec.config import FILE, QUANTISATIONS
 from edgespec.daemon.bundled_models import bundled
@@ -28,6 +29,7 @@ from edgespec.model.manifest import MANIFEST, BlockEntry, Manifest
 from edgespec.model.sharding import Sharding
 from edgespec.planning.catalogue import MODELS
 from edgespec.planning.cost_model import COST_MODELS
+from edgespec.planning.costs import NodeCosts
 
 NANO, NX = "jetson-orin-nano-8gb", "jetson-orin-nx-16gb"
 
@@ -114,15 +116,48 @@ def test_layers_of_a_packed_file_count_as_the_largest_is_held(tmp_path: Path) ->
     write_gguf(folder, file, types, tokenizer_values(tmp_path))
     asked = model_to_plan(str(file), Quants(draft="none"), "").model
     assert asked.quantisation == FILE
-    assert asked.file_bytes == norms + ((weights - wide) * four + wide * eight) / 8
+    assert asked.file.layer == norms + ((weights - wide) * four + wide * eight) / 8
     costs = asked.costs
-    assert (costs.layer_bytes, costs.bits, costs.quantisation) == (asked.file_bytes, 4, "file")
+    assert (costs.layer_bytes, costs.bits, costs.quantisation) == (asked.file.layer, 4, "file")
     rounded = model_to_plan(str(file), Quants("int4-g32", draft="none"), "").model.costs
     assert rounded.layer_bytes == weights * four / 8
     sharded = tmp_path / "sharded"
     Sharding(str(file), FILE, FILE).into(sharded, ((0, 1), (1, 2)), lambda what, done, layers: None)
     again = model_to_plan(str(sharded), Quants(draft="none"), "")
-    assert (again.model.file_bytes, again.split) == (asked.file_bytes, (1, 1))
+    assert (again.model.file, again.split) == (asked.file, (1, 1))
+
+
+def test_experts_that_are_packed_closer_are_charged_apart(tmp_path: Path) -> None:
+    """As in gpt-oss's own files, of which a row reads all of attention and few of the experts."""
+    plain = write_family(tmp_path / "plain", "gpt_oss", hidden_size=64, intermediate_size=64)
+    write_mxfp4(plain, tmp_path / "own")
+    asked = model_to_plan(str(tmp_path / "own"), Quants(draft="none"), "").model
+    of, costs = asked.of, asked.costs
+    experts = sum(r * -(-c // 32) * 18 for r, c in of.mlp_matrices) * of.experts
+    assert asked.file.experts == pytest.approx(experts, rel=0.2)  # tables beside small matrices
+    attention = 2 * (of.layer_weights - of.mlp_weights)
+    assert asked.file.layer - asked.file.experts == pytest.approx(attention, rel=0.2)
+    assert (costs.bits, costs.expert_bits, costs.expert_bytes) == (16, 4, asked.file.experts)
+    known = model_to_plan(MODELS["gpt-oss-20b"].gguf, Quants(draft="none"), "").model  # not here
+    others = known.of.layer_weights - known.of.mlp_weights
+    assert known.file == (
+        others * 9 // 8 + known.of.mlp_weights * 5 // 8, known.of.mlp_weights * 5 // 8, False
+    )  # fmt: skip
+
+
+def test_a_gpu_is_charged_for_unpacking_fp8(tmp_path: Path) -> None:
+    plain = write_checkpoint(tmp_path / "plain", hidden_size=128, intermediate_size=128)
+    write_packed(plain, tmp_path / "own", fp8(64))
+    asked = model_to_plan(str(tmp_path / "own"), Quants(draft="none"), "").model
+    assert asked.file.unpacked
+    model = asked.costs
+    for name, gpu in (("jetson-orin-nano-8gb", True), ("raspberry-pi-5-8gb", False)):
+        costs = NodeCosts(profile_named(name), model, 1)
+        matrices = costs._matrices(4, 1e6, 8)
+        weights = costs._weights
+        by_codes = weights(4, 1e6, 8)
+        unpacked = weights(4, 2e6, 16) + 3e6 / costs.profile.copy_bandwidth.value
+        assert matrices == (unpacked if gpu else by_codes), name
 
 
 @pytest.mark.parametrize(

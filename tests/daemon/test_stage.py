@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -17,6 +18,7 @@ from edgespec.daemon.bundled_models import bundled
 from edgespec.daemon.memory import Available
 from edgespec.daemon.stage import LEFT_FREE, _prepare, _require_memory, _Watch
 from edgespec.errors import CapacityError
+from edgespec.model.block import Block
 from edgespec.model.loader import Checkpoint
 from edgespec.model.source import TensorSource
 from edgespec.model.sources import QuantisingSource
@@ -47,13 +49,14 @@ def test_a_block_beyond_the_memory_is_refused_with_numbers(
     source: TensorSource = Checkpoint(bundled("base"))
     if quant != "none":
         source = QuantisingSource(Checkpoint(bundled("base")), Quantisation.parse(quant))
+    admit = partial(_require_memory, PLACE, None, 0)
     allow(monkeypatch, needed)
-    _require_memory(PLACE, source, None, 0)
+    Block(source, PLACE.first, PLACE.end, admit=admit)
     allow(monkeypatch, needed - 1)
     with pytest.raises(
         CapacityError, match=r"stage 2 needs 0\.0\d GiB for layers 3 to 5, .* \(a test\).*--layers"
     ):
-        _require_memory(PLACE, source, None, 0)
+        Block(source, PLACE.first, PLACE.end, admit=admit)
 
 
 def test_a_device_that_prepares_compiles_its_kernels_and_keeps_the_disk_free(
@@ -81,12 +84,12 @@ def test_a_device_that_prepares_compiles_its_kernels_and_keeps_the_disk_free(
 
 
 def test_what_the_coordinator_takes_is_not_for_its_stage(monkeypatch: pytest.MonkeyPatch) -> None:
-    source, needed, reserved = Checkpoint(bundled("base")), 3 * LAYER * 4, 1 << 30
+    needed, reserved = 3 * LAYER * 4, 1 << 30
     allow(monkeypatch, needed + reserved)
-    _require_memory(PLACE, source, None, reserved)
+    _require_memory(PLACE, None, reserved, needed)
     allow(monkeypatch, needed + reserved - 1)
     with pytest.raises(CapacityError, match=r"of which the coordinator takes 1\.00"):
-        _require_memory(PLACE, source, None, reserved)
+        _require_memory(PLACE, None, reserved, needed)
 
 
 # --- a coordinator that came back elsewhere -------------------------------------------------------

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
+from support.cases import case
 from support.rings import submit
 from support.wires import Wire
 
@@ -24,6 +25,7 @@ from edgespec.policy.base import Decision, Deepen, Expand, Policy, Pooled, Reque
 from edgespec.policy.registry import POLICIES
 from edgespec.policy.row_times import RowTimes
 from edgespec.tree.drafted import Children, DraftedTree
+from edgespec.types.boundaries import AHEAD
 from edgespec.types.features import DraftNeeds
 from edgespec.wire.client_messages import Cancel
 from edgespec.wire.segment import StageTime
@@ -275,3 +277,11 @@ def test_a_policy_that_calibrates_counts_guesses_for_what_they_are_worth() -> No
         assert share < 0.01 if calibrates else share == pytest.approx(0.5)
         drafted = wire.tree[guess].drafted
         assert drafted == pytest.approx(math.log(0.5)), "learnt from by its own word"
+
+
+def test_guesses_stay_where_states_are_not_folded_yet() -> None:
+    for folds, left in ((False, 199), (True, AHEAD)):
+        wire = Wire(folds=folds, kept_rows=1000)
+        wire.submit(submit(1, "hello", 200, "flowspec"))
+        with case(folds):
+            assert wire.request.view().depth_left == left

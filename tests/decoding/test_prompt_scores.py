@@ -14,10 +14,12 @@ from support.tiers import tiered
 
 from edgespec.policy.adaptive import Adaptive
 from edgespec.policy.registry import POLICIES
-from edgespec.sim.toy import VOCABULARY
+from edgespec.sim.toy import VOCABULARY, ToyCodec
 from edgespec.sim.toy_model import FakeHead, toy_hidden
+from edgespec.types.record import MOST_CHARS
 from edgespec.types.tensor import Tensor
 from edgespec.wire.client_messages import Echoed, Failed, Finished, Submit, Tokens
+from edgespec.wire.codec import decode, encode
 
 PROMPT = "what the ring reads it reads in chunks"
 
@@ -138,6 +140,29 @@ def test_what_is_only_told_runs_no_ring() -> None:
     fake.ring.ask(replace(scored(2, "a")))  # its one token has no score
     assert fake.ring.now == 0 or not any(block.open_requests for block in fake.blocks)
     assert [len(m.token_ids) for m in fake.ring.replies if isinstance(m, Echoed)] == [5, 1, 0]
+
+
+def test_long_tokens_are_told_in_several_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+    long = "x" * (MOST_CHARS // 20)
+    monkeypatch.setattr(ToyCodec, "token", lambda self, token: (long, None))
+    fake = FakeRing(1, prefill_chunk=100)
+    ask = scored()
+    fake.ring.ask(ask)
+    told = [m for m in fake.ring.replies if isinstance(m, Echoed)][1:]
+    assert len(told) > 2
+    assert all(decode(encode(message)) == message for message in told)
+    listed = [one for message in told for one in json.loads(message.log_probs)]
+    assert [one["id"] for one in listed] == list(fake.codec.encode(PROMPT))
+
+
+def test_a_text_too_long_to_be_told_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ToyCodec, "spelt", lambda self, tokens: "x" * (MOST_CHARS + 1))
+    fake = FakeRing(1)
+    fake.ring.submit(replace(submit(), echo=True))
+    fake.ring.run()
+    end = assert_one_end(fake.ring.replies, 1)
+    assert isinstance(end, Failed)
+    assert (end.kind, "characters" in end.reason) == ("invalid", True)
 
 
 @pytest.mark.parametrize(

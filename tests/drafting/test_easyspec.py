@@ -17,7 +17,6 @@ from edgespec.drafting.easyspec.guesser import (
     EasySpecGuesser,
     FuzzyRows,
     GroupedPasses,
-    level_times,
 )
 from edgespec.drafting.easyspec.model import GroupedModel, layer_groups
 from edgespec.drafting.independent import IndependentGuesser
@@ -163,12 +162,6 @@ def test_the_first_level_is_that_of_the_plain_draft(folder: Path) -> None:
     assert found.scores == pytest.approx(wanted.scores, abs=1e-9)
     assert not easy.read(1, [*CONTEXT, 99], NO_FEATURES)
     assert not easy.read(1, CONTEXT * 9, NO_FEATURES)
-
-
-def test_both_ways_are_timed(folder: Path) -> None:
-    times = level_times(GroupedModel(Checkpoint(folder), 4), rows=2, context=16)
-    assert times.sequential > 0
-    assert times.fuzzy > 0
 
 
 def test_other_models_are_refused(tmp_path: Path) -> None:

@@ -13,10 +13,10 @@ from torch import float64
 
 from edgespec.config import QUANTISATIONS
 from edgespec.drafting.registry import BUILDERS, BaseParts
-from edgespec.model.block import LM_HEAD
 from edgespec.model.ends import OutputHead
 from edgespec.model.loader import Checkpoint
 from edgespec.model.quantised.linear import dequantised, pack
+from edgespec.model.source import LM_HEAD
 from edgespec.types.features import NO_FEATURES
 from edgespec.verify.sampling import Sampling
 
@@ -35,9 +35,7 @@ def test_a_draft_s_head_is_held_as_it_is_asked_for(name: str, tmp_path: Path) ->
     tensors[LM_HEAD] = dequantised(pack(tensors[LM_HEAD], int8), shape, int8, float64)
     save_file(tensors, file, {"format": "pt"})
     source = Checkpoint(folders[0])
-    plain = BaseParts(
-        folders[0], source, OutputHead(source, "float64"), "float64", "cpu", measured=False
-    )
+    plain = BaseParts(folders[0], source, OutputHead(source, "float64"), "float64", "cpu")
     scores = []
     for folder, parts in (
         (folders[0], replace(plain, head_quantisation=int8)),

@@ -15,7 +15,8 @@ from support.cases import case
 
 from edgespec.kernels import compiled
 from edgespec.kernels.rows import RowKernels, Runs, compiled_rows, joined
-from edgespec.model.tree_attention import tree_mask
+from edgespec.model.row_math import Taps
+from edgespec.model.tree_attention import Visibility, tree_mask
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 ROUNDING = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2, torch.float64: 1e-12}
@@ -222,6 +223,43 @@ def test_attention_is_the_formula(kernels: RowKernels, dtype: torch.dtype) -> No
             else:
                 weights = torch.softmax(scores, 1)
             near(found[:, head], weights @ value[0, head // 3].double())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_convolution_reads_the_last_rows_on_a_path(
+    kernels: RowKernels, dtype: torch.dtype
+) -> None:
+    """Two requests, one of them in pieces: the formula, and torch's way of the same."""
+    taps, sums = 3, torch.float64 if dtype == torch.float64 else torch.float32
+    trees, parts = [[-1, 0, 1, 2, 2, 4], [-1, 0, 0, 2, 3]], []  # by row, its parent
+    for number, parents in enumerate(trees):
+        sees, depth = np.eye(len(parents), dtype=np.bool_), []
+        for row, parent in enumerate(parents):
+            sees[row] |= sees[parent] if parent >= 0 else False
+            depth.append(int(sees[row].sum()) - 1)
+        before = 70 * number
+        slots = torch.arange(before + len(parents))
+        slots[before:] = before + torch.tensor(depth)
+        parts.append(Visibility(tree_mask(before, sees), slots[before:], slots))
+    for width in WIDTHS:
+        one = Taps(some(width, 1, taps, seed=1, dtype=dtype), some(width, seed=2, dtype=dtype))
+        held = [some(1, 1, len(part.slots), width, seed=3, dtype=dtype) for part in parts]
+        mixed = some(11, 3 * width, seed=4, dtype=dtype)
+        runs = joined([kernels.runs(part.mask(), part.rows, part.slots, taps) for part in parts])
+        pieces = [(held[0],), held[1].split([40, 35], 2)]
+        found = kernels.convolved(pieces, [6, 5], runs, one.weights, one.bias, mixed)
+        assert one.weights.dtype == sums
+        gates = mixed[:, width : 2 * width].split([6, 5])
+        by_torch = [one(*each) for each in zip(pieces, gates, parts, strict=True)]
+        exact = []
+        for number, part in enumerate(parts):
+            for row, sees in enumerate(part.mask()[0, 0]):
+                path = sees.nonzero()[:, 0][-taps:]
+                read = held[number][0, 0, path].double() * one.weights[-len(path) :].double()
+                exact.append((read.sum(0) + one.bias.double()) * gates[number][row].double())
+        with case(width):
+            near(found, torch.stack(exact))
+            near(torch.cat(by_torch), torch.stack(exact))
 
 
 def test_requests_and_threads_change_nothing(kernels: RowKernels) -> None:

@@ -20,8 +20,10 @@ from support.checkpoints import plain_hidden, plain_logits, reference, write_che
 from support.pipelines import CUTS, TOLERANCE, Grower, Pipeline, difference, random_tokens
 from support.tiers import examples
 
+from edgespec.errors import CapacityError
 from edgespec.model.block import Block
 from edgespec.model.ends import OutputHead
+from edgespec.model.inventory import block_parts
 from edgespec.model.loader import Checkpoint
 from edgespec.model.tree_attention import tree_mask
 from edgespec.tree.ledger import Rows
@@ -188,3 +190,29 @@ def test_smaller_dtypes_stay_close(tmp_path: Path, name: str, bound: float) -> N
     assert hidden is not None
     assert hidden.dtype == getattr(torch, name)
     assert difference(hidden.double(), plain_hidden(model, tokens)) < bound
+
+
+def test_a_block_tells_its_bytes_before_it_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that what has no memory for it refuses it in time."""
+    source = Checkpoint(write_checkpoint(tmp_path / "m"))
+    read: list[str] = []
+    tensor = source.tensor
+    monkeypatch.setattr(source, "tensor", lambda name: read.append(name) or tensor(name))
+
+    def admit(needed: int) -> None:
+        told.append(needed)
+        assert not read
+        if len(told) == 1:
+            raise CapacityError("no room")
+
+    told: list[int] = []
+    with pytest.raises(CapacityError, match="no room"):
+        Block(source, 0, 2, "bfloat16", admit=admit)
+    assert not read
+    block = Block(source, 0, 2, "bfloat16", admit=admit)
+    assert block.embedding is not None
+    assert len(read) > 2
+    assert told == [block_parts(source, 0, 2).held_bytes(torch.bfloat16)] * 2
+    assert told[0] > block.embedding.numel() * 2

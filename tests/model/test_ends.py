@@ -13,11 +13,12 @@ from torch.nn.functional import linear
 
 from edgespec.config import FILE, QUANTISATIONS
 from edgespec.errors import ModelError
-from edgespec.model.block import EMBEDDING, LM_HEAD, Block
+from edgespec.model.block import Block
 from edgespec.model.block_file import BlockFile, write_head
 from edgespec.model.ends import InputEmbedding, OutputHead
 from edgespec.model.loader import Checkpoint
 from edgespec.model.quantised.linear import dequantised, pack
+from edgespec.model.source import EMBEDDING, LM_HEAD
 from edgespec.model.sources import QuantisingSource
 
 SHAPE = {"hidden_size": 64, "vocab_size": 211}

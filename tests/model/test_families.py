@@ -33,13 +33,15 @@ from support.tiers import examples, thorough, tiered
 from transformers import AutoConfig, AutoModelForImageTextToText, PreTrainedModel
 
 from edgespec.config import Quantisation
-from edgespec.errors import ModelError
+from edgespec.daemon.layer_times import shape_of
+from edgespec.errors import ConfigError, ModelError
 from edgespec.kernels.rows import compiled_rows
 from edgespec.model import block as block_module
 from edgespec.model import families, library_layers, matrices
 from edgespec.model.block import Block
 from edgespec.model.ends import OutputHead
-from edgespec.model.inventory import held_bytes
+from edgespec.model.gemma4 import gemma4_form
+from edgespec.model.inventory import block_parts
 from edgespec.model.kv_cache import TwoRegionCache
 from edgespec.model.library_layers import Experts
 from edgespec.model.loader import Checkpoint
@@ -438,7 +440,20 @@ def test_fused_experts_are_read_one_by_one(zoo: Zoo, tmp_path: Path) -> None:
         wrong.tensor(f"{place}4.down_proj.bias")
 
 
-@pytest.mark.parametrize("kind", ["qwen3_vl", "qwen2_5_vl", "qwen3_vl_moe"])
+def test_the_text_part_of_an_lfm2_that_sees(zoo: Zoo, tmp_path: Path) -> None:
+    text = AutoConfig.from_pretrained(zoo.folder("lfm2"))
+    seeing = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    seeing |= {"intermediate_size": 16, "num_patches": 4, "patch_size": 4}
+    config = AutoConfig.for_model("lfm2_vl", text_config=text, vision_config=seeing)
+    torch.manual_seed(1)
+    model = AutoModelForImageTextToText.from_config(config, dtype=torch.float64).eval()
+    model.save_pretrained(tmp_path / "m")
+    pipeline = Pipeline(tmp_path / "m", CUTS[2], model=model)
+    tokens = random_tokens(1, 20)
+    assert difference(pipeline.prefill(tokens), plain_hidden(model, tokens)) < TOLERANCE
+
+
+@pytest.mark.parametrize("kind", ["qwen3_vl", "qwen2_5_vl", "qwen3_vl_moe", "qwen3_5"])
 def test_the_text_part_of_qwen_s_models_that_see(tmp_path: Path, kind: str) -> None:
     """Against the whole model, whose tokens have three positions each: of text they are one."""
     rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 2, 2]}
@@ -451,6 +466,9 @@ def test_the_text_part_of_qwen_s_models_that_see(tmp_path: Path, kind: str) -> N
     text |= {"initializer_range": 0.4, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": None}
     if kind == "qwen3_vl_moe":
         text |= {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+    if kind == "qwen3_5":
+        text |= FAMILY_SETTINGS["qwen3_5_text"] | {"rope_parameters": rope}
+        rope["partial_rotary_factor"] = 1.0
     config = AutoConfig.for_model(
         kind, text_config=text, vision_config=seeing, tie_word_embeddings=True
     )
@@ -507,6 +525,37 @@ def test_the_text_part_of_a_model_that_reads_images_runs(
     file = folder / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"quantization_config": packed}))
     assert Checkpoint(folder).config.quantization_config == packed
+
+
+@pytest.mark.parametrize("kind", tiered(["gemma4", "gemma4_unified"], ["gemma4_unified"]))
+def test_the_text_part_of_a_gemma_4(zoo: Zoo, tmp_path: Path, kind: str) -> None:
+    """Against the whole model; and read as it was first published, with other names of fields."""
+    unified = kind == "gemma4_unified"
+    folder = zoo.folder("gemma4_text-experts" if unified else "gemma4_text-shared")
+    text = json.loads((folder / "config.json").read_text()) | {"pad_token_id": 0}
+    seeing = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "head_dim": 8}
+    seeing |= {"num_key_value_heads": 2, "intermediate_size": 16}
+    if unified:  # which has no mixture and no tables
+        text = {n: one for n, one in text.items() if "expert" not in n and "per_layer_in" not in n}
+        text = {n: one for n, one in text.items() if n not in ("enable_moe_block", "architectures")}
+        text |= {"model_type": "gemma4_unified_text"}
+        text.pop("moe_intermediate_size", None)
+        seeing = {"patch_size": 4, "mm_embed_dim": 32, "mm_posemb_size": 8, "output_proj_dims": 32}
+    config = AutoConfig.for_model(kind, text_config=text, vision_config=seeing, audio_config=None)
+    torch.manual_seed(1)
+    model = AutoModelForImageTextToText.from_config(config, dtype=torch.float64).eval()
+    model.save_pretrained(tmp_path / "m")
+    pipeline = Pipeline(tmp_path / "m", CUTS[2], model=model)
+    tokens = random_tokens(1, 20)
+    assert difference(pipeline.prefill(tokens), plain_hidden(model, tokens)) < TOLERANCE
+    file = tmp_path / "m" / "config.json"
+    newer = Checkpoint(tmp_path / "m").config
+    written = json.loads(file.read_text())
+    del written["text_config"]["per_layer_config"]
+    written["text_config"] |= {"global_head_dim": 16, "num_global_key_value_heads": 1}
+    file.write_text(json.dumps(written))
+    older = Checkpoint(tmp_path / "m").config
+    assert all(gemma4_form(older, n) == gemma4_form(newer, n) for n in range(4))
 
 
 def test_experts_are_read_one_matrix_at_a_time(zoo: Zoo, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -606,7 +655,7 @@ DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
         ),
         ("qwen3", {"model_type": "qwen3_next"}, "recurrent state.*use qwen3-8b$"),
         ("qwen3", QWEN35, "'qwen3_6'.*linear attention.*use qwen3-8b$"),
-        ("qwen3", {"model_type": "nemotron_h"}, "no single guess can be pruned.*use qwen3-8b$"),
+        ("qwen3", {"model_type": "nemotron_h"}, "edgespec does not compute; use qwen3-8b$"),
         ("gemma3_text", {"model_type": "gemma3n"}, "several widths.*use gemma-4-e2b$"),
         ("gemma4_text", {"model_type": "gemma4_assistant"}, "reads the keys of the model.*-e2b$"),
         ("gemma4_text", {"use_bidirectional_attention": "all"}, "see later ones"),
@@ -617,9 +666,11 @@ DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
         ("gemma4_text-experts", {"top_k_experts": 7}, "a token goes to 7 of 6 experts"),
         (
             "granitemoehybrid",
-            {"layer_types": ["mamba", "attention"] * 2},
-            "recurrent state.*use granite-4-micro$",
+            {"layer_types": ["mamba", "conv"] * 2},
+            r"attention that models of type 'granitemoehybrid' do not have.*'conv'",
         ),
+        ("granitemoehybrid-mamba", {"mamba_n_heads": 7}, "mamba_n_heads 7.*mamba_expand 2 times"),
+        ("granitemoehybrid-mamba", {"time_step_limit": [1, 0]}, r"time_step_limit is"),
         ("granitemoehybrid", {"num_local_experts": 4}, "with experts"),
         ("gpt_oss", {"num_experts_per_tok": 7}, "a token goes to 7 of 6 experts"),
         ("gpt_oss", {"num_local_experts": 10**9}, "num_local_experts is 1000000000, edgespec runs"),
@@ -668,9 +719,19 @@ def test_what_cannot_be_run_exactly_is_refused_by_name(
         Checkpoint(wrong)
 
 
+def test_what_gemma_4_cannot_be_asked_for_is_named(zoo: Zoo, tmp_path: Path) -> None:
+    wrong = zoo.altered("gemma4_text", tmp_path / "wrong", {"hidden_activation": "relu"})
+    with pytest.raises(ModelError, match="'relu', edgespec computes silu"):
+        Block(Checkpoint(wrong), 0, 1)
+    with pytest.raises(ModelError, match=r"layer 3 reads the keys of layer 1.*from 1 on"):
+        Block(Checkpoint(zoo.folder("gemma4_text-shared")), 2, 5)
+    with pytest.raises(ConfigError, match="layers of m differ too much"):
+        shape_of(Checkpoint(zoo.folder("gemma4_text")), "m")
+
+
 def test_what_transformers_cannot_make_layers_of_is_refused(zoo: Zoo, tmp_path: Path) -> None:
     wrong = Checkpoint(zoo.altered("granite", tmp_path / "wrong", {"hidden_act": "awq"}))
-    for made in (partial(Block, wrong, 0, 1), partial(held_bytes, wrong, 0, 1, torch.float32)):
+    for made in (partial(Block, wrong, 0, 1), partial(block_parts, wrong, 0, 1)):
         with pytest.raises(ModelError, match=r"cannot read .*wrong \(KeyError: 'awq'\)"):
             made()
 

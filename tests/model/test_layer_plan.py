@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from support.cases import case
-from support.checkpoints import FAMILY_SETTINGS, WINDOW, write_checkpoint, write_family
+from support.checkpoints import FAMILY_SETTINGS, FOLDING, WINDOW, write_checkpoint, write_family
 from support.joint import Asker, Twice
 from support.packed_forms import MixedSource
 from support.tiers import tiered
@@ -28,7 +28,8 @@ from edgespec.tree.stems import Fork
 from edgespec.types.tensor import NO_LAYERS, Layers
 
 PLANNED = set(OWN_OPERATIONS) - set(EXPERT_OPERATIONS)
-OWN = [name for name in FAMILY_SETTINGS if name.partition("-")[0] in PLANNED]
+KINDS = {name: name.partition("-")[0] for name in FAMILY_SETTINGS if name not in FOLDING}
+OWN = [name for name, kind in KINDS.items() if kind in PLANNED]
 CUTS = [0, 1, 4]
 
 pytestmark = pytest.mark.skipif(not compiles(), reason="there is no C compiler")
@@ -112,7 +113,7 @@ def test_every_form(root: Path, quant: str, dtype: str, monkeypatch: pytest.Monk
 @pytest.mark.parametrize("cache_dtype", ["float16", *tiered(["bfloat16"], [])])
 def test_caches_of_16_bits(root: Path, cache_dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A row is what it is alone with them too."""
-    for name in ("gemma2", "qwen3"):
+    for name in ("gemma2", "qwen3", "lfm2"):
         source = family(root, name)
         with case(name):
             twice = sides(source, "float32", monkeypatch, cache_dtype=cache_dtype)

@@ -11,8 +11,10 @@ from support.packed_forms import FORMS, Sample, sample
 
 from edgespec.config import FILE, QUANTISATIONS, Quantisation
 from edgespec.errors import ModelError
+from edgespec.model.quantised import levels
 from edgespec.model.quantised.kernels import relative_error
 from edgespec.model.quantised.linear import (
+    _sliced,
     dequantised,
     held_bytes,
     linear_from,
@@ -88,6 +90,17 @@ def test_the_memory_of_a_layer_is_known_before() -> None:
             held = sum(part.nbytes for part in layer.buffers())
             with case(one.form.name, dtype):
                 assert held <= held_bytes(one.form, one.shape, dtype) < 1.25 * held
+
+
+def test_the_memory_of_a_layer_with_a_table_is_known_before() -> None:
+    """Of those that are looked up in slices, as FP8 on a GPU."""
+    for form in [form for form in FORMS.values() if form.kind in levels.KINDS]:
+        one = sample(form, 64, 256)
+        for dtype in (torch.float64, torch.float32, torch.bfloat16):
+            layer = _sliced(one.packed, None, one.shape, one.form, dtype, "cpu")
+            held = sum(part.nbytes for part in layer.buffers())
+            with case(one.form.name, dtype):
+                assert held <= held_bytes(one.form, one.shape, dtype)
 
 
 def test_a_gpu_is_told_that_it_has_no_kernel_for_fp8(caplog: pytest.LogCaptureFixture) -> None:

@@ -15,7 +15,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from support.cases import case
-from support.checkpoints import FAMILY_SETTINGS, write_family
+from support.checkpoints import FAMILY_SETTINGS, FOLDING, write_family
 from support.pipelines import CUTS, Grower, Pipeline, random_tokens
 from support.tiers import examples, tiered
 
@@ -60,9 +60,9 @@ class OneByOne:
 class ExactGrower(Grower):
     """Counts rows that differ in a bit from those of a OneByOne."""
 
-    def __init__(self, pipeline: Pipeline, alone: OneByOne, seed: int) -> None:
+    def __init__(self, pipeline: Pipeline, alone: OneByOne, seed: int, longest: int = 12) -> None:
         self.alone = alone
-        super().__init__(pipeline, seed, chain=0.5)
+        super().__init__(pipeline, seed, chain=0.5, longest=longest)
 
     def compared(self, hidden: torch.Tensor, paths: list[list[int]]) -> float:
         return float(
@@ -142,7 +142,22 @@ def test_random_trees(
     assert differing(zoo.pair(name, dtype, stages), seed, steps) == 0
 
 
-@pytest.mark.parametrize("name", tiered(NAMES, ["gemma2", "lfm2"]))
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    dtype=st.sampled_from(DTYPES),
+    steps=st.lists(st.integers(-4, 17), min_size=2, max_size=8),
+)
+@examples(5)
+@pytest.mark.parametrize("name", FOLDING)
+def test_random_trees_behind_folded_rows(
+    zoo: Zoo, name: str, seed: int, dtype: str, steps: list[int]
+) -> None:
+    """At any place between two boundaries, rows before them given back."""
+    grower = ExactGrower(*zoo.pair(name, dtype), seed, longest=180)
+    assert sum(grower.grow(n) if n > 0 else grower.prune(late=-n) for n in steps) == 0
+
+
+@pytest.mark.parametrize("name", tiered(NAMES, ["gemma2", "lfm2", *FOLDING]))
 def test_every_family_without_a_compiler(
     zoo: Zoo, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

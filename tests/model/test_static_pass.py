@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from support.checkpoints import FAMILY_SETTINGS, write_checkpoint, write_family
+from support.checkpoints import FAMILY_SETTINGS, FOLDING, write_checkpoint, write_family
 from support.pipelines import CUTS, TOLERANCE, Grower, Pipeline, difference, random_tokens
 from support.recorded_graphs import RecordedGraphs, torch_products
 from support.tiers import tiered
@@ -24,8 +24,8 @@ from edgespec.model.static_pass import MOST_SHAPES
 from edgespec.model.tree_attention import tree_mask
 from edgespec.types.static_shapes import ROW_BUCKETS, groups, room_for, row_bucket, slot_bucket
 
-MIXTURES = ["qwen3_moe", "olmoe", "mixtral", "gpt_oss", "gemma4_text-experts"]
-DENSE = [name for name in FAMILY_SETTINGS if name not in MIXTURES]
+MIXTURES = ["qwen3_moe", "olmoe", "mixtral", "gpt_oss", "gemma4_text-experts", "lfm2_moe"]
+DENSE = [name for name in FAMILY_SETTINGS if name not in (*MIXTURES, *FOLDING)]
 QUICK = ["llama", "gemma2", "phi3"]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -121,6 +122,22 @@ LFM2_MOE = {
 }
 
 
+GRANITE_H = {
+    "model_type": "granitemoehybrid",
+    "num_hidden_layers": 40,
+    "hidden_size": 2048,
+    "intermediate_size": 8192,
+    "shared_intermediate_size": 8192,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 100352,
+    "tie_word_embeddings": True,
+    "layer_types": (["mamba"] * 5 + ["attention"] + ["mamba"] * 4) * 4,
+    "mamba_n_heads": 64,
+    "mamba_d_state": 128,
+}
+
+
 def test_a_published_config_gives_the_architecture_in_the_list() -> None:
     of = architecture_of(LLAMA, "config.json")
     listed = ARCHITECTURES["llama-2-13b"]
@@ -139,6 +156,7 @@ def test_a_published_config_gives_the_architecture_in_the_list() -> None:
         (MINISTRAL3, 8.49e9),
         (GPT_OSS, 20.91e9),
         (LFM2, 1.1703e9),
+        (GRANITE_H, 3.191e9),
         (LFM2_MOE, 8.34e9),
     ],
 )
@@ -194,6 +212,16 @@ def test_a_layer_that_convolves_holds_its_inputs_and_reads_few_of_them() -> None
         architecture_of({**LFM2, "layer_types": ["conv"]}, "config.json")
 
 
+def test_a_layer_with_a_state_holds_as_much_however_long_the_text_is() -> None:
+    of = architecture_of(GRANITE_H, "config.json")
+    assert (of.layers, of.states, of.state_value) == (40, 36, 64)
+    assert of.kv_bytes == 4 * 2 * 2 * 512 // 40, "of the layers that attend"
+    row = 4 * (128 + 4096 + 64) + 2 * (2 * 128 + 4096)
+    state = 4 * 4096 * 128
+    assert of.request_bytes == 36 * (3 * state + 256 * row) // 40
+    assert replace(ARCHITECTURES["granite-4-h-micro"], head_dim=64) == of
+
+
 def test_the_text_part_of_a_model_that_reads_images_counts() -> None:
     of = architecture_of(GEMMA3, "config.json")
     assert (of.layers, of.hidden, of.tied) == (34, 2560, True)
@@ -218,7 +246,7 @@ def test_a_wrong_field_is_named(field: str) -> None:
     ("change", "message"),
     [
         ({"model_type": "gpt2"}, "model_type is 'gpt2', whose sizes are not known; known ones: "),
-        ({"model_type": "qwen3_5"}, "'qwen3_5', which does not run: .*recurrent.*use qwen3-8b$"),
+        ({"model_type": "qwen3_5_moe"}, "'qwen3_5_moe', which does not run: .*use qwen3-8b$"),
         ({"layer_types": ["mamba", "attention"]}, "does not run: .*recurrent state"),
         ({"model_type": None}, "model_type is None"),
         ({"num_key_value_heads": 7}, "num_key_value_heads is 7, which does not divide"),

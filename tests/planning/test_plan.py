@@ -13,7 +13,13 @@ from edgespec.config import FILE, HEAD_ON_LAST_STAGE, HEADS, QUANTISATIONS
 from edgespec.daemon.profiles import profile_named
 from edgespec.errors import CapacityError, ConfigError
 from edgespec.planning.architecture import Architecture
-from edgespec.planning.cost_model import ARCHITECTURES, COST_MODELS, NO_DRAFT, draft_costs_of
+from edgespec.planning.cost_model import (
+    ARCHITECTURES,
+    COST_MODELS,
+    NO_DRAFT,
+    FileBytes,
+    draft_costs_of,
+)
 from edgespec.planning.costs import NodeCosts
 from edgespec.planning.memory import GIB, Device, PlannedModel
 from edgespec.planning.plan import LEAST_GAIN, Plan, candidates, plan
@@ -295,7 +301,8 @@ def test_a_mixture_is_held_whole_and_charged_for_the_experts_in_use() -> None:
     assert times == sorted(times)
     draft = draft_costs_of("mixture", of, QUANTISATIONS["none"], QUANTISATIONS["none"])
     assert draft.held_bytes == 2 * (4 * of.layer_weights + of.head_bytes)
-    packed = draft_costs_of("mixture", of, FILE, QUANTISATIONS["int8"], 10**9)
+    file = FileBytes(10**9, 10**9 * of.mlp_weights // of.layer_weights)
+    packed = draft_costs_of("mixture", of, FILE, QUANTISATIONS["int8"], file)
     assert packed.held_bytes == 4 * 10**9 + of.head_bytes + packed.head.bytes
     assert packed.layer_bytes < 0.2 * 10**9  # 8 of 128 experts, and attention
 

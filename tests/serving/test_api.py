@@ -50,8 +50,11 @@ def test_the_model_has_the_names_that_it_is_given(toy_ring: NodeRing) -> None:
         for name in ("org/Toy-1B", "ORG/toy:1b", "toys", "toys:latest"):
             assert httpx.get(f"{url}/v1/models/{name}").json()["id"] == "toy", name
         other = httpx.post(f"{url}/v1/completions", json={**ask(), "model": "gpt-5"})
+        known = httpx.post(f"{url}/api/chat", json={"model": "qwen3:8b", "messages": MESSAGES})
     assert (other.status_code, other.json()["error"]["code"]) == (404, "model_not_found")
     assert "--alias 'gpt-5'" in other.json()["error"]["message"]
+    assert "edgespec init" not in other.json()["error"]["message"]
+    assert "`edgespec init --model qwen3-8b`" in known.json()["error"]
 
 
 def test_a_completion_is_the_rings_answer(http: httpx.Client, toy_ring: NodeRing) -> None:
@@ -352,21 +355,18 @@ def test_a_coordinator_that_is_gone_is_503(slow_ring: NodeRing, slow_url: str) -
     until(lambda: httpx.get(f"{slow_url}/healthz").status_code == 200)
 
 
-def test_a_full_queue_is_429(toy_ring: NodeRing, http: httpx.Client) -> None:
-    before, check = toy_ring.machine._ring, toy_ring.machine._check_room
-
+def test_a_full_queue_is_429(
+    toy_ring: NodeRing, http: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(peer: bytes, asked: Submit) -> Any:
         from edgespec.errors import QueueFull
 
         raise QueueFull("64 requests are waiting already; try again later")
 
-    toy_ring.machine._check_room = full  # type: ignore[method-assign]
-    try:
+    with monkeypatch.context() as patch:
+        patch.setattr(toy_ring.machine, "_check_room", full)
         reply = http.post("/v1/completions", json=ask())
         streamed = http.post("/v1/completions", json=ask(stream=True))
-    finally:
-        toy_ring.machine._check_room = check  # type: ignore[method-assign]
-    assert toy_ring.machine._ring is before
     for one in (reply, streamed):
         assert (one.status_code, one.json()["error"]["code"]) == (429, "queue_full")
         assert int(one.headers["retry-after"]) > 0

@@ -190,6 +190,31 @@ FAMILY_SETTINGS: dict[str, dict[str, Any]] = {
         "mamba_n_heads": 8,
         "tie_word_embeddings": True,
     },
+    "granitemoehybrid-mamba": _GRANITE
+    | {
+        "shared_intermediate_size": 48,
+        "num_local_experts": 0,
+        "layer_types": ["linear_attention", "full_attention", *["linear_attention"] * 2],
+        "mamba_n_heads": 4,
+        "mamba_n_groups": 2,
+        "mamba_d_state": 24,
+        "mamba_expand": 2,
+        "initializer_range": 0.1,  # a scan in float32 even in float64, which larger weights show
+    },
+    "qwen3_5_text": {
+        "head_dim": 16,
+        "layer_types": [*["linear_attention"] * 2, "full_attention", "linear_attention"],
+        "linear_key_head_dim": 16,
+        "linear_value_head_dim": 12,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "initializer_range": 0.05,  # as of granitemoehybrid-mamba
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 10000.0,
+            "partial_rotary_factor": 0.5,
+        },
+    },
     "smollm3": {"no_rope_layers": [1, 0, 1, 0]},
     "smollm3-windows": {
         "no_rope_layers": [1, 0, 1, 0],
@@ -258,6 +283,9 @@ FAMILY_SETTINGS: dict[str, dict[str, Any]] = {
     },
 }
 """A small model of every family and variant that runs: settings by model type, then "-variant"."""
+
+FOLDING = ("granitemoehybrid-mamba", "qwen3_5_text")
+"""Those with layers that keep a state: no plan and no graph runs them, and rows are given back."""
 
 LATER_TYPES = (
     *("gpt_oss", "ministral", "ministral3", "granite", "granitemoehybrid", "smollm3"),

@@ -86,7 +86,8 @@ def write_gguf(
     whole = load_file(folder / "model.safetensors") if architecture == "gemma4" else {}
     for name in sorted(whole or source.names):
         numbers = (whole[name] if whole else source.tensor(name)).float().numpy()
-        kind = GGMLQuantizationType[type_of(name, numbers.shape[-2:])]
+        shape = numbers.shape[-2:] if whole else numbers.shape
+        kind = GGMLQuantizationType[type_of(name, shape)]
         stored = _stored(numbers, kind, seed=len(meant))
         plain = stored if kind == GGMLQuantizationType.F32 else quants.dequantize(stored, kind)
         meant[name] = torch.from_numpy(np.ascontiguousarray(plain, dtype=np.float32))

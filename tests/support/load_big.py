@@ -16,7 +16,7 @@ import torch
 from edgespec.config import LOOPBACK, Address, Quantisation
 from edgespec.daemon.block_fetch import Wanted, obtain
 from edgespec.model.block import Block
-from edgespec.model.inventory import held_bytes
+from edgespec.model.inventory import block_parts
 from edgespec.model.loader import fingerprint
 from edgespec.model.tree_attention import tree_mask
 from edgespec.net.keys import Identity, KeyPair
@@ -49,7 +49,7 @@ def main(model: str, cache: str, quant: str, first: int, end: int) -> None:
     assert hidden is not None
     assert hidden.isfinite().all()
     size = sum(f.stat().st_size for f in Path(cache).glob("*/*.safetensors"))
-    size = size or held_bytes(source, first, end, torch.bfloat16)  # nothing was written
+    size = size or block_parts(source, first, end).held_bytes(torch.bfloat16)  # nothing was written
     print(
         json.dumps(
             {

@@ -33,7 +33,7 @@ from edgespec.errors import MOST_CHARS, CapacityError, ConfigError, EdgespecErro
 from edgespec.model.block import Block
 from edgespec.model.ends import OutputHead
 from edgespec.model.hub import local_folder
-from edgespec.model.inventory import held_bytes
+from edgespec.model.inventory import block_parts
 from edgespec.model.loader import fingerprint
 from edgespec.model.source import TensorSource
 from edgespec.model.sources import PLAIN, open_source
@@ -203,7 +203,7 @@ def _use_model(path: Path) -> None:
     open_source(path)
     packed = path.suffix == ".gguf" or "quantization_config" in (path / "config.json").read_text()
     source = open_source(path, FILE if packed else PLAIN)
-    held_bytes(source, 0, source.layers, torch.float32)
+    block_parts(source, 0, source.layers).held_bytes(torch.float32)
     tokenizer = Tokenizer(local_folder(path))
     tokenizer.encode("hello world </s> 123")
     _ = tokenizer.bound

@@ -121,13 +121,16 @@ def random_tokens(seed: int, count: int) -> list[int]:
 class Grower:
     """Random trees: remembers what every row's path is."""
 
-    def __init__(self, pipeline: Pipeline, seed: int, chain: float = 0.0) -> None:
-        """`chain`: the share of rows that hang below the newest one, which makes trees deep."""
+    def __init__(
+        self, pipeline: Pipeline, seed: int, chain: float = 0.0, longest: int = 12
+    ) -> None:
+        """`chain`: the share of rows that hang below the newest one, which makes trees deep.
+        Behind less than `longest` tokens."""
         self.random = np.random.default_rng(seed)
         self.pipeline = pipeline
         self.chain = chain
         pipeline.reset()
-        self.committed: list[int] = random_tokens(seed, int(self.random.integers(1, 12)))
+        self.committed: list[int] = random_tokens(seed, int(self.random.integers(1, longest)))
         pipeline.prefill(self.committed)
         self.root = pipeline.next_id - 1
         self.tokens: dict[int, int] = {}

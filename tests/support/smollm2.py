@@ -25,9 +25,10 @@ from edgespec.decoding.admission import CoordinatorSettings
 from edgespec.decoding.coordinator import CoordinatorMachine
 from edgespec.decoding.stage import StageMachine
 from edgespec.drafting.registry import BaseParts, build_draft
-from edgespec.model.block import EMBEDDING, Block
+from edgespec.model.block import Block
 from edgespec.model.ends import OutputHead
 from edgespec.model.hub import local_folder
+from edgespec.model.source import EMBEDDING
 from edgespec.model.sources import open_source
 from edgespec.model.tokenizer import Tokenizer
 from edgespec.planning.catalogue import MODELS
@@ -112,7 +113,7 @@ def smollm2_ring(
     ends = open_source(smollm2_file(), FILE) if quantisation == FILE else source
     head = OutputHead(ends, dtype)
     folder = local_folder(smollm2_file())
-    parts = BaseParts(folder, source, head, dtype, "cpu", measured=False)
+    parts = BaseParts(folder, source, head, dtype, "cpu")
     draft = build_draft(chosen_draft(draft_name, smollm2_file()), parts)
     assert draft is not None
     ring = CoordinatorSettings(

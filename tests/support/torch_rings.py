@@ -23,11 +23,12 @@ from edgespec.drafting.choice import parse_draft
 from edgespec.drafting.registry import BaseParts, build_draft
 from edgespec.model.block import Block
 from edgespec.model.ends import OutputHead
+from edgespec.model.families import bound_last, folds
 from edgespec.model.loader import Checkpoint
 from edgespec.model.quantised.linear import dequantised, pack
 from edgespec.model.sources import open_source
 from edgespec.model.tokenizer import Tokenizer
-from edgespec.planning.partition import split_layers
+from edgespec.planning.partition import blocks_of
 from edgespec.wire.client_messages import Submit
 
 BASE, DRAFT = bundled("base"), bundled("draft")
@@ -68,10 +69,11 @@ def torch_ring(
     and the draft's. `chunk`: rows of a prompt that travel together."""
     mixed = quant == "file" and base == BASE
     source = MixedSource(Checkpoint(BASE)) if mixed else open_source(base, NAMED[quant])
-    blocks = [Block(source, a, b, dtype) for a, b in split_layers(source.layers, stages)]
+    cuts = blocks_of(source.layers, stages, bound=bound_last(source.config))
+    blocks = [Block(source, first, end, dtype) for first, end in cuts]
     few = NAMED[head_quant]
     head = OutputHead(open_source(base, few), dtype)
-    parts = BaseParts(BASE, source, head, dtype, "cpu", head_quantisation=few, measured=False)
+    parts = BaseParts(BASE, source, head, dtype, "cpu", head_quantisation=few)
     draft = build_draft(parse_draft(draft_name, weights_of), parts)
     assert draft is not None
     ring = CoordinatorSettings(
@@ -83,13 +85,19 @@ def torch_ring(
         needs=draft.needs,
         sources=draft.sources,
         head_last=head_last,
+        folds=folds(source.config),
     )
     return LocalRing(
         CoordinatorMachine(ring, tokenizer()),
         CoordinatorCompute(None if head_last else TorchHead(head), draft),
         [
             (
-                StageMachine(is_first=number == 1, is_last=number == stages, row_limit=4 * CONTEXT),
+                StageMachine(
+                    is_first=number == 1,
+                    is_last=number == stages,
+                    row_limit=4 * CONTEXT,
+                    keeps_tokens=block.token_rows is not None,
+                ),
                 StageCompute(
                     TorchBlock(block), TorchHead(head) if head_last and number == stages else None
                 ),
@@ -105,7 +113,9 @@ def transformers_model(
 ) -> torch.nn.Module:
     """The whole base model as transformers runs it, its matrices rounded as `quant` does, that of
     its head as `head_quant` does."""
-    model = AutoModelForCausalLM.from_pretrained(base, dtype=getattr(torch, dtype)).eval()
+    model = AutoModelForCausalLM.from_pretrained(
+        base, dtype=getattr(torch, dtype), experts_implementation="eager"
+    ).eval()
     if head_quant != "none":
         weight, few = model.lm_head.weight.detach(), NAMED[head_quant]
         held = dequantised(pack(weight, few), weight.shape, few, weight.dtype)

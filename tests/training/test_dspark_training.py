@@ -13,7 +13,7 @@ import torch
 from support.checkpoints import write_checkpoint, write_tokenizer
 from support.dspark_heads import masked
 
-from edgespec.drafting.dspark.format import read_head, write_head
+from edgespec.drafting.dspark.format import read_head
 from edgespec.drafting.dspark.head import BlockPlaces, DSparkHead, packed_masks
 from edgespec.drafting.dspark.shape import DSparkShape
 from edgespec.drafting.eagle.shape import Rope
@@ -24,13 +24,11 @@ from edgespec.training.dspark import (
     VARIATION,
     DSparkStudent,
     DSparkTrainer,
-    begin,
     divergence,
 )
 from edgespec.training.evaluate import dspark_agreement
 from edgespec.training.loop import TrainingSettings
 from edgespec.training.run import DSparkPlan, train_dspark
-from edgespec.training.small_start import begin_as_model, small_shape
 from edgespec.training.teacher import KeptRows, Lesson, Teacher
 from edgespec.training.texts import TextRows
 
@@ -197,134 +195,9 @@ def test_the_loss_falls_and_a_stopped_run_gives_the_same_head(
     assert whole["at_temperature_1"]["held_out_tokens"] > 0
 
 
-def test_a_run_begins_as_a_small_model(base: Path, text: Path, tmp_path: Path) -> None:
-    """With its layers, embedding and output matrix; a run goes on with such a head, too. What it is
-    shown, it continues as the model does, but for what it takes of the context."""
-    small = tmp_path / "small"
-    small.mkdir()
-    write_checkpoint(small, num_hidden_layers=2, vocab_size=420, hidden_size=16, head_dim=8)
-    first = replace(plan(base, text, tmp_path / "a", 1, 1e-9), start=small, block=6)
-    figures = train_dspark(first, quiet, torch.float32)
-    assert figures["started"]
-    found = read_head(tmp_path / "a", 32, 420, 6)
-    shape = found.shape
-    assert (shape.layers, shape.hidden, shape.base_hidden, shape.block) == (2, 16, 32, 6)
-    assert shape.shows
-    assert shape.aux_hidden == (1, 3, 5)
-    assert len(figures["shown"]["agreement_by_level"]["top1"]) == 6
-    model = Teacher(small, CPU, torch.float32)
-    assert found.embedding is not None
-    assert found.matrix is not None
-    assert found.tokens is not None
-    for mine, its in (
-        (found.embedding, model.weights["model.embed_tokens.weight"]),
-        (found.matrix, model.head_matrix[found.tokens]),
-        (found.weights["norm.weight"], model.weights["model.norm.weight"]),
-        *(
-            (
-                found.weights[f"layers.1.{name}.weight"],
-                model.weights[f"model.layers.1.{name}.weight"],
-            )
-            for name in ("self_attn.q_proj", "self_attn.v_proj", "mlp.down_proj", "input_layernorm")
-        ),
-    ):
-        assert (mine - its).abs().max() < 1e-2 * its.abs().max()
-
-    second = replace(first, out=tmp_path / "b", start=tmp_path / "a", block=9)
-    (tmp_path / "b").mkdir()
-    train_dspark(second, quiet, torch.float32)
-    again = read_head(tmp_path / "b", 32, 420, 6)
-    assert again.shape == found.shape
-    assert again.embedding is not None
-    assert (again.embedding - found.embedding).abs().max() < 1e-2
-
-
-def test_a_run_begins_with_the_neurons_of_a_head_that_say_most(
-    base: Path, text: Path, tmp_path: Path
-) -> None:
-    """Those of a head whose other neurons say nothing make the same head; nothing wider can be
-    made of one. So it is of a small model."""
-    train_dspark(plan(base, text, tmp_path / "a", 1, 1e-9), quiet, torch.float32)
-    files = read_head(tmp_path / "a", 32, 420, 6)
-    shape = files.shape
-    silent = torch.arange(shape.intermediate) % 3 == 1
-    for name, weight in files.weights.items():
-        if ".mlp." in name:
-            weight.normal_(generator=torch.Generator().manual_seed(1))
-        if name.endswith("up_proj.weight"):
-            weight[silent] = 0.0
-    (tmp_path / "b").mkdir()
-    write_head(tmp_path / "b", shape, files.weights, files.tokens, 420, 6, 64, torch.float32)
-    width = shape.intermediate - int(silent.sum())
-    narrow = replace(plan(base, text, tmp_path / "c", 1, 1e-9), start=tmp_path / "b")
-    narrow = replace(narrow, intermediate=width)
-    train_dspark(narrow, quiet, torch.float32)
-    found = read_head(tmp_path / "c", 32, 420, 6)
-    assert found.shape == replace(shape, intermediate=width)
-    for part, axis in (("gate_proj", 0), ("up_proj", 0), ("down_proj", 1)):
-        path = f"layers.0.mlp.{part}.weight"
-        its = files.weights[path].index_select(axis, (~silent).nonzero()[:, 0])
-        assert (found.weights[path] - its).abs().max() < 1e-2 * its.abs().max()
-    wider = replace(narrow, start=tmp_path / "c", intermediate=99)
-    with pytest.raises(ConfigError, match=f"--intermediate 99: the MLPs in .* are {width} wide"):
-        train_dspark(wider, quiet, torch.float32)
-
-
-@pytest.mark.thorough
-def test_a_run_begins_as_a_small_model_with_narrower_layers(
-    base: Path, text: Path, tmp_path: Path
-) -> None:
-    small = tmp_path / "small"
-    small.mkdir()
-    write_checkpoint(small, num_hidden_layers=2, vocab_size=420, hidden_size=16, head_dim=8)
-    made = replace(plan(base, text, tmp_path / "a", 1, 1e-9), start=small, intermediate=10)
-    train_dspark(made, quiet, torch.float32)
-    shape = read_head(tmp_path / "a", 32, 420, 6).shape
-    assert (shape.intermediate, shape.hidden) == (10, 16)
-
-
-def test_a_small_start_reads_of_the_context_what_the_model_would(tmp_path: Path) -> None:
-    """Where the base's rows tell the embedded tokens, keys and values of the first layer come out
-    as the model's own: of one layer nothing else is wanted of them."""
-    folder = tmp_path / "small"
-    folder.mkdir()
-    write_checkpoint(folder, num_hidden_layers=1, vocab_size=30, hidden_size=32, head_dim=8)
-    small = Teacher(folder, CPU, torch.float32)
-    oracle = _Oracle()
-    table = torch.randn((30, 24), generator=torch.Generator().manual_seed(2))
-    words = small.weights["model.embed_tokens.weight"]
-    wide = torch.nn.functional.normalize(words, dim=-1) @ torch.randn((32, 40))
-
-    def lesson_of(text: TextRows, tokens: torch.Tensor) -> Lesson:
-        return Lesson(table[tokens], torch.cat([wide[tokens], table[tokens]], -1))
-
-    shape = small_shape(small.config, folder, small.config, 30, 4, 0)
-    shape = replace(shape, aux_hidden=(1, 2), base_hidden=32)
-    student = DSparkStudent(shape, torch.arange(30), 30)
-    tokens = torch.randint(0, 30, (40, 24), dtype=torch.int32)
-    text = TextRows(tokens, torch.zeros(40, dtype=torch.int64), torch.full((40,), 24))
-    begin_as_model(small, student, oracle, text, lesson_of)  # type: ignore[arg-type]
-    given = lesson_of(text, tokens.long()).aux_hidden
-    assert given is not None
-    context = student.head.context(given)
-    layer = student.head.layers[0]
-    own = small.read(tokens.long(), (0,)).aux_hidden
-    normed = torch.nn.functional.rms_norm(own, (32,), layer.input_layernorm.weight, 1e-5)
-    for one in (layer.self_attn.k_proj, layer.self_attn.v_proj):
-        wanted, mine = one(normed), one(context)
-        assert (mine - wanted).square().sum() < 0.05 * wanted.square().sum()
-
-
-@pytest.mark.parametrize("change", [{"vocab_size": 421}, {"mlp_bias": True}])
-def test_a_small_model_that_does_not_fit_is_refused(
-    change: dict[str, object], base: Path, text: Path, tmp_path: Path
-) -> None:
-    small = tmp_path / "small"
-    small.mkdir()
-    write_checkpoint(small, num_hidden_layers=2, **{"vocab_size": 420, **change})
-    wrong = replace(plan(base, text, tmp_path / "a", 1), start=small)
-    with pytest.raises(ConfigError, match="--start"):
-        train_dspark(wrong, quiet, torch.float32)
+def test_what_is_no_written_head_is_no_beginning(base: Path, text: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="is no head that edgespec train wrote"):
+        train_dspark(replace(plan(base, text, tmp_path / "a", 1), start=base), quiet, torch.float32)
 
 
 @pytest.mark.thorough
@@ -476,7 +349,7 @@ def test_a_head_learns_what_the_row_before_the_anchor_tells_and_no_more(tmp_path
     torch.manual_seed(0)
     student = DSparkStudent(shape, torch.arange(30))
     settings = TrainingSettings(360, 8, 4, 1e-2, low=False)
-    trainer = DSparkTrainer(_Oracle(), student, settings, tmp_path, 10, begin)  # type: ignore[arg-type]
+    trainer = DSparkTrainer(_Oracle(), student, settings, tmp_path, 10, True)  # type: ignore[arg-type]
     trainer.write = lambda: None  # type: ignore[method-assign]
     dice = torch.Generator().manual_seed(1)
     tokens = torch.randint(0, 30, (1200, 40), dtype=torch.int32, generator=dice)

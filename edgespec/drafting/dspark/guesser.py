@@ -18,11 +18,10 @@ from edgespec.drafting.dspark.rows import BlockPasses, BlockRows, HeadRows, Slot
 from edgespec.drafting.eagle.guesser import PLAIN
 from edgespec.drafting.held_head import HeadGuesser, filled, output_product, tapped
 from edgespec.drafting.steps import Steps, call
-from edgespec.model.block import EMBEDDING, LM_HEAD
 from edgespec.model.ends import OutputHead
 from edgespec.model.families import logits_from
 from edgespec.model.quantised.linear import dequantised
-from edgespec.model.source import TensorSource
+from edgespec.model.source import EMBEDDING, LM_HEAD, TensorSource
 from edgespec.tree.drafted import Children
 from edgespec.types.features import DraftNeeds, Features
 from edgespec.types.tensor import Layers

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from statistics import median
 from typing import NamedTuple
 
 import torch
@@ -146,40 +143,3 @@ class EasySpecGuesser(WholeModelGuesser[FuzzyRows]):
             most_rows=most_rows,
             vocab_size=vocab_size,
         )
-
-
-@dataclass(frozen=True, slots=True)
-class LevelTimes:
-    """Seconds of one level of a tree, its layers one after the other and in groups."""
-
-    sequential: float
-    fuzzy: float
-
-    @property
-    def pays(self) -> bool:
-        """Whether groups are faster by enough to make up for the guesses that they get wrong: an
-        acceptance of up to 7 % less (EasySpec §4.2)."""
-        return self.fuzzy < 0.93 * self.sequential
-
-
-def level_times(model: GroupedModel, rows: int = 10, context: int = 128) -> LevelTimes:
-    """Measure a level of `rows` guesses after `context` tokens, both ways in turn."""
-    cache = model.new_cache()
-    device = model.device
-    every = torch.arange(context, device=device) % model.vocab_size
-    seen = torch.ones((context, context), dtype=torch.bool, device=device).tril()
-    places = torch.arange(context, device=device)
-    model.forward(every, places, [GroupedPart(cache, seen)], fuzzy=False)
-    places = torch.full((rows,), context, device=device)
-    mask = torch.cat(
-        [torch.ones((rows, context), dtype=torch.bool), torch.eye(rows, dtype=torch.bool)], 1
-    ).to(device)
-    tries: dict[bool, list[float]] = {False: [], True: []}
-    for _ in range(12):
-        for fuzzy in (False, True):
-            cache.length = context
-            began = time.perf_counter()
-            hidden = model.forward(every[:rows], places, [GroupedPart(cache, mask)], fuzzy)
-            hidden[0, 0].item()  # waits for a GPU
-            tries[fuzzy].append(time.perf_counter() - began)
-    return LevelTimes(*(median(tries[fuzzy][2:]) for fuzzy in (False, True)))

@@ -18,10 +18,9 @@ import torch
 from torch.nn.functional import embedding, linear, scaled_dot_product_attention, silu
 
 from edgespec.errors import ModelError
-from edgespec.model.block import EMBEDDING
 from edgespec.model.kv_cache import RowForm, TwoRegionCache
 from edgespec.model.rope import Angles, apply_rotary
-from edgespec.model.source import TensorSource, load_parameter
+from edgespec.model.source import EMBEDDING, TensorSource, load_parameter
 from edgespec.model.tensors import compute_dtype
 
 KINDS = ("llama", "qwen2", "qwen3")

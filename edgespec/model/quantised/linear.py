@@ -187,8 +187,9 @@ def held_bytes(form: Quantisation, shape: torch.Size, dtype: torch.dtype) -> int
     made = form.double or form.zeros == "points" or form.scales == "float32"  # see kept_type
     kept = max(dtype.itemsize, 4 if made else 2)
     if form.kind in levels.KINDS:
-        codes = filled if form.kind == "fp8" else filled // 2
-        return out * (codes + -(-filled // form.group) * kept) + 64
+        codes, numbers = (filled, 256) if form.kind == "fp8" else (filled // 2, 16)
+        table = numbers * max(4, dtype.itemsize)
+        return out * (codes + -(-filled // form.group) * kept) + table
     if form.kind == "int4":
         codes, widest = filled // 2, kernel_group(form.group)
     else:

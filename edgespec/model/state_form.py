@@ -1,0 +1,149 @@
+"""State form: what a family's layers that keep a state compute between their two products."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from edgespec.model.kv_cache import RowForm
+from edgespec.model.model_config import RECURRENT, ModelConfig
+from edgespec.planning.text_part import FOLDING
+
+_LINE = 64
+"""Bytes: a row takes a multiple of them, as kernels/states_of.h has it."""
+
+
+@dataclass(frozen=True, slots=True)
+class StateForm:
+    """One such mixer: a projection, a short convolution of queries, keys and values, the state, a
+    gated norm and a last product.
+
+    `delta`: by the gated delta rule, else Mamba2's. `name`: of the module in its layer. `entering`:
+    names and rows of the matrices that make, in this order, the gate [heads * value], what is
+    convolved, and one number a head, or two. `heads` share the keys of `groups`, which have `key`
+    numbers, values have `value`. `kernel`: taps of the convolution. `normed`: numbers that are
+    normed together, 0: none. `steps`: bounds of a step.
+    """
+
+    delta: bool
+    name: str
+    entering: tuple[tuple[str, int], ...]
+    hidden: int
+    heads: int
+    groups: int
+    key: int
+    value: int
+    kernel: int
+    eps: float
+    normed: int
+    bias: bool = False
+    conv_bias: bool = False
+    steps: tuple[float, float] = (0.0, math.inf)
+
+    @property
+    def keys(self) -> int:
+        """Numbers in the keys of a row."""
+        return self.groups * self.key
+
+    @property
+    def inner(self) -> int:
+        """Numbers in its values."""
+        return self.heads * self.value
+
+    @property
+    def conv(self) -> int:
+        """Numbers of a row that are convolved."""
+        return 2 * self.keys + self.inner
+
+    @property
+    def terms(self) -> int:
+        """Numbers that it adds to the state."""
+        return self.keys + self.inner + self.heads
+
+    def row(self, held_as: torch.dtype) -> RowForm:
+        """What is held of a row, as `held_as` numbers: its terms, of another type, and behind them
+        the inputs of its convolution."""
+        bytes_each = held_as.itemsize
+        used = self.terms * wide(held_as).itemsize + self.conv * bytes_each
+        return RowForm(1, 0, parts=1, folded=-(-used // _LINE) * _LINE // bytes_each)
+
+    def shapes(self) -> dict[str, torch.Size]:
+        """The tensors of the module, by their names in the layer."""
+        found: dict[str, tuple[int, ...]]
+        found = {f"{name}.weight": (rows, self.hidden) for name, rows in self.entering}
+        if self.bias:
+            found |= {f"{name}.bias": (rows,) for name, rows in self.entering}
+            found["out_proj.bias"] = (self.hidden,)
+        found |= {"out_proj.weight": (self.hidden, self.inner)}
+        found |= {"conv1d.weight": (self.conv, 1, self.kernel)}
+        if self.conv_bias:
+            found["conv1d.bias"] = (self.conv,)
+        found |= {"dt_bias": (self.heads,), "A_log": (self.heads,)}
+        if not self.delta:
+            found["D"] = (self.heads,)
+        if self.normed:
+            found["norm.weight"] = (self.value if self.delta else self.inner,)
+        return {f"{self.name}.{name}": torch.Size(shape) for name, shape in found.items()}
+
+
+def state_form(config: ModelConfig, index: int) -> StateForm | None:
+    """The form of layer `index`, if it keeps a state."""
+    if config.model_type not in FOLDING or config.layer_types[index] != RECURRENT:
+        return None
+    return _delta(config) if config.model_type == "qwen3_5_text" else _mamba2(config)
+
+
+def _mamba2(config: ModelConfig) -> StateForm:
+    """As Granite 4 has it."""
+    heads, groups = int(config.mamba_n_heads), int(config.mamba_n_groups)
+    value, key = int(config.mamba_d_head), int(config.mamba_d_state)
+    inner = heads * value
+    low, high = config.time_step_limit
+    return StateForm(
+        delta=False,
+        name="mamba",
+        entering=(("in_proj", 2 * inner + 2 * groups * key + heads),),
+        hidden=int(config.hidden_size),
+        heads=heads,
+        groups=groups,
+        key=key,
+        value=value,
+        kernel=int(config.mamba_d_conv),
+        eps=float(config.rms_norm_eps),
+        normed=inner // groups,
+        bias=bool(config.mamba_proj_bias),
+        conv_bias=bool(config.mamba_conv_bias),
+        steps=(float(low), float(high)),
+    )
+
+
+def _delta(config: ModelConfig) -> StateForm:
+    """As Qwen 3.5 has it."""
+    heads, groups = int(config.linear_num_value_heads), int(config.linear_num_key_heads)
+    value, key = int(config.linear_value_head_dim), int(config.linear_key_head_dim)
+    inner = heads * value
+    return StateForm(
+        delta=True,
+        name="linear_attn",
+        entering=(
+            ("in_proj_z", inner),
+            ("in_proj_qkv", 2 * groups * key + inner),
+            ("in_proj_b", heads),
+            ("in_proj_a", heads),
+        ),
+        hidden=int(config.hidden_size),
+        heads=heads,
+        groups=groups,
+        key=key,
+        value=value,
+        kernel=int(config.linear_conv_kernel_dim),
+        eps=float(config.rms_norm_eps),
+        normed=value,
+    )
+
+
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """What states are of, and what rows add to them."""
+    return torch.float64 if dtype == torch.float64 else torch.float32

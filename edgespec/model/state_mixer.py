@@ -1,0 +1,222 @@
+"""State mixer: what mixes a row with those before it in layers that keep a state in place of keys,
+by Mamba2 (arXiv:2405.21060) or the gated delta rule (arXiv:2412.06464).
+
+A token adds a term of its own to the state: with its key k, what stands for it d and its decay a,
+the state [key, value] becomes a · state + k dᵀ; a query q reads stateᵀ q. So a row of the cache
+is (k, d, a), and beside it what the short convolution reads of it. A row at position p reads
+the state of the committed tokens before b(p) = 16 · ⌊(p − 32) / 16⌋, then its own ancestors from
+there on in the order of their positions, then itself: its bits follow from its path and its
+position, whatever else is in the tree or in the pass, and pruning a guess drops its row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+import torch
+
+from edgespec.kernels.rows import Runs
+from edgespec.kernels.states import CompiledMixer, StateKernels, compiled_states
+from edgespec.model.folded_rows import FoldedRows
+from edgespec.model.joint import JointCache, RowCache
+from edgespec.model.kv_cache import TwoRegionCache
+from edgespec.model.matrices import MatrixReader
+from edgespec.model.row_math import CompiledRows, RowMath
+from edgespec.model.source import TensorSource, load_parameter
+from edgespec.model.state_form import StateForm, wide
+from edgespec.model.state_torch import TorchStates, Vectors
+from edgespec.model.tree_attention import JointVisibility, Seen, Visibility
+from edgespec.types.boundaries import AHEAD, STRIDE, boundary_of
+
+_NUMBERS = ("eps", "delta", "heads", "groups", "key", "value", "kernel", "normed")
+"""Of a StateForm what a compiled mixer takes as it is."""
+
+
+class StateMixer:
+    """A mixer of this form, read from a source."""
+
+    def __init__(
+        self,
+        index: int,
+        form: StateForm,
+        source: TensorSource,
+        dtype: torch.dtype,
+        device: torch.device,
+        row_math: RowMath,
+    ) -> None:
+        """Of layer `index`. Raises ModelError for tensors that the source does not have so."""
+        self._index, self._form = index, form
+        shapes = form.shapes()
+        reader = MatrixReader(source, dtype, device)
+
+        def product(*names: str) -> Callable[[torch.Tensor], torch.Tensor]:
+            every = [f"{form.name}.{name}" for name in names]
+            of = [shapes[f"{name}.weight"] for name in every]
+            return reader.product([f"model.layers.{index}.{n}" for n in every], of, form.bias)
+
+        def vector(leaf: str) -> torch.Tensor:
+            name = f"{form.name}.{leaf}"
+            shape = shapes[name]
+            # As stored, not first rounded to the rows' dtype: some are powers of e.
+            key = f"model.layers.{index}.{name}"
+            return load_parameter(source, key, shape, wide(dtype), device).data
+
+        self._enter = product(*(name for name, _ in form.entering))
+        self._leave = product("out_proj")
+        vectors: Vectors = {
+            "taps": vector("conv1d.weight")[:, 0].T.contiguous(),
+            "step_bias": vector("dt_bias"),
+            "decay": -vector("A_log").exp(),
+        }
+        if form.conv_bias:
+            vectors["bias"] = vector("conv1d.bias")
+        if not form.delta:
+            vectors["skip"] = vector("D")
+        if form.normed:
+            gain = vector("norm.weight")
+            vectors["gain"] = gain.repeat(form.heads) if form.delta else gain
+        self._math: _StateMath = TorchStates(form, vectors)
+        kernels = compiled_states()
+        if isinstance(row_math, CompiledRows) and kernels is not None:
+            self._math = _CompiledStates(form, vectors, kernels, row_math)
+
+    def __call__(
+        self, rows: torch.Tensor, cache: RowCache | JointCache, seen: Seen
+    ) -> torch.Tensor:
+        """Normed rows [R, H] to what is added to the rows, [R, H]; what they keep goes into the
+        cache."""
+        projected = self._enter(rows)
+        if isinstance(cache, JointCache):
+            assert isinstance(seen, JointVisibility)
+            shares = zip(cache.caches, projected.split(seen.rows), seen.parts, strict=True)
+            return self._leave(torch.cat([self._mix(*share) for share in shares]))
+        assert isinstance(seen, Visibility)
+        return self._leave(self._mix(cache, projected, seen))
+
+    def _mix(self, cache: RowCache, projected: torch.Tensor, seen: Visibility) -> torch.Tensor:
+        """The rows [R, inner] before the last product, of one request, whose slots have room."""
+        first, made = 0, []
+        assert isinstance(cache, TwoRegionCache)
+        rows = cache.folded
+        assert rows is not None
+        given = self._math.given(rows, self._index, seen)
+        places = seen.rows.tolist()
+        while first < len(places):
+            boundary, end = boundary_of(places[first]), first + 1
+            shared = given.prefix(first) >= boundary
+            while shared and end < len(places) and boundary_of(places[end]) == boundary:
+                if given.prefix(end) < boundary:
+                    break
+                end += 1
+            state = self._state(rows, boundary, given, first, shared)
+            made.append(given.rows(projected[first:end], first, end, boundary, state))
+            first = end
+        return torch.cat(made) if len(made) > 1 else made[0]
+
+    def _state(
+        self, rows: FoldedRows, boundary: int, given: _Given, row: int, shared: bool
+    ) -> torch.Tensor:
+        """The state that a row reads: of the first slots, which caches that begin alike share, so
+        none that is there is written to; or else of its own path, which is not kept."""
+        mine = rows.states[self._index]
+        if shared and boundary in mine:
+            return mine[boundary]
+        begin = rows.before(self._index, min(boundary, given.prefix(row)))
+        state = mine[begin].clone() if begin else given.zeros()
+        if not shared:
+            for slot, count in given.path(row, begin, boundary):
+                given.fold(slot, count, state)
+            return state
+        for slot in range(begin, boundary, STRIDE):
+            given.fold(slot, STRIDE, state)
+        mine[boundary] = state
+        # Rows that come later stand at most AHEAD positions before this one, as the coordinator
+        # sends none that are farther ahead, whatever of it this stage has heard.
+        for at in [at for at in mine if at < boundary - AHEAD]:
+            del mine[at]
+        return state
+
+
+class _Given(Protocol):
+    """One pass of rows of one request."""
+
+    def prefix(self, row: int) -> int:
+        """How many slots from the first one on a row of it sees without a gap."""
+
+    def path(self, row: int, first: int, end: int) -> Iterator[tuple[int, int]]:
+        """Where its path's rows at these positions are: runs of slots, a first one and how many."""
+
+    def rows(
+        self, projected: torch.Tensor, first: int, end: int, boundary: int, state: torch.Tensor
+    ) -> torch.Tensor:
+        """What rows `first` to `end` of the pass, which read the state of one boundary, read."""
+
+    def zeros(self) -> torch.Tensor:
+        """The state before all rows."""
+
+    def fold(self, slot: int, count: int, state: torch.Tensor) -> None:
+        """Take the rows in `count` slots into a state, where it is."""
+
+
+class _StateMath(Protocol):
+    def given(self, rows: FoldedRows, index: int, seen: Visibility) -> _Given:
+        """For new rows of layer `index`, whose slots are there."""
+
+
+class _CompiledStates:
+    def __init__(
+        self, form: StateForm, vectors: Vectors, kernels: StateKernels, row_math: CompiledRows
+    ) -> None:
+        self.form, self.kernels, self._row_math = form, kernels, row_math
+        numbers = {name: getattr(form, name) for name in _NUMBERS}
+        low, high = form.steps
+        last = int(form.delta)
+        self.mixer = CompiledMixer(vectors, step_low=low, step_high=high, gate_last=last, **numbers)
+
+    def given(self, rows: FoldedRows, index: int, seen: Visibility) -> _CompiledPass:
+        return _CompiledPass(self, rows, index, seen.rows, self._row_math.runs(seen, None))
+
+
+class _CompiledPass:
+    def __init__(
+        self,
+        states: _CompiledStates,
+        rows: FoldedRows,
+        layer: int,
+        places: torch.Tensor,
+        runs: Runs,
+    ) -> None:
+        self._states, self._held_as, self._slots = states, rows.dtype, rows.slots(layer)
+        self._runs, self._places = runs, places
+        self._firsts, self._ends = runs.firsts.tolist(), runs.ends.tolist()
+
+    def prefix(self, row: int) -> int:
+        first, end = self._ends[self._firsts[row]]
+        return 0 if first else int(end)
+
+    def path(self, row: int, first: int, end: int) -> Iterator[tuple[int, int]]:
+        position = 0
+        for begin, after in self._ends[self._firsts[row] : self._firsts[row + 1]]:
+            low, high = max(first, position), min(end, position + after - begin)
+            if low < high:
+                yield begin + low - position, high - low
+            position += after - begin
+
+    def rows(
+        self, projected: torch.Tensor, first: int, end: int, boundary: int, state: torch.Tensor
+    ) -> torch.Tensor:
+        runs = Runs(self._runs.firsts[first : end + 1], self._runs.ends)
+        kernels, mixer = self._states.kernels, self._states.mixer
+        places = self._places[first:end]
+        return kernels.rows(
+            mixer, projected, runs, places, boundary, self._held_as, self._slots, state
+        )
+
+    def zeros(self) -> torch.Tensor:
+        form = self._states.form
+        return torch.zeros((form.heads, form.key, form.value), dtype=wide(self._held_as))
+
+    def fold(self, slot: int, count: int, state: torch.Tensor) -> None:
+        kernels, mixer = self._states.kernels, self._states.mixer
+        kernels.fold(mixer, self._held_as, self._slots, slot, count, state)
