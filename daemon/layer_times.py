@@ -297,6 +297,11 @@ def shape_of(source: TensorSource, name: str) -> Shape:
     """
     if not getattr(source.config, "num_key_value_heads", None):
         raise ConfigError(f"{name} is no decoder whose layers edgespec runs")
+    if source.config.model_type == "gemma4_text":
+        raise ConfigError(
+            f"the layers of {name} differ too much for one to stand for all; measure with another "
+            "dense model, or without --model"
+        )
     if source.quantisation != FILE:
         return Shape(name, source.config)
     middle = source.layers // 2

@@ -128,6 +128,8 @@ def _slots(source: TensorSource, batch: Sequence[Needed]) -> list[Slot]:
         (one,) = batch
         if one.blocks is not None:
             return [raw_slot(one, one.blocks)]
+        if one.looked_up:
+            return [Slot(one.name, one.shape, source.table(one.name)[1].dtype)]
         return [Slot(one.name, one.shape, shaped(source, one.name, one.shape).dtype)]
     parts = zip(*map(packed_slots, batch), strict=True)
     return [slot for same in parts for slot in same]

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from support.checkpoints import reference, write_family
 from support.tiers import thorough
 from support.torch_rings import (
     CONTEXT,
@@ -72,6 +74,31 @@ def _greedy(stages: int, policy: str, count: int) -> None:
         assert answer.token_ids == generated(prompt, NEW_TOKENS), name
     assert ring.coordinator.idle
     assert not any(stage.ledgers() for stage in ring.stages)
+
+
+@pytest.mark.parametrize(
+    ("name", "head_last"),
+    [
+        ("gemma4_text-shared", False),
+        thorough("gemma4_text-shared", True),
+        thorough("gemma4_text-experts", False),
+    ],
+)
+def test_gemma_4_gives_what_transformers_generates(
+    tmp_path: Path, name: str, head_last: bool
+) -> None:
+    """Tokens travel to both stages, the second of which has all layers that share keys."""
+    vocab = int(transformers_model().config.vocab_size)
+    tables = {"vocab_size_per_layer_input": vocab, "max_position_embeddings": CONTEXT}
+    base = write_family(tmp_path / "m", name, vocab_size=vocab, **tables)
+    prompt = next(iter(prompts().values()))
+    ids = torch.tensor([tokenizer().encode(prompt)])
+    model = reference(base)
+    with torch.inference_mode():
+        out = model.generate(ids, max_new_tokens=NEW_TOKENS, do_sample=False)
+    ring = torch_ring(2, base=base, draft_name="ngram", head_last=head_last)
+    answer = ring.ask(request(prompt, "flowspec", NEW_TOKENS))
+    assert list(answer.token_ids) == out[0, ids.shape[1] :].tolist()
 
 
 SAMPLED = ("gsm8k-test-3", "help-1", "code-3")

@@ -7,6 +7,7 @@ often, so that deep trees are sent, walked and pruned.
 
 from __future__ import annotations
 
+import random
 import shutil
 from functools import cache
 from itertools import cycle
@@ -88,10 +89,11 @@ def test_every_policy_gives_the_text_of_plain_decoding(
 
 @pytest.mark.parametrize("dtype", tiered(DTYPES, ["bfloat16"]))
 @pytest.mark.parametrize("family", tiered(FAMILIES, ["lfm2"]))
-def test_live_requests_and_kept_rows_change_no_token(
+def test_live_requests_kept_rows_and_lost_rings_change_no_token(
     folders: dict[str, Path], family: str, dtype: str
 ) -> None:
-    """Three requests at once that begin alike, and then the next turn of one of them."""
+    """Three requests at once that begin alike, in a ring that is lost twice; then the next turn of
+    one of them."""
     folder = folders[family]
     preamble = "".join(prompts().values())[:200]
     texts = [preamble + end for end in (" So the first", " But", " And what of the")]
@@ -102,8 +104,17 @@ def test_live_requests_and_kept_rows_change_no_token(
     for tag, (text, policy) in enumerate(zip(texts, policies, strict=True), start=1):
         temperature = 0.8 * (tag == 2)
         ring.submit(request(text, policy, NEW_TOKENS, tag=tag, temperature=temperature, seed=5))
+    chance = random.Random(3)
+    for _ in range(2):
+        for _ in range(chance.randint(30, 60)):
+            steps = list(ring.steps())
+            assert steps, "all was over before it happened"
+            ring.take(chance.choice(steps))
+        ring.lose("a stage is lost")
+        ring.mend()
     ring.run()
     ends = {end.tag: end for end in ring.replies if isinstance(end, Finished)}
+    assert max(end.recoveries for end in ends.values()) > 0
     for tag, text in enumerate(texts, start=1):
         assert ends[tag].token_ids == plain(folder, dtype, text, 0.8 * (tag == 2)).token_ids, tag
     again = texts[0] + ends[1].text + " Why?"

@@ -33,12 +33,14 @@ from support.tiers import examples, thorough, tiered
 from transformers import AutoConfig, AutoModelForImageTextToText, PreTrainedModel
 
 from edgespec.config import Quantisation
-from edgespec.errors import ModelError
+from edgespec.daemon.layer_times import shape_of
+from edgespec.errors import ConfigError, ModelError
 from edgespec.kernels.rows import compiled_rows
 from edgespec.model import block as block_module
 from edgespec.model import families, library_layers, matrices
 from edgespec.model.block import Block
 from edgespec.model.ends import OutputHead
+from edgespec.model.gemma4 import gemma4_form
 from edgespec.model.inventory import block_parts
 from edgespec.model.kv_cache import TwoRegionCache
 from edgespec.model.library_layers import Experts
@@ -525,6 +527,37 @@ def test_the_text_part_of_a_model_that_reads_images_runs(
     assert Checkpoint(folder).config.quantization_config == packed
 
 
+@pytest.mark.parametrize("kind", tiered(["gemma4", "gemma4_unified"], ["gemma4_unified"]))
+def test_the_text_part_of_a_gemma_4(zoo: Zoo, tmp_path: Path, kind: str) -> None:
+    """Against the whole model; and read as it was first published, with other names of fields."""
+    unified = kind == "gemma4_unified"
+    folder = zoo.folder("gemma4_text-experts" if unified else "gemma4_text-shared")
+    text = json.loads((folder / "config.json").read_text()) | {"pad_token_id": 0}
+    seeing = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "head_dim": 8}
+    seeing |= {"num_key_value_heads": 2, "intermediate_size": 16}
+    if unified:  # which has no mixture and no tables
+        text = {n: one for n, one in text.items() if "expert" not in n and "per_layer_in" not in n}
+        text = {n: one for n, one in text.items() if n not in ("enable_moe_block", "architectures")}
+        text |= {"model_type": "gemma4_unified_text"}
+        text.pop("moe_intermediate_size", None)
+        seeing = {"patch_size": 4, "mm_embed_dim": 32, "mm_posemb_size": 8, "output_proj_dims": 32}
+    config = AutoConfig.for_model(kind, text_config=text, vision_config=seeing, audio_config=None)
+    torch.manual_seed(1)
+    model = AutoModelForImageTextToText.from_config(config, dtype=torch.float64).eval()
+    model.save_pretrained(tmp_path / "m")
+    pipeline = Pipeline(tmp_path / "m", CUTS[2], model=model)
+    tokens = random_tokens(1, 20)
+    assert difference(pipeline.prefill(tokens), plain_hidden(model, tokens)) < TOLERANCE
+    file = tmp_path / "m" / "config.json"
+    newer = Checkpoint(tmp_path / "m").config
+    written = json.loads(file.read_text())
+    del written["text_config"]["per_layer_config"]
+    written["text_config"] |= {"global_head_dim": 16, "num_global_key_value_heads": 1}
+    file.write_text(json.dumps(written))
+    older = Checkpoint(tmp_path / "m").config
+    assert all(gemma4_form(older, n) == gemma4_form(newer, n) for n in range(4))
+
+
 def test_experts_are_read_one_matrix_at_a_time(zoo: Zoo, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[str] = []
     original = Checkpoint.tensor
@@ -684,6 +717,16 @@ def test_what_cannot_be_run_exactly_is_refused_by_name(
     wrong = zoo.altered(name, tmp_path / "wrong", {"rope_parameters": None} | changes)
     with pytest.raises(ModelError, match=message):
         Checkpoint(wrong)
+
+
+def test_what_gemma_4_cannot_be_asked_for_is_named(zoo: Zoo, tmp_path: Path) -> None:
+    wrong = zoo.altered("gemma4_text", tmp_path / "wrong", {"hidden_activation": "relu"})
+    with pytest.raises(ModelError, match="'relu', edgespec computes silu"):
+        Block(Checkpoint(wrong), 0, 1)
+    with pytest.raises(ModelError, match=r"layer 3 reads the keys of layer 1.*from 1 on"):
+        Block(Checkpoint(zoo.folder("gemma4_text-shared")), 2, 5)
+    with pytest.raises(ConfigError, match="layers of m differ too much"):
+        shape_of(Checkpoint(zoo.folder("gemma4_text")), "m")
 
 
 def test_what_transformers_cannot_make_layers_of_is_refused(zoo: Zoo, tmp_path: Path) -> None:

@@ -113,7 +113,7 @@ def test_every_form(root: Path, quant: str, dtype: str, monkeypatch: pytest.Monk
 @pytest.mark.parametrize("cache_dtype", ["float16", *tiered(["bfloat16"], [])])
 def test_caches_of_16_bits(root: Path, cache_dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A row is what it is alone with them too."""
-    for name in ("gemma2", "qwen3"):
+    for name in ("gemma2", "qwen3", "lfm2"):
         source = family(root, name)
         with case(name):
             twice = sides(source, "float32", monkeypatch, cache_dtype=cache_dtype)

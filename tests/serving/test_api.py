@@ -355,21 +355,18 @@ def test_a_coordinator_that_is_gone_is_503(slow_ring: NodeRing, slow_url: str) -
     until(lambda: httpx.get(f"{slow_url}/healthz").status_code == 200)
 
 
-def test_a_full_queue_is_429(toy_ring: NodeRing, http: httpx.Client) -> None:
-    before, check = toy_ring.machine._ring, toy_ring.machine._check_room
-
+def test_a_full_queue_is_429(
+    toy_ring: NodeRing, http: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(peer: bytes, asked: Submit) -> Any:
         from edgespec.errors import QueueFull
 
         raise QueueFull("64 requests are waiting already; try again later")
 
-    toy_ring.machine._check_room = full  # type: ignore[method-assign]
-    try:
+    with monkeypatch.context() as patch:
+        patch.setattr(toy_ring.machine, "_check_room", full)
         reply = http.post("/v1/completions", json=ask())
         streamed = http.post("/v1/completions", json=ask(stream=True))
-    finally:
-        toy_ring.machine._check_room = check  # type: ignore[method-assign]
-    assert toy_ring.machine._ring is before
     for one in (reply, streamed):
         assert (one.status_code, one.json()["error"]["code"]) == (429, "queue_full")
         assert int(one.headers["retry-after"]) > 0

@@ -23,12 +23,12 @@ from edgespec.drafting.choice import parse_draft
 from edgespec.drafting.registry import BaseParts, build_draft
 from edgespec.model.block import Block
 from edgespec.model.ends import OutputHead
-from edgespec.model.families import folds
+from edgespec.model.families import bound_last, folds
 from edgespec.model.loader import Checkpoint
 from edgespec.model.quantised.linear import dequantised, pack
 from edgespec.model.sources import open_source
 from edgespec.model.tokenizer import Tokenizer
-from edgespec.planning.partition import split_layers
+from edgespec.planning.partition import blocks_of
 from edgespec.wire.client_messages import Submit
 
 BASE, DRAFT = bundled("base"), bundled("draft")
@@ -69,7 +69,8 @@ def torch_ring(
     and the draft's. `chunk`: rows of a prompt that travel together."""
     mixed = quant == "file" and base == BASE
     source = MixedSource(Checkpoint(BASE)) if mixed else open_source(base, NAMED[quant])
-    blocks = [Block(source, a, b, dtype) for a, b in split_layers(source.layers, stages)]
+    cuts = blocks_of(source.layers, stages, bound=bound_last(source.config))
+    blocks = [Block(source, first, end, dtype) for first, end in cuts]
     few = NAMED[head_quant]
     head = OutputHead(open_source(base, few), dtype)
     parts = BaseParts(BASE, source, head, dtype, "cpu", head_quantisation=few)
@@ -91,7 +92,12 @@ def torch_ring(
         CoordinatorCompute(None if head_last else TorchHead(head), draft),
         [
             (
-                StageMachine(is_first=number == 1, is_last=number == stages, row_limit=4 * CONTEXT),
+                StageMachine(
+                    is_first=number == 1,
+                    is_last=number == stages,
+                    row_limit=4 * CONTEXT,
+                    keeps_tokens=block.token_rows is not None,
+                ),
                 StageCompute(
                     TorchBlock(block), TorchHead(head) if head_last and number == stages else None
                 ),

@@ -23,9 +23,9 @@ import triton.language as tl
 from edgespec.kernels.gpu.launch import Launcher, cdiv, next_power_of_2
 from edgespec.kernels.gpu.places import Places
 
-_BLOCK, _BLOCK_BYTES = 64, 1 << 15
+_BLOCK, _LEAST_BLOCK, _BLOCK_BYTES = 64, 16, 1 << 15
 """Positions of a block, and what its keys may take at most: then they fit twice, with the values,
-into what a program may have on any device. Wider ones come in blocks of half as many."""
+into what a program may have on any device. Wider ones come in blocks of a part of as many."""
 
 _SECTION = 512
 """Positions of a section."""
@@ -66,7 +66,7 @@ def attention(
     sections = cdiv(width, _SECTION)
     lanes = max(_LANES, next_power_of_2(group))
     wide = max(16, next_power_of_2(head_dim))
-    block = _BLOCK if _BLOCK * wide * query.element_size() <= _BLOCK_BYTES else _BLOCK // 2
+    block = max(_LEAST_BLOCK, min(_BLOCK, _BLOCK_BYTES // (wide * query.element_size())))
     sums = query.new_empty((sections, count, heads, wide + _SCALES), dtype=torch.float32)
     pieces = None if len(keys) == 1 else _addresses(keys, values)
     device = query.get_device()

@@ -79,9 +79,10 @@ def test_every_architecture(tmp_path: Path, name: str) -> None:
 def test_blocks_of_a_file_keep_its_tables_in_its_codes(tmp_path: Path) -> None:
     """What layers look up of tokens, on each stage: as the file has it, and to the same bits."""
     file, twin = write_gguf_family(tmp_path, "gemma4_text-shared", all_as("Q8_0"))
+    halves, _ = write_gguf_family(tmp_path / "halves", "gemma4_text-shared", all_as("F16"))
     tokens, positions = torch.tensor([5, 90, 3]), torch.arange(3)
     mask = tree_mask(0, np.tri(3, dtype=np.bool_))
-    for source in (open_source(file, FILE), Checkpoint(twin)):
+    for source in (open_source(file, FILE), Checkpoint(twin), open_source(halves)):
         flows = []
         for first, end in ((0, 1), (1, 5)):
             path = tmp_path / f"{first}.safetensors"
