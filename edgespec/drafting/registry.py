@@ -12,9 +12,8 @@ import torch
 from edgespec.config import Quantisation
 from edgespec.drafting.base import Guesser
 from edgespec.drafting.choice import DraftChoice
-from edgespec.drafting.dspark.guesser import DSparkGuesser, load_dspark
-from edgespec.drafting.eagle.guesser import PLAIN, EagleGuesser, load_eagle
-from edgespec.drafting.eagle.shape import Kind
+from edgespec.drafting.dspark.guesser import load_dspark
+from edgespec.drafting.eagle.guesser import PLAIN, load_eagle
 from edgespec.drafting.easyspec.guesser import EasySpecGuesser
 from edgespec.drafting.easyspec.model import USUAL_SIZE, GroupedModel, layer_groups
 from edgespec.drafting.grower import TreeGrower
@@ -30,6 +29,8 @@ from edgespec.model.sources import open_source
 from edgespec.model.tokenizer import require_same_tokenizer
 
 log = logging.getLogger(__name__)
+
+HeadSettings = tuple[TensorSource, OutputHead, str, torch.device | str, Quantisation, Quantisation]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,30 +67,11 @@ class BaseParts:
         """A draft model, as its output head is to be held."""
         return open_source(folder, self.head_quantisation)
 
-    def eagle(self, folder: str, kind: Kind) -> EagleGuesser:
-        """The EAGLE head in a folder, or of a hub id, as it is to be held."""
-        return load_eagle(
-            folder,
-            kind,
-            self.source,
-            self.own_head(),
-            self.dtype,
-            self.device,
-            self.quantisation,
-            self.head_quantisation,
-        )
-
-    def dspark(self, folder: str) -> DSparkGuesser:
-        """The one-pass head in a folder, or of a hub id, as it is to be held."""
-        return load_dspark(
-            folder,
-            self.source,
-            self.own_head(),
-            self.dtype,
-            self.device,
-            self.quantisation,
-            self.head_quantisation,
-        )
+    @property
+    def for_heads(self) -> HeadSettings:
+        """What the loader of a head takes behind its folder: whose it is, and how it is held."""
+        held = self.quantisation, self.head_quantisation
+        return self.source, self.own_head(), self.dtype, self.device, *held
 
 
 def _independent(folder: str, base: BaseParts) -> Guesser:
@@ -123,9 +105,9 @@ def _ppd(folder: str, base: BaseParts) -> Guesser:
 
 BUILDERS: Mapping[str, Callable[[str, BaseParts], Guesser]] = {
     "independent": _independent,
-    "eagle": lambda folder, base: base.eagle(folder, "eagle"),
-    "eagle3": lambda folder, base: base.eagle(folder, "eagle3"),
-    "dspark": lambda folder, base: base.dspark(folder),
+    "eagle": lambda folder, base: load_eagle(folder, "eagle", *base.for_heads),
+    "eagle3": lambda folder, base: load_eagle(folder, "eagle3", *base.for_heads),
+    "dspark": lambda folder, base: load_dspark(folder, *base.for_heads),
     "ngram": lambda folder, base: NgramGuesser(),
     "ppd": _ppd,
     "easyspec": _easyspec,

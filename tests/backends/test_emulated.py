@@ -92,6 +92,8 @@ class Device(Alone):
         self.begun: list[float] = []
         prices = Prices(requests)
         self.emulated = Emulated(self._perform, prices, self, lambda: self.now, self._sleep)
+        self.usual = self.emulated._usual
+        """Seconds that it knows blocks to take, by size class."""
 
     def _sleep(self, seconds: float) -> None:
         assert seconds > 0
@@ -261,17 +263,17 @@ def test_a_part_that_is_left_out_is_charged_up_to_the_end_of_its_layer(
     real: float, gone: float, ends: float
 ) -> None:
     device = Joint(real)
-    device.emulated._usual[2] = real
+    device.usual[2] = real
     start, device.gone_at = device.now, device.now + gone
     assert device.run(two_requests(1)) == BlockDone(1, HIDDEN)
     assert device.now == pytest.approx(start + ends)
     assert device.emulated.free_at == pytest.approx(start + ends)
-    assert device.emulated._usual == {2: real}, "how long a whole one takes is not learnt from it"
+    assert device.usual == {2: real}, "how long a whole one takes is not learnt from it"
 
 
 def test_a_block_may_lose_a_part_and_then_all() -> None:
     device = Joint(0.04)
-    device.emulated._usual[2] = 0.04
+    device.usual[2] = 0.04
     device.gone_at, device.stop_at = 100.0, 100.12
     assert device.run(two_requests(1)) == BlockDone(1, None)
     assert device.now == pytest.approx(100.15), "the third layer, at 0.05 s each"

@@ -65,7 +65,7 @@ def assert_same(looked_up: Played, computed: Played) -> None:
 @pytest.mark.parametrize("way", tiered(WAYS, {"sampled"}))
 def test_what_is_looked_up_plays_as_what_is_computed(way: str) -> None:
     """Together, so that each policy finds guesses that others had made."""
-    setup = replace(SETUP, sampling=WAYS[way], max_new_tokens=12)
+    setup = replace(SETUP, sampling=WAYS[way], max_new_tokens=8)
     policies = ("naive_tree", "flowspec", "adaptive")
     together = play_all(setup, policies)
     for policy in policies:
@@ -151,7 +151,7 @@ class Unseeing(FakeBlock):
 def test_stages_that_err_are_found_out(
     block: type[FakeBlock], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    setup = replace(SETUP, max_new_tokens=16)
+    setup = replace(SETUP, prompts=SETUP.prompts[:1], max_new_tokens=16)
     (right,) = simulate(setup, ["flowspec"])
     assert right.exact
     plain = play_all(setup, ["autoregressive"])

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 from support.checkpoints import write_checkpoint
+from support.plays import play_all
 from support.tiers import thorough
 from support.torch_rings import BASE, DRAFT, generated
 from support.work import half
@@ -113,9 +114,9 @@ def test_the_same_setup_gives_the_same_bytes() -> None:
 def test_a_stage_on_the_coordinators_device_shares_its_time() -> None:
     """The same text, later: the work of both is done by one device."""
     alone = replace(SHORT, profiles=(SLOW_HOST,) * 3)
-    apart, plain = (play(alone, name) for name in ("adaptive", "autoregressive"))
+    apart, plain = play_all(alone, ("adaptive", "autoregressive")).values()
     setup = replace(alone, with_stage=2)
-    shared, shared_plain = (play(setup, name) for name in ("adaptive", "autoregressive"))
+    shared, shared_plain = play_all(setup, ("adaptive", "autoregressive")).values()
     assert shared.tokens == apart.tokens == plain.tokens
     assert shared.speed < 0.95 * apart.speed
     assert shared.busy[0] + shared.busy[2] <= shared.elapsed
@@ -137,8 +138,8 @@ def test_the_head_on_the_last_stage_is_charged_there() -> None:
     large = replace(SHORT, cost_model=model, profiles=(SLOW_HOST,) * 5, max_new_tokens=12)
     large = replace(large, loop_free=True)  # which has less to do there
     names = ("adaptive", "autoregressive")
-    here, plain = (play(large, name) for name in names)
-    there, plain_there = (play(replace(large, head="last-stage"), name) for name in names)
+    here, plain = play_all(large, names).values()
+    there, plain_there = play_all(replace(large, head="last-stage"), names).values()
     assert there.tokens == here.tokens == plain.tokens == plain_there.tokens
     assert there.speed > 1.03 * here.speed
     # In plain decoding the one moves what it takes to the other.

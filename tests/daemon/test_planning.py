@@ -154,8 +154,9 @@ def test_a_gpu_is_charged_for_unpacking_fp8(tmp_path: Path) -> None:
     for name, gpu in (("jetson-orin-nano-8gb", True), ("raspberry-pi-5-8gb", False)):
         costs = NodeCosts(profile_named(name), model, 1)
         matrices = costs._matrices(4, 1e6, 8)
-        by_codes = costs._weights(4, 1e6, 8)
-        unpacked = costs._weights(4, 2e6, 16) + 3e6 / costs.profile.copy_bandwidth.value
+        weights = costs._weights
+        by_codes = weights(4, 1e6, 8)
+        unpacked = weights(4, 2e6, 16) + 3e6 / costs.profile.copy_bandwidth.value
         assert matrices == (unpacked if gpu else by_codes), name
 
 

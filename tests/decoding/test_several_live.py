@@ -68,7 +68,7 @@ def assert_answers(fake: FakeRing, wanted: list[Submit]) -> None:
 
 
 @pytest.mark.parametrize("head_last", [False, thorough(True)])
-@pytest.mark.parametrize("count", [2, thorough(3), 5])
+@pytest.mark.parametrize("count", [thorough(2), thorough(3), 5])
 @pytest.mark.parametrize("policy", NAMES)
 def test_every_text_is_that_of_the_request_alone(policy: str, count: int, head_last: bool) -> None:
     """In lock-step, where they take fewer steps together than one after the other."""

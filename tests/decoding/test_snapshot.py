@@ -148,14 +148,14 @@ def test_watching_changes_no_answer(policy: str) -> None:
 
 
 def test_without_a_watcher_nobody_does_anything(ring: FakeRing) -> None:
+    keeper = ring.coordinator._snapshot
     ring.ring.submit(submit(max_new_tokens=40))
     for _ in play(ring):
-        assert ring.coordinator._snapshot.deadline(True) is None
+        assert keeper.deadline(True) is None
         assert all(machine.deadline() is None for machine in ring.machines)
         waiting = [m for node in range(4) for m in ring.ring.waiting_control(node)]
         assert not any(isinstance(m, StageActivity | SubscribeActivity) for m in waiting)
     assert not scenes(ring)
-    keeper = ring.coordinator._snapshot
     assert not any((keeper._trails, keeper._runs, keeper._texts))
 
 

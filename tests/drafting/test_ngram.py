@@ -83,8 +83,8 @@ def test_success_raises_a_kind_of_guess_and_failure_lowers_it() -> None:
     after = guessed(guesser)[0]
     assert after[0] == 9
     guesser.read(1, [8, 9, 8, 7, 8, 6, 8, 5, 8, 4, 8, 3, 8], NO_FEATURES)
-    low = guesser._successes_of(Sampling()).share(1, 0)
-    assert low < NgramGuesser()._successes_of(Sampling()).share(1, 0) < 1
+    low, usual = (one._successes_of(Sampling()).share(1, 0) for one in (guesser, NgramGuesser()))
+    assert low < usual < 1
     assert before[1] <= after[1]
 
 
