@@ -200,8 +200,8 @@ class Theirs(Rival):
         users = max(self.asked.users)
         room = users * (max(self.asked.prompts) + self.asked.tokens + 64)
         workers = ",".join(f"{host.address}:{RPC_PORT}" for host in self.hosts[1:])
-        options = ("-m", model, "--host", "127.0.0.1", "--port", str(PORT), "-t", "1")
-        options += ("-np", str(users), "-c", str(room), "-ngl", "99", "--rpc", workers)
+        options = ["-m", model, "--host", "127.0.0.1", "--port", str(PORT), "-t", "1"]
+        options += ["-np", str(users), "-c", str(room), "-ngl", "99", "--rpc", workers]
         self.start(0, *self.asked.peer, *options)
 
     def bring_back(self) -> None:
