@@ -226,7 +226,8 @@ class ChatFormat(ChoiceFormat):
         delta = {"role": "assistant", "content": ""}
         choices = range(self.request.choices)
         found = [self._piece(ChatChunkChoice(index, None, None, delta)) for index in choices]
-        self._tell_prompt(found[0], self._prompts[0])
+        told = (prompt for prompt in self._prompts if prompt.token_ids)  # all are the same
+        self._tell_prompt(found[0], next(told, self._prompts[0]))
         return [*found]
 
     def choice(self, index: int, end: Finished, log_probs: list[Object]) -> AnswerChoice:

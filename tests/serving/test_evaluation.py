@@ -9,11 +9,12 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+from msgspec import to_builtins
 from support.nodes import CONTEXT, NodeRing
 
 from edgespec.serving import formats
-from edgespec.serving.formats import CompletionFormat, Served
-from edgespec.serving.request_bodies import TextRequest
+from edgespec.serving.formats import ChatFormat, CompletionFormat, Served
+from edgespec.serving.request_bodies import ChatRequest, TextRequest
 from edgespec.serving.requests import checked
 from edgespec.serving.token_details import TextPlaces, for_completions
 from edgespec.sim.toy import VOCABULARY
@@ -286,3 +287,11 @@ def test_scores_of_a_stream_are_not_kept() -> None:
     form.take_prompt(0, Echoed(0, log_probs=json.dumps([entry(b"a")])))
     assert form._prompts[0].token_ids == [1]
     assert not form._prompts[0].entries
+
+
+def test_the_first_piece_has_the_prompt_whichever_choice_tells_of_it() -> None:
+    messages = [{"role": "user", "content": "a"}]
+    asked = {"messages": messages, "n": 2, "return_token_ids": True, "stream": True}
+    form = ChatFormat(checked(ChatRequest, asked), Served(HERMES, "", "toy", 0))
+    form.take_prompt(1, Echoed(0, (7, 8), "a"))
+    assert to_builtins(form.opening(0)[0])["prompt_token_ids"] == [7, 8]
