@@ -9,13 +9,13 @@ from rich.text import Text
 
 from edgespec.cli import options
 from edgespec.cli.notes import Notes
-from edgespec.cli.qr import qr_lines
 from edgespec.cli.tables import show_table
 from edgespec.cli.token import moment
 from edgespec.config import Address
-from edgespec.daemon.api_keys import KEY_CHARS, ONCE_S, ApiKeys
+from edgespec.daemon.api_keys import ONCE_S, ApiKeys
 from edgespec.daemon.api_process import HTTP_PORT
 from edgespec.daemon.cluster import ClusterFolder, folder_of
+from edgespec.daemon.extras import require
 from edgespec.errors import ConfigError
 from edgespec.net.discovery_interfaces import EVERY_ADDRESS, reached_at
 
@@ -49,7 +49,7 @@ def new(
         return
     if reached_at(EVERYWHERE)[0] in base:
         notes.say("the page has to listen there: `edgespec serve --http 0.0.0.0:8000`")
-    qr_lines(f"{base}/#key={KEY_CHARS * 'x'}")  # before there is a key
+    require("coordinator", "a QR code")
     link = f"{base}/#key={_keys(cluster).new(name, once=True)}"
     for line in qr_lines(link):
         notes.say(Text(line, style="black on bright_white"))
@@ -78,6 +78,16 @@ def revoke(
     """Take a key back, or all of them; a running API refuses it at once."""
     _keys(cluster).revoke(name)
     Notes().say("no API key counts any more" if name == "all" else f"the key {name} counts no more")
+
+
+def qr_lines(text: str) -> list[str]:
+    """A text as a QR code in half blocks, two squares above each other in one, with its border."""
+    from segno import make_qr  # of the extra
+
+    rows = [*map(list, make_qr(text, error="l").matrix_iter(border=4))]
+    rows.append([0] * len(rows[0]))  # their number is odd, and they are shown in pairs
+    pairs = zip(rows[::2], rows[1::2], strict=True)
+    return ["".join(" ▀▄█"[a + 2 * b] for a, b in zip(*pair, strict=True)) for pair in pairs]
 
 
 def _page(url: str) -> str:

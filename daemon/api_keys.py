@@ -26,8 +26,6 @@ ONCE_S = 900.0
 _VERSION = ("version", 1)
 _REMEDY = "put a copy of it back; without one remove it, and make new keys with `edgespec key new`"
 _MARK = "esk-"
-KEY_CHARS = len(_MARK) + 43
-"""Of a key's text."""
 
 
 class ApiKey(FileStruct, frozen=True):

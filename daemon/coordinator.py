@@ -34,7 +34,6 @@ from edgespec.daemon.settings import context_of, look_at_models
 from edgespec.decoding.admission import CoordinatorSettings
 from edgespec.decoding.coordinator import CoordinatorMachine
 from edgespec.drafting.choice import parse_draft
-from edgespec.model.families import folds
 from edgespec.model.hub import require_within_reach
 from edgespec.model.own_sampling import own_sampling
 from edgespec.net.block_server import BlockServer
@@ -255,6 +254,8 @@ class Loaded:
     @property
     def ring(self) -> CoordinatorSettings:
         """What the machine has to know of its ring."""
+        from edgespec.model.families import folds  # late: it imports torch
+
         config, draft = self.config, self.draft
         return CoordinatorSettings(
             config.stages,

@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from edgespec.errors import ConfigError
 
 EXTRAS = {
-    "coordinator": ("starlette", "uvicorn", "prometheus_client"),
+    "coordinator": ("starlette", "uvicorn", "prometheus_client", "segno"),
     "bench": ("matplotlib",),
     "nf4": ("bitsandbytes",),
 }

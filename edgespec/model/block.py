@@ -14,7 +14,6 @@ from edgespec.kernels.gpu.usable import DTYPES, usable
 from edgespec.kernels.rows import compiled_rows
 from edgespec.model.cuda_graphs import GraphMaker
 from edgespec.model.families import angle_kinds, embedding_scale, layer_embedding
-from edgespec.model.gemma4 import TokenRows, embedded_by
 from edgespec.model.inventory import block_parts
 from edgespec.model.joint import CachedPart, JointPass
 from edgespec.model.kv_cache import TwoRegionCache
@@ -24,6 +23,7 @@ from edgespec.model.row_math import BATCHED, CompiledRows, RowMath, SingleRows
 from edgespec.model.source import EMBEDDING, TensorSource, shaped
 from edgespec.model.static_pass import StaticPasses
 from edgespec.model.tensors import compute_dtype
+from edgespec.model.token_rows import TokenRows, embedded_by
 from edgespec.types.stop_check import StopCheck
 
 _TOLD = "tokens"

@@ -7,18 +7,15 @@ checkpoints, and what these have for all layers together is cut by layer (see mo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
 import torch
-from torch.nn.functional import embedding
 
 from edgespec.errors import ModelError
 from edgespec.kernels.rows import ACTIVATIONS
-from edgespec.model.families import embedding_scale, key_owners, layer_embedding
-from edgespec.model.gguf.block_types import NAMED_TYPES
-from edgespec.model.gguf.unpacking import numbers_of
+from edgespec.model.families import key_owners, layer_embedding
 from edgespec.model.joint import JointCache, RowCache
 from edgespec.model.kv_cache import RowForm
 from edgespec.model.matrices import MatrixReader, Product, plain_product
@@ -26,13 +23,10 @@ from edgespec.model.mixture import sum_of_experts
 from edgespec.model.model_config import FULL, ModelConfig
 from edgespec.model.rope import Angles, Rotary, head_dim_of
 from edgespec.model.row_math import HeadNorm, Norm, RowMath
-from edgespec.model.source import TensorSource, check_shape, load_parameter
+from edgespec.model.source import TensorSource, load_parameter
+from edgespec.model.token_rows import table_shapes
 from edgespec.model.tree_attention import AttentionForm, Seen
 
-TABLE = "embed_tokens_per_layer.weight"
-"""Of a layer: what it is told of each token, [vocab_size_per_layer_input, n]."""
-_FROM_EMBEDDING = "per_layer_model_projection.weight"
-_TOLD_NORM = "per_layer_projection_norm.weight"
 _ROUTER = "router.proj.weight"
 _NORMS = (
     "input_layernorm",
@@ -107,8 +101,7 @@ class Gemma4Form:
         found |= {f"{name}.weight": (hidden,) for name in _NORMS}
         found["layer_scalar"] = (1,)
         if self.told:
-            found |= {TABLE: (self.tokens, self.told), _FROM_EMBEDDING: (self.told, hidden)}
-            found[_TOLD_NORM] = (self.told,)
+            found |= table_shapes(self.tokens, self.told, hidden)
             found["per_layer_input_gate.weight"] = (self.told, hidden)
             found["per_layer_projection.weight"] = (hidden, self.told)
             found["post_per_layer_input_norm.weight"] = (hidden,)
@@ -311,7 +304,7 @@ class Gemma4Layers:
         return self._forms[index].shapes()
 
     def matrices(self, index: int) -> frozenset[str]:
-        plain = (TABLE, _FROM_EMBEDDING, _ROUTER)
+        plain = (*table_shapes(0, 0, 0), _ROUTER)
         shapes = self.shapes(index)
         return frozenset(n for n, shape in shapes.items() if len(shape) > 1 and n not in plain)
 
@@ -335,78 +328,3 @@ class Gemma4Layers:
         self, kind: str | None, dtype: torch.dtype, device: torch.device
     ) -> Callable[[torch.Tensor], Rotary]:
         return partial(self._math.angles, Angles(self._config, kind, dtype, device))
-
-
-class Table:
-    """A matrix of which rows are looked up, where it lies: on the host, in its file if it can."""
-
-    def __init__(self, source: TensorSource, name: str, shape: torch.Size) -> None:
-        """Raises ModelError for another shape."""
-        kind, self._stored = source.table(name)
-        self._blocks = NAMED_TYPES[kind] if kind else None
-        columns = shape[1] if self._blocks is None else self._blocks.row_bytes(shape[1])
-        check_shape(source, name, self._stored.shape, torch.Size((shape[0], columns)))
-
-    def __call__(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Rows [R, columns] of tokens int64 [R]."""
-        rows = embedding(tokens, self._stored)
-        return rows if self._blocks is None else numbers_of(self._blocks, rows)
-
-
-class TokenRows:
-    """What the layers of a block are told of tokens: numbers of each token alone, of a table and of
-    the model's embedding.
-
-    Tables and embedding stay on the host, in the file where they can: a row is looked up there.
-    """
-
-    def __init__(
-        self,
-        source: TensorSource,
-        layers: Sequence[int],
-        dtype: torch.dtype,
-        device: torch.device,
-        math: RowMath,
-        look_up: Product,
-    ) -> None:
-        """`look_up`: the embedded rows [R, H] of tokens, where they are computed."""
-        config = source.config
-        forms = {index: gemma4_form(config, index) for index in layers}
-        self._told, self._look_up, self._math = layer_embedding(config), look_up, math
-        self._dtype, self._device = dtype, device
-        every = [_LayerReader(index, form, source, dtype, device) for index, form in forms.items()]
-        self._tables = [
-            Table(source, f"model.layers.{index}.{TABLE}", form.shapes()[TABLE])
-            for index, form in forms.items()
-        ]
-        self._product = plain_product(torch.cat([read.plain(_FROM_EMBEDDING) for read in every]))
-        self._norm = Norm(every[0].plain(_TOLD_NORM), next(iter(forms.values())).eps, False)
-        self._scale = float(torch.tensor(self._told**0.5, dtype=dtype))
-        self._shrink = float(config.hidden_size) ** -0.5
-
-    def __call__(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Rows [R, layers, told] of `tokens` int64 [R]. What stands for a PPD token, below 0, is
-        told of token 0."""
-        tokens = tokens.clamp(min=0)
-        rows = self._product(self._look_up(tokens)) * self._shrink
-        rows = self._math.norm(rows.view(-1, self._told), self._norm)
-        here = tokens.cpu()
-        found = torch.stack([table(here) for table in self._tables], 1)
-        found = found.to(self._device, self._dtype).view(-1, self._told) * self._scale
-        both: torch.Tensor = (rows + found) * 2.0**-0.5
-        return both.view(len(tokens), len(self._tables), self._told)
-
-
-def embedded_by(
-    source: TensorSource, name: str, dtype: torch.dtype, device: torch.device
-) -> Product:
-    """Looks up the model's embedding, for a block that is given no tokens to embed."""
-    config = source.config
-    shape = torch.Size((int(config.vocab_size), int(config.hidden_size)))
-    table, scale = Table(source, name, shape), embedding_scale(config, dtype)
-
-    def look_up(tokens: torch.Tensor) -> torch.Tensor:
-        rows: torch.Tensor = table(tokens.cpu()).to(device, dtype)
-        return rows if scale is None else rows * scale
-
-    return look_up

@@ -10,7 +10,6 @@ import torch
 from edgespec.config import Quantisation
 from edgespec.errors import ModelError
 from edgespec.model.families import layer_embedding
-from edgespec.model.gemma4 import TABLE
 from edgespec.model.gguf.block_types import NAMED_TYPES, BlockType
 from edgespec.model.layers import ModelLayers, layers_of
 from edgespec.model.quantised import linear
@@ -18,6 +17,7 @@ from edgespec.model.reading import reading
 from edgespec.model.row_math import BATCHED, RowMath
 from edgespec.model.safetensors_writer import Slot
 from edgespec.model.source import EMBEDDING, LM_HEAD, TensorSource, check_layers, check_names
+from edgespec.model.token_rows import TABLE
 
 _PLAIN = Quantisation()
 

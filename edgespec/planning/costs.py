@@ -16,7 +16,7 @@ from edgespec.types.draft_pass import DraftPass, HeadForm, TokenChoice
 from edgespec.types.static_shapes import groups, row_bucket, slot_bucket
 
 _HEADER_BYTES = 22  # of a segment, without what its requests and their rows take
-_PART_BYTES = 15  # of every request in it
+_PART_BYTES = 19  # of every request in it
 _HIDDEN_HEADER_BYTES = 13  # type and shape of the hidden rows
 _RAN_BYTES = 11  # rows and seconds of a stage that has computed it
 _COLUMNS = 3  # id, parent and position of a row travel all the way; its token only as far as the

@@ -22,7 +22,8 @@ node back     from its start again until a new answer's first token; of the peer
               that has ended
 two models    from the end of one model until another (`--second`) answers, on the same hosts
 
-Writes docs/results/side-by-side.md, between its marks: medians of the rounds, and ours over theirs.
+Writes docs/results/side-by-side.md, between its marks, after each link: medians of the rounds, and
+ours over theirs. The code must not change meanwhile, as daemons start anew all the time.
 """
 
 from __future__ import annotations
@@ -199,8 +200,8 @@ class Theirs(Rival):
         users = max(self.asked.users)
         room = users * (max(self.asked.prompts) + self.asked.tokens + 64)
         workers = ",".join(f"{host.address}:{RPC_PORT}" for host in self.hosts[1:])
-        options = ("-m", model, "--host", "127.0.0.1", "--port", str(PORT), "-t", "1")
-        options += ("-np", str(users), "-c", str(room), "-ngl", "99", "--rpc", workers)
+        options = ["-m", model, "--host", "127.0.0.1", "--port", str(PORT), "-t", "1"]
+        options += ["-np", str(users), "-c", str(room), "-ngl", "99", "--rpc", workers]
         self.start(0, *self.asked.peer, *options)
 
     def bring_back(self) -> None:
@@ -423,15 +424,15 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command."""
     asked = parsed(arguments)
-    found = {}
+    found: dict[str, dict[str, Taken]] = {}
     for link in asked.links:
         mbit, _, delay = link.partition(":")
         found[f"{mbit} Mbit, {delay} ms"] = over_link(asked, link)
-    page = asked.page.read_text("utf-8")
-    place = block_of("side by side").search(page)
-    assert place is not None, f"{asked.page} has no block for this"
-    text = report(asked, found)
-    asked.page.write_text(f"{page[: place.start(2)]}{text}{page[place.end(2) :]}", "utf-8")
+        page = asked.page.read_text("utf-8")
+        place = block_of("side by side").search(page)
+        assert place is not None, f"{asked.page} has no block for this"
+        text = report(asked, found)
+        asked.page.write_text(f"{page[: place.start(2)]}{text}{page[place.end(2) :]}", "utf-8")
     print(text)
 
 

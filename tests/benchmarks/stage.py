@@ -4,9 +4,10 @@
 
 One prompt of 16 tokens, then one token after the other, greedily: all stages, loaded from block
 files as a ring's are, and the output head, in this process, without sockets. In turns with them,
-token by token, `library`: the same stages with transformers' layers in the place of edgespec's own;
-and, for each round, `reference`: transformers' generate of so many tokens, its weights plain in the
-same dtype. Milliseconds of CPU time of one thread for a token: the least of the rounds' means.
+token by token, `apart`: the same stages with layers run one by one, not several in a call of
+compiled code; `library`: with transformers' layers in the place of edgespec's own; and, for each
+round, `reference`: transformers' generate of so many tokens, its weights plain in the same dtype.
+Milliseconds of CPU time of one thread for a token: the least of the rounds' means.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from edgespec.config import Quantisation
 from edgespec.model import block as block_module
+from edgespec.model import inventory
 from edgespec.model.block import Block
 from edgespec.model.block_file import BlockFile, write_block
 from edgespec.model.ends import OutputHead
@@ -65,7 +67,9 @@ def measure(asked: argparse.Namespace, folder: Path) -> dict[str, float]:
     head = OutputHead(source, asked.dtype)
     files = block_files(source, quantisation, asked.stages, folder)
     runs = {"": [Block(*file, asked.dtype) for file in files]}
-    with mock.patch.object(block_module, "layers_of", LibraryLayers):
+    with mock.patch.object(block_module, "layer_plan", return_value=None):
+        runs["apart_"] = [Block(*file, asked.dtype) for file in files]
+    with mock.patch.object(inventory, "layers_of", LibraryLayers):
         runs["library_"] = [Block(*file, asked.dtype) for file in files]
     whole = reference(open_source(asked.model), getattr(torch, asked.dtype))
     tokens = np.random.default_rng(0).integers(0, source.config.vocab_size, PROMPT)

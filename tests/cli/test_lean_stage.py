@@ -17,7 +17,7 @@ from edgespec.errors import ConfigError
 from edgespec.net.keys import KeyPair
 
 ABSENT = (
-    *("matplotlib", "starlette", "uvicorn", "prometheus_client", "rich", "bitsandbytes"),
+    *("matplotlib", "starlette", "uvicorn", "prometheus_client", "segno", "rich", "bitsandbytes"),
     *("transformers", "tokenizers", "llguidance", "jinja2"),
 )
 BLOCKED = """
@@ -53,6 +53,13 @@ def test_what_an_extra_would_bring_is_named(
     with pytest.raises(ConfigError, match=r"the HTTP API .* needs starlette.*\[coordinator\]"):
         served_http("127.0.0.1", ApiOptions(), folder)
     assert served_http("none", ApiOptions(), folder) is None
-    for command in (("bench",), ("profile", "--out", "p.json", "--plot", "p.png")):
+    for extra, lacks, command in (
+        ("bench", "matplotlib", ("bench",)),
+        (
+            "coordinator",
+            "starlette, uvicorn, prometheus_client, segno",
+            ("key", "new", "x", "--qr"),
+        ),
+    ):
         done = run_here(capfd, monkeypatch, *command)
-        done.assert_refused("needs matplotlib, which is not installed", "pip install '.[bench]'")
+        done.assert_refused(f"needs {lacks}, which is not installed", f"pip install '.[{extra}]'")

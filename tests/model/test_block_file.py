@@ -324,6 +324,7 @@ class TestBlocks:
 def record(patched: pytest.MonkeyPatch, asked: set[tuple[str, bool]]) -> None:
     """Note every name that QuantisingSource is asked for, and whether packed."""
     plain, packed = QuantisingSource.tensor, QuantisingSource.packed
+    looked_up = QuantisingSource.table
 
     def tensor(self: QuantisingSource, name: str) -> torch.Tensor:
         asked.add((name, False))
@@ -333,6 +334,11 @@ def record(patched: pytest.MonkeyPatch, asked: set[tuple[str, bool]]) -> None:
         asked.add((name, True))
         return packed(self, name, shape)
 
+    def table(self: QuantisingSource, name: str) -> tuple[str, torch.Tensor]:
+        asked.add((name, False))
+        return looked_up(self, name)
+
+    patched.setattr(QuantisingSource, "table", table)
     patched.setattr(QuantisingSource, "tensor", tensor)
     patched.setattr(QuantisingSource, "packed", weight)
 

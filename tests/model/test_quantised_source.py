@@ -143,7 +143,7 @@ def test_wrong_weights_are_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     ("script", "said"),
     [
         ("echo imported; echo noise; echo verdict:", ""),
-        ("echo imported; echo verdict: $4 is slow on $5", "float16 is slow on cuda"),
+        ("echo imported; echo verdict: $5 is slow on $6", "float16 is slow on cuda"),
         ("echo imported; kill -ILL $$", "ended the process (SIGILL)"),
         ("kill -ILL $$", "ended the process (SIGILL)"),
         ("echo imported; echo a >&2; echo last words >&2; exit 1", "failed: last words"),

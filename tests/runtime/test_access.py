@@ -42,6 +42,7 @@ from edgespec.wire.block_messages import (
 )
 from edgespec.wire.client_messages import (
     Cancel,
+    Echoed,
     Failed,
     Finished,
     Progress,
@@ -102,6 +103,7 @@ SENT: list[Message] = [
     submit(),
     Cancel(1),
     Progress(1, "x"),
+    Echoed(1),
     Tokens(1, (1,), "x"),
     Finished(1, "ab", (1, 2), "length", "p", "d", 1, 1, 2, 1.0, 0.5, 1.0, (1,), 2, 0, 0, 0.1),
     Failed(1, "x"),

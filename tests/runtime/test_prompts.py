@@ -28,11 +28,11 @@ class Encoder:
         self._encode = ring.codec.encode
         ring.codec.encode = self  # type: ignore[method-assign]
 
-    def __call__(self, text: str) -> Sequence[int]:
+    def __call__(self, text: str, *, bare: bool = False) -> Sequence[int]:
         if text == LONG.prompt:
             self.entered.set()
             assert self.may.wait(PATIENCE_S)
-        return self._encode(text)
+        return self._encode(text, bare=bare)
 
 
 def test_an_answer_runs_to_its_end_while_another_prompt_is_encoded() -> None:

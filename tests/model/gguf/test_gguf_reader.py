@@ -51,7 +51,8 @@ def read_all(file: Path) -> None:
     """Everything that is made of a header, and one tensor of each kind."""
     opened = open_gguf(file)
     settings = config_of(opened)
-    places(opened, settings["num_attention_heads"], settings["num_key_value_heads"])
+    heads = settings["num_attention_heads"], settings["num_key_value_heads"]
+    places(opened, *heads, settings["num_hidden_layers"], ())
     tokenizer_files(opened)
 
 
