@@ -60,7 +60,7 @@ def new(
 @key.command(name="list")
 def list_keys(cluster: str = options.CLUSTER, as_json: bool = options.JSON) -> None:
     """Show the keys that count: their names, and when they were made."""
-    keys = _keys(cluster).all()
+    keys = [one for one in _keys(cluster).all() if not one.is_stale]
     if as_json:
         print(json.dumps({"keys": [{"name": one.name, "made": one.made} for one in keys]}))
         return

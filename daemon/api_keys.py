@@ -37,6 +37,11 @@ class ApiKey(FileStruct, frozen=True):
     made: float
     once: bool = False
 
+    @property
+    def is_stale(self) -> bool:
+        """Whether it was for one use, and it is too late for that."""
+        return self.once and not 0 <= time.time() - self.made <= ONCE_S
+
 
 class _KeyFile(FileStruct, frozen=True):
     keys: tuple[ApiKey, ...]
@@ -56,10 +61,10 @@ class ApiKeys:
 
     def all(self) -> tuple[ApiKey, ...]:
         """All valid keys, the oldest first."""
-        state = file_state(self._file)
-        if self._read is None or self._read[0] != state:
-            self._read = state, self._load()
-        return self._read[1]
+        state, read = file_state(self._file), self._read
+        if read is None or read[0] != state:  # `exchanged` may run in another thread
+            self._read = read = state, self._load()
+        return read[1]
 
     def new(self, name: str, *, once: bool = False) -> str:
         """Make a key; its text is returned and not stored. Raises ConfigError for a bad name.
@@ -71,7 +76,7 @@ class ApiKeys:
             )
         text = _fresh()
         with held(self._folder):
-            keys = self._load()
+            keys = tuple(key for key in self._load() if not key.is_stale)
             if any(key.name == name for key in keys):
                 raise ConfigError(
                     f"there is a key {name!r} already; choose another name, or take it back with "
@@ -85,12 +90,18 @@ class ApiKeys:
     def exchanged(self, text: str) -> str | None:
         """A key in the place of that one for one use; None if it is none, or is too old."""
         shown, fresh = _hash(text), _fresh()
+
+        def is_it(key: ApiKey) -> bool:
+            is_same = hmac.compare_digest(key.sha256, shown)
+            return is_same and key.once and not key.is_stale
+
+        if not any(map(is_it, self.all())):  # strangers do not keep commands from the folder
+            return None
         with held(self._folder):
-            keys, now = self._load(), time.time()
+            keys = self._load()
             for at, key in enumerate(keys):
-                is_it = hmac.compare_digest(key.sha256, shown)
-                if is_it and key.once and 0 <= now - key.made <= ONCE_S:
-                    made = ApiKey(key.name, _hash(fresh), now)
+                if is_it(key):
+                    made = ApiKey(key.name, _hash(fresh), time.time())
                     self._store((*keys[:at], made, *keys[at + 1 :]))
                     return fresh
         return None

@@ -299,16 +299,19 @@ class _Inbox:
 
     def __init__(self) -> None:
         self._messages: asyncio.Queue[Answer | Failed | EdgespecError] = asyncio.Queue()
-        self.is_over = False
+        self.is_over = self._is_whole = False  # its end was read, or has come
 
     def put(self, message: Answer | Failed) -> None:
         if self._messages.qsize() < MOST_UNREAD:
             self._messages.put_nowait(message)
+            self._is_whole |= isinstance(message, Finished | Failed)
         else:
             self.fail(RequestFailed("the answer was not read as fast as it came", "slow"))
 
     def fail(self, problem: EdgespecError) -> None:
-        """Replace all that was not read."""
+        """Replace all that was not read, but of an answer that is whole."""
+        if self._is_whole:
+            return
         while not self._messages.empty():
             self._messages.get_nowait()
         self._messages.put_nowait(problem)

@@ -28,7 +28,15 @@ from edgespec.runtime.instrumentation import Instrumentation
 from edgespec.runtime.node import BUG, RingNode, ring_address
 from edgespec.runtime.request_log import RequestLog
 from edgespec.runtime.worker import Worker
-from edgespec.wire.client_messages import Cancel, Failed, Finished, Progress, Submit, Tokens
+from edgespec.wire.client_messages import (
+    Cancel,
+    Echoed,
+    Failed,
+    Finished,
+    Progress,
+    Submit,
+    Tokens,
+)
 from edgespec.wire.messages import (
     CloseRequest,
     Credit,
@@ -251,7 +259,7 @@ class CoordinatorNode(RingNode):
                 return [SendPeer(peer, Failed(tag, _FAILED))]
             case SendPeer(peer, Failed(tag, reason)):
                 return [SendPeer(peer, Failed(tag, _FAILED))] if reason != _FAILED else []
-            case SendRing() | SendPeer(_, Tokens() | Retain() | CloseRequest()):
+            case SendRing() | SendPeer(_, Echoed() | Tokens() | Retain() | CloseRequest()):
                 return self._fail_all()
         return [Renew(BUG)]
 
@@ -281,7 +289,7 @@ class CoordinatorNode(RingNode):
                 raise TypeError(f"a coordinator carries out no {type(effect).__name__}")
 
     def _send_peer(self, peer: bytes, message: object) -> None:
-        about_one = Tokens | Progress | Finished | Failed
+        about_one = Echoed | Tokens | Progress | Finished | Failed
         if isinstance(message, about_one) and not self._open[peer, message.tag]:
             return  # it has its end: there was a bug meanwhile
         if self.requests is not None and isinstance(message, Finished | Failed):

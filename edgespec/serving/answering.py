@@ -96,8 +96,9 @@ class AnswerResponse:
                         await send({"type": "http.response.start", "status": 200, "headers": head})
                     await send({"type": "http.response.body", "body": data, "more_body": True})
             await send({"type": "http.response.body"})
-        except EdgespecError as error:
-            self._problem = problem = problem_of(error)
+        except (EdgespecError, ApiProblem) as error:
+            problem = error if isinstance(error, ApiProblem) else problem_of(error)
+            self._problem = problem
             if has_started:
                 body = self._form.framed([problem.as_json(scope["path"])])
                 await send({"type": "http.response.body", "body": body})

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import hashlib
 import json
+import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Iterable
 from importlib.resources import files
@@ -63,6 +64,9 @@ HEADERS = {
     "cache-control": "no-cache",  # revalidate each time: the answer is mostly 304
 }
 """Of the page: nothing from other sites, no inline script or style, and no text made into HTML."""
+
+
+log = logging.getLogger(__name__)
 
 
 class Viewer:
@@ -244,7 +248,12 @@ def routes(
     pages, theatre = Files(), Theatre(client)
 
     def key(request: Request) -> Response:  # not async: it writes a file
-        kept = exchanged(key_of(request))
+        try:
+            kept = exchanged(key_of(request))
+        except EdgespecError as problem:
+            log.warning("a key for one use cannot be exchanged: %s", problem)
+            words = "the key cannot be exchanged now; the log of this server says why"
+            raise ApiProblem(503, words, code="keys_unusable") from None
         if kept is None:
             words = "this link was used before, or is too old; `edgespec key new` makes another"
             raise ApiProblem(401, words, code="invalid_api_key")

@@ -19,6 +19,7 @@ from msgspec.json import decode
 from msgspec.structs import replace
 
 from edgespec import __version__
+from edgespec.serving.problems import refused
 from edgespec.serving.reply_bodies import (
     AnswerChoice,
     AnswerReply,
@@ -37,6 +38,7 @@ from edgespec.serving.reply_bodies import (
 )
 from edgespec.serving.request_bodies import ChatRequest, TextRequest
 from edgespec.serving.token_details import (
+    MOST_SCORES,
     Entry,
     TextPlaces,
     ToldPrompt,
@@ -95,7 +97,7 @@ class Format:
         return []
 
     def take_prompt(self, index: int, told: Echoed) -> None:
-        """More of a choice's prompt is told."""
+        """More of a choice's prompt is told. Raises ApiProblem for more than a reply can have."""
 
     def prompted(self, index: int, told: Echoed) -> list[Reply]:
         """What is told of that."""
@@ -136,7 +138,9 @@ class ChoiceFormat(Format):
 
     def __init__(self, request: ChatRequest | TextRequest, served: Served) -> None:
         super().__init__(request, served)
-        self._prompts = [ToldPrompt() for _ in range(request.choices)]
+        self._keeps_scores = request.prompt_top >= 0 and not request.stream
+        keeps = self._keeps_scores
+        self._prompts = [ToldPrompt(keeps=keeps) for _ in range(request.choices)]
         self._counted = [(0, 0)] * request.choices  # tokens of each prompt, and of its answer
         self._common: Object = {
             "id": f"{self.prefix}-{secrets.token_hex(12)}",
@@ -154,6 +158,13 @@ class ChoiceFormat(Format):
 
     def take_prompt(self, index: int, told: Echoed) -> None:
         self._prompts[index].take(told)
+        tokens = sum(len(prompt.token_ids) for prompt in self._prompts)
+        if self._keeps_scores and tokens * (1 + self.request.prompt_top) > MOST_SCORES:
+            words = (
+                f"the scores of {tokens} tokens of prompts with {self.request.prompt_top} rivals "
+                f"each are too many; a reply has {MOST_SCORES}: ask for fewer rivals, or prompts"
+            )
+            raise refused(words, code="too_many_scores")
 
     def _tell_prompt(self, reply: Any, prompt: ToldPrompt) -> None:
         """Add what of a prompt was asked for to a reply, or a part of one, that has a place for
@@ -215,7 +226,8 @@ class ChatFormat(ChoiceFormat):
         delta = {"role": "assistant", "content": ""}
         choices = range(self.request.choices)
         found = [self._piece(ChatChunkChoice(index, None, None, delta)) for index in choices]
-        self._tell_prompt(found[0], self._prompts[0])
+        told = (prompt for prompt in self._prompts if prompt.token_ids)  # all are the same
+        self._tell_prompt(found[0], next(told, self._prompts[0]))
         return [*found]
 
     def choice(self, index: int, end: Finished, log_probs: list[Object]) -> AnswerChoice:
@@ -307,7 +319,7 @@ class CompletionFormat(ChoiceFormat):
             return ""
         if not isinstance(asked, str):
             return read
-        self._places[index].shift(max(read.find(asked), 0))
+        self._places[index].shift(max(read.rfind(asked), 0))
         return asked
 
     def _begin(self, index: int, text: str, entries: Sequence[Entry]) -> None:

@@ -27,6 +27,9 @@ from edgespec.serving.problems import ApiProblem
 GRACE_S = 2
 """Seconds for open answers to send their error when the process ends."""
 
+LAST_S = 0.5
+"""Seconds in which an open answer may end by itself then: its end may have come already."""
+
 TICK_S = 5.0
 """Seconds for which the date of answers is kept."""
 
@@ -189,10 +192,11 @@ class CalmServer(uvicorn.Server):
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
         self._ending = asyncio.Event()
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self.loop: asyncio.AbstractEventLoop | None = None
+        """The one in which it runs."""
 
     async def main_loop(self) -> None:
-        self._loop = asyncio.get_running_loop()
+        self.loop = asyncio.get_running_loop()
         while not await self.on_tick(0):
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._ending.wait(), TICK_S)
@@ -200,8 +204,8 @@ class CalmServer(uvicorn.Server):
     def end(self) -> None:
         """Have it end; any thread, and a signal handler, may call this."""
         self.should_exit = True
-        if self._loop is not None:
-            self._loop.call_soon_threadsafe(self._ending.set)
+        if self.loop is not None:
+            self.loop.call_soon_threadsafe(self._ending.set)
 
 
 class ApiServer(CalmServer):
@@ -226,5 +230,6 @@ class ApiServer(CalmServer):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         super().handle_exit(sig, frame)
-        self._service.end()
+        if self.loop is not None:
+            self.loop.call_soon_threadsafe(self.loop.call_later, LAST_S, self._service.end)
         self.end()

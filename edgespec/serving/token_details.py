@@ -21,10 +21,15 @@ def log_probs_of(text: str) -> list[Entry]:
     return json.loads(text) if text else []
 
 
-class ToldPrompt:
-    """The prompt of one choice, as far as it was told."""
+MOST_SCORES = 1 << 19
+"""Tokens and rivals of all prompts that one whole reply tells of: they take half a GB."""
 
-    def __init__(self) -> None:
+
+class ToldPrompt:
+    """The prompt of one choice, as far as it was told; its scores only if it `keeps` them."""
+
+    def __init__(self, *, keeps: bool) -> None:
+        self._keeps = keeps
         self.token_ids: list[int] = []
         self.text = ""
         self.entries: list[Entry] = []
@@ -33,7 +38,7 @@ class ToldPrompt:
         """More of it."""
         self.token_ids += told.token_ids
         self.text += told.text
-        self.entries += log_probs_of(told.log_probs)
+        self.entries += log_probs_of(told.log_probs) if self._keeps else ()
 
     def by_id(self, top: int) -> list[dict[str, Entry] | None]:
         """As vLLM has it: of each place the `top` likeliest tokens and the prompt's own, by their

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from edgespec.config import Address
+from edgespec.daemon import api_keys
 from edgespec.daemon.api_keys import FILE, KEY_BYTES, ONCE_S, ApiKeys
 from edgespec.daemon.api_process import (
     HTTP_PORT,
@@ -87,6 +88,35 @@ def test_a_key_for_one_use_is_exchanged_once_and_in_time(
     now = time.time()
     monkeypatch.setattr(time, "time", lambda: now + ONCE_S + 1)
     assert keys.exchanged(old) is None
+    again = keys.new("old", once=True)  # its name is free again
+    assert keys.exchanged(again) is not None
+
+
+def test_who_has_no_key_for_one_use_keeps_no_command_from_the_folder(
+    folder: ClusterFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = ApiKeys(folder.path)
+    text = keys.new("laptop")
+    monkeypatch.setattr(api_keys, "held", lambda folder: pytest.fail("it was locked"))
+    assert keys.exchanged("esk-guess") is None
+    assert keys.exchanged(text) is None
+
+
+def test_a_key_is_known_while_another_thread_writes_the_file(
+    folder: ClusterFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the look at the file and the end of the question."""
+    keys = ApiKeys(folder.path)
+    text = keys.new("laptop")
+
+    class State:
+        def __ne__(self, other: object) -> bool:
+            keys._read = None
+            return False
+
+    monkeypatch.setattr(api_keys, "file_state", lambda file: State())
+    assert keys.accepts(text)
+    assert keys.accepts(text)
 
 
 @pytest.mark.parametrize("name", ["", "all", "x" * 65, "a\nb", "a\x1b[2J"])

@@ -343,6 +343,26 @@ def test_who_does_not_read_is_cut_off(
     run(work())
 
 
+def test_an_answer_that_came_whole_outlives_its_connection() -> None:
+    """As it does when a coordinator ends that has drained, and its reader is slow."""
+
+    async def work() -> None:
+        inbox = async_client._Inbox()
+        told = [Tokens(1, (1, 2), "ab"), end_of(1)]
+        for message in told:
+            inbox.put(message)
+        inbox.fail(PeerLost("it broke"))
+        assert [await inbox.take(), await inbox.take()] == told
+        assert inbox.is_over
+        cut = async_client._Inbox()
+        cut.put(told[0])
+        cut.fail(PeerLost("it broke"))
+        with pytest.raises(PeerLost):
+            await cut.take()
+
+    run(work())
+
+
 @pytest.mark.parametrize(
     "ask", [submit(prompt="x" * (2 << 20)), submit(prompt="\ud800"), submit(seed=1 << 70)]
 )

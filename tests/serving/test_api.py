@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import httpx
 import pytest
 from support.apis import api, leave_when
-from support.nodes import CONTEXT, NodeRing, until
+from support.nodes import CONTEXT, PATIENCE_S, NodeRing, until
 from support.rings import submit
 
 from edgespec.runtime.access_policy import CLIENT
+from edgespec.serving import protocol
 from edgespec.serving.limits import HttpLimits
 from edgespec.wire.client_messages import Submit
 
@@ -370,3 +373,28 @@ def test_a_full_queue_is_429(
     for one in (reply, streamed):
         assert (one.status_code, one.json()["error"]["code"]) == (429, "queue_full")
         assert int(one.headers["retry-after"]) > 0
+
+
+def test_an_answer_may_end_while_the_api_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As at the end of `--drain`: the coordinator has told the rest, which is on its way."""
+    monkeypatch.setattr(protocol, "LAST_S", PATIENCE_S)
+    monkeypatch.setattr(protocol, "GRACE_S", 2 * PATIENCE_S)
+    gate, handle_exit = threading.Semaphore(4), protocol.ApiServer.handle_exit
+
+    def told_to_end(server: protocol.ApiServer, sig: int, frame: None) -> None:
+        handle_exit(server, sig, frame)
+        gate.release(1000)
+
+    monkeypatch.setattr(protocol.ApiServer, "handle_exit", told_to_end)
+    with NodeRing(2) as ring, ExitStack() as stack:
+        ring.await_up()
+        ring.blocks[0].passes = gate
+        identity = ring.keys.add("the API", CLIENT)
+        url = stack.enter_context(api(ring.address, identity, timing=ring.timing))
+        body = {"prompt": "hello", "max_tokens": 20, "stream": True}
+        with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=PATIENCE_S) as reply:
+            parts = reply.iter_text()
+            told = next(parts)
+            stack.close()
+            told += "".join(parts)
+    assert told.endswith("data: [DONE]\n\n")

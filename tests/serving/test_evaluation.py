@@ -9,19 +9,22 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+from msgspec import to_builtins
 from support.nodes import CONTEXT, NodeRing
 
-from edgespec.serving.formats import CompletionFormat, Served
-from edgespec.serving.request_bodies import TextRequest
+from edgespec.serving import formats
+from edgespec.serving.formats import ChatFormat, CompletionFormat, Served
+from edgespec.serving.request_bodies import ChatRequest, TextRequest
 from edgespec.serving.requests import checked
 from edgespec.serving.token_details import TextPlaces, for_completions
 from edgespec.sim.toy import VOCABULARY
 from edgespec.sim.toy_model import FakeHead, toy_hidden
 from edgespec.types.tensor import Tensor
 from edgespec.types.tool_forms import HERMES
-from edgespec.wire.client_messages import Tokens
+from edgespec.wire.client_messages import Echoed, Finished, Tokens
 
 PROMPT = "hello ring"
+END = Finished(0, "x", (2,), "length", "p", "", 1, 1, 2, 1.0, 0.5, 1.0, (1,), 1, 0, 0, 0.1)
 
 
 def scores(ring: NodeRing, prompt: str) -> list[float | None]:
@@ -248,3 +251,47 @@ def test_a_blank_that_the_decoder_drops_moves_no_place() -> None:
     (piece,) = form.piece_choices(0, Tokens(0, (1, 2), "It is"), [entry(b" It"), entry(b" is")])
     assert piece.logprobs is not None
     assert piece.logprobs["text_offset"] == [0, 2]
+
+
+def test_a_text_that_is_a_part_of_what_stands_before_it_has_its_own_place() -> None:
+    request = checked(TextRequest, {"prompt": "s", "echo": True, "logprobs": 0})
+    form = CompletionFormat(request, Served(HERMES, "", "toy", 0))
+    told = json.dumps([entry(b"<s>", None), entry(b"s")])
+    form.take_prompt(0, Echoed(0, (0, 1), "<s>s"))
+    form.take_prompt(0, Echoed(0, log_probs=told))
+    choice = form.choice(0, END, [entry(b"x")])
+    assert choice.logprobs is not None
+    assert choice.logprobs["text_offset"] == [0, 0, 1]
+
+
+def test_scores_that_no_memory_may_hold_are_refused_before_any_is_made(
+    http: httpx.Client, toy_ring: NodeRing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A few bytes may ask for millions of them; what is streamed is not held."""
+    body = {"prompt": PROMPT, "max_tokens": 0, "n": 3, "echo": True, "logprobs": 1}
+    told = 3 * 2 * len(ids(toy_ring, PROMPT))
+    monkeypatch.setattr(formats, "MOST_SCORES", told)
+    assert len(asked(http, "/v1/completions", **body)["choices"]) == 3
+    monkeypatch.setattr(formats, "MOST_SCORES", told - 1)
+    refused = http.post("/v1/completions", json=body)
+    assert refused.status_code == 400
+    assert refused.json()["error"]["code"] == "too_many_scores"
+    assert "[DONE]" in http.post("/v1/completions", json={**body, "stream": True}).text
+    toy_ring.assert_free()
+
+
+def test_scores_of_a_stream_are_not_kept() -> None:
+    request = checked(TextRequest, {"prompt": "a", "echo": True, "logprobs": 0, "stream": True})
+    form = CompletionFormat(request, Served(HERMES, "", "toy", 0))
+    form.take_prompt(0, Echoed(0, (1,), "a"))
+    form.take_prompt(0, Echoed(0, log_probs=json.dumps([entry(b"a")])))
+    assert form._prompts[0].token_ids == [1]
+    assert not form._prompts[0].entries
+
+
+def test_the_first_piece_has_the_prompt_whichever_choice_tells_of_it() -> None:
+    messages = [{"role": "user", "content": "a"}]
+    asked = {"messages": messages, "n": 2, "return_token_ids": True, "stream": True}
+    form = ChatFormat(checked(ChatRequest, asked), Served(HERMES, "", "toy", 0))
+    form.take_prompt(1, Echoed(0, (7, 8), "a"))
+    assert to_builtins(form.opening(0)[0])["prompt_token_ids"] == [7, 8]

@@ -13,6 +13,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from support.tiers import examples
 
+from edgespec.errors import ConfigError
 from edgespec.runtime.async_client import AsyncClient
 from edgespec.serving.app import Service, application
 from edgespec.serving.events import routes
@@ -58,10 +59,14 @@ class Ask:
     """How to ask the API at that port without a network."""
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, accepts: Callable[[str], bool], door: Door
+        self,
+        loop: asyncio.AbstractEventLoop,
+        accepts: Callable[[str], bool],
+        door: Door,
+        exchanged: Callable[[str], str | None] = lambda key: None,
     ) -> None:
         client = cast(AsyncClient, Client())
-        self._app = application(Service(client), accepts, door, routes(client))
+        self._app = application(Service(client), accepts, door, routes(client, exchanged))
         self._loop = loop
 
     def __call__(self, path: str, host: bytes, key: str = "", **headers: str) -> int:
@@ -219,3 +224,11 @@ def test_pages_of_sites_that_are_named_may_ask_and_no_others(
     plain = Ask(loop, KEY.__eq__, Door()).told("OPTIONS", "/v1/models", origin=site, **asked)
     assert plain["status"] == "401"
     assert "access-control-allow-origin" not in plain
+
+
+def test_a_key_that_cannot_be_exchanged_is_no_bug(loop: asyncio.AbstractEventLoop) -> None:
+    def exchanged(key: str) -> str | None:
+        raise ConfigError("another edgespec is changing the folder")
+
+    ask = Ask(loop, refuse, Door(), exchanged)
+    assert ask.told("POST", "/key")["status"] == "503"
