@@ -12,7 +12,7 @@ from edgespec.cli import options
 from edgespec.cli.notes import Notes
 from edgespec.cli.tables import show_table
 from edgespec.config import HEADS
-from edgespec.daemon.cache_rows import live_requests, planned_rows
+from edgespec.daemon.cache_rows import live_requests, planned_rows, state_rows
 from edgespec.daemon.model_names import known_name, spoken
 from edgespec.daemon.planning import (
     ModelToPlan,
@@ -153,7 +153,8 @@ def _remarks(found: list[PlayedPlan], model: str) -> Iterator[str]:
         yield f"its files on the hub: {gib(published)}"
     rows = planned_rows(made, DTYPE)
     lengths = sorted({problem.context, min(SHORT_REQUEST, problem.context)}, reverse=True)
-    counts = (f"{live_requests(rows, tokens)} of {tokens} tokens" for tokens in lengths)
+    states = state_rows(of.of, DTYPE)
+    counts = (f"{live_requests(rows, tokens, states)} of {tokens} tokens" for tokens in lengths)
     yield f"live at once: by memory {rows} cache rows, for {' or '.join(counts)} (serve --live)"
     for device, reason in made.left_out:
         yield f"left out: {device.name} ({reason})"

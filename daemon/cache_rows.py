@@ -8,6 +8,7 @@ from ipaddress import ip_address
 from edgespec.config import MOST_LIVE, CoordinatorConfig
 from edgespec.daemon.memory import available_memory, yet_to_take
 from edgespec.daemon.planning import planned_needs
+from edgespec.planning.architecture import Architecture
 from edgespec.planning.memory import SPARE, SPECULATIVE_ROWS, Needs
 from edgespec.planning.plan import Plan
 from edgespec.ring.assembly import CacheRows
@@ -48,15 +49,24 @@ def stage_rows(needs: Needs, live: int, d0: int | None, assign: Assign, join: Jo
     """Rows that a device has room for beside its layers: those of one request of full length
     (`assign.rows`), and more with half of the memory that it reported beyond that.
 
-    No more than `live` requests can use, nor `d0` beyond one. The other half is for what else the
-    device does. Stages that reached the coordinator over loopback share its machine's memory.
+    No more than `live` requests can use, nor `d0`, which has no states, beyond one. The other half
+    is for what else the device does. Stages that reached the coordinator over loopback share its
+    machine's memory.
     """
     has = join.memory // (assign.stages + 1 if ip_address(join.host).is_loopback else 1)
     is_last = assign.stage == assign.stages
     dtype = assign.cache_dtype or assign.dtype
     more = _further_rows(needs, has, assign.first, assign.end, is_last, dtype)
     more = min(more, (live - 1) * assign.rows)
-    return assign.rows + (more if d0 is None else min(more, d0))
+    if d0 is not None:
+        own = max(1, assign.rows - state_rows(needs.model.of, dtype))
+        more = min(more, d0 * assign.rows // own)
+    return assign.rows + more
+
+
+def state_rows(of: Architecture, dtype: str) -> int:
+    """As many rows as what a model's layers hold of a request however long it is."""
+    return -(-of.request_bytes // _with_spare(of.kv_bytes, dtype))
 
 
 def planned_rows(plan: Plan, dtype: str) -> int:
@@ -70,12 +80,17 @@ def planned_rows(plan: Plan, dtype: str) -> int:
     for node in plan.nodes[1:]:
         has = node.device.memory - (own if node.stage == plan.with_stage else 0)
         rows.append(_further_rows(needs, has, node.first, node.end, node.stage == last, dtype))
-    return asked.context + SPECULATIVE_ROWS + min(more for more in rows if more is not None)
+    whole = asked.context + SPECULATIVE_ROWS
+    states = state_rows(asked.model.of, dtype)
+    if rows[0] is not None:
+        rows[0] = rows[0] * (whole + states) // whole
+    return whole + states + min(more for more in rows if more is not None)
 
 
-def live_requests(rows: int, tokens: int) -> int:
-    """How many requests of so many tokens, of prompt and answer, may be live with these rows."""
-    return min(rows // (tokens + SPECULATIVE_ROWS), MOST_LIVE)
+def live_requests(rows: int, tokens: int, states: int = 0) -> int:
+    """How many requests of so many tokens, of prompt and answer, may be live with these rows, of
+    which each takes so many for its states."""
+    return min(rows // (tokens + SPECULATIVE_ROWS + states), MOST_LIVE)
 
 
 def _further_rows(needs: Needs, has: int, first: int, end: int, is_last: bool, dtype: str) -> int:
@@ -91,4 +106,4 @@ def _rows_in(nbytes: int, row: int, dtype: str) -> int:
 
 def _with_spare(row: int, dtype: str) -> int:
     """Bytes of a row as it is held, with what caches spare as they grow."""
-    return row * BYTES.get(dtype, PLANNED_BYTES) * (SPARE + 1) // (PLANNED_BYTES * SPARE)
+    return max(1, row * BYTES.get(dtype, PLANNED_BYTES) * (SPARE + 1) // (PLANNED_BYTES * SPARE))

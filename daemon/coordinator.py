@@ -18,7 +18,7 @@ from edgespec.daemon.access_list import clean_name
 from edgespec.daemon.access_store import AccessStore
 from edgespec.daemon.advertising import Advertising
 from edgespec.daemon.api_process import ApiOptions, ApiProcess
-from edgespec.daemon.cache_rows import cache_rows
+from edgespec.daemon.cache_rows import cache_rows, state_rows
 from edgespec.daemon.cluster import ClusterFolder
 from edgespec.daemon.emulation import coordinator_pace, described, emulated_costs
 from edgespec.daemon.health import UNKNOWN, SensorReader
@@ -40,6 +40,7 @@ from edgespec.net.block_server import BlockServer
 from edgespec.net.discovery_interfaces import reached_at
 from edgespec.net.emulated_link import PacedTransport
 from edgespec.net.slowness import slowness
+from edgespec.planning.architecture import architecture_of
 from edgespec.planning.cost_model import draft_head
 from edgespec.planning.costs import RingCosts
 from edgespec.planning.memory import SPECULATIVE_ROWS
@@ -249,7 +250,18 @@ class Loaded:
     def rows(self) -> int:
         """Of one request of full length, for which every device is planned (planning.memory); when
         the ring is up, of as many as there is memory for."""
-        return self.context_length + SPECULATIVE_ROWS
+        return self.context_length + SPECULATIVE_ROWS + self.state_rows
+
+    @property
+    def state_rows(self) -> int:
+        """Those that a request counts as more, for states that it has on the stages."""
+        from edgespec.model.families import folds  # late: it imports torch
+
+        model, config = self.model.head.config, self.config
+        if not folds(model):
+            return 0
+        of = architecture_of(model.settings, config.model)
+        return state_rows(of, config.cache_dtype or config.dtype)
 
     @property
     def ring(self) -> CoordinatorSettings:
@@ -272,6 +284,7 @@ class Loaded:
             own_stage=config.with_stage,
             usual=self.usual,
             folds=folds(self.model.head.config),
+            state_rows=self.state_rows,
         )
 
     def assign(self, blocks_port: int) -> Assign:

@@ -22,6 +22,8 @@ from edgespec.bench.script import (
 )
 from edgespec.bench.setup import Setup, draft_of, load_base, one_thread, ring_world
 from edgespec.drafting.base import Guesser
+from edgespec.drafting.independent import IndependentGuesser
+from edgespec.model.families import folds
 from edgespec.model.hub import local_folder
 from edgespec.model.sources import open_source
 from edgespec.model.tokenizer import require_same_tokenizer
@@ -90,8 +92,11 @@ class Together:
     def _independent(self, folder: str) -> Guesser:
         if folder not in self._known:
             require_same_tokenizer(local_folder(self._first.model), local_folder(folder))
+            source, dtype = open_source(folder), self._first.dtype
             vocabulary = self._loaded.head.vocab_size
-            self._known[folder] = KnownGuesses(open_source(folder), self._first.dtype, vocabulary)
+            if folds(source.config):  # whose rows cannot be put together anew
+                return IndependentGuesser(source, dtype, vocab_size=vocabulary)
+            self._known[folder] = KnownGuesses(source, dtype, vocabulary)
         return ScriptedGuesser(self._known[folder])
 
 

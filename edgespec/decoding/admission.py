@@ -46,7 +46,7 @@ class CoordinatorSettings:
     `vocabulary`: how many tokens the model has. `own_stage`: the stage on the coordinator's device,
     0: none. `usual`: how it is sampled where a request does not say. `folds`: some layers fold
     rows into states (types.boundaries): guesses are not far ahead, and no request begins with rows
-    of another.
+    of another; then a request counts as `state_rows` more, for what these take however long it is.
     """
 
     stages: int
@@ -65,6 +65,7 @@ class CoordinatorSettings:
     own_stage: int = 0
     usual: UsualSampling = NOTHING_SAID
     folds: bool = False
+    state_rows: int = 0
 
     def __post_init__(self) -> None:
         assert self.live >= 1

@@ -48,6 +48,7 @@ from edgespec.machines.events import (
     RingUp,
     Tick,
 )
+from edgespec.planning.memory import SPECULATIVE_ROWS
 from edgespec.policy.estimates import Learnt
 from edgespec.types.boundaries import AHEAD
 from edgespec.wire.client_messages import Cancel, Failed, LiveRequest, Submit
@@ -80,7 +81,8 @@ class CoordinatorMachine:
         table = ring.needs.ppd_tokens
         ppd = (table, ChainValues(table.depth)) if table else None
         ahead = AHEAD if ring.folds else ring.context_length
-        self._shared = Shared(self._flights, d0, self._snapshot, ppd, self.learnt, ahead)
+        spare = SPECULATIVE_ROWS + ring.state_rows
+        self._shared = Shared(self._flights, d0, self._snapshot, ppd, self.learnt, ahead, spare)
 
     def handle(self, event: Event, now: float) -> list[Effect]:
         """React to one event. Every request gets exactly one of Finished and Failed.

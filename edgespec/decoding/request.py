@@ -28,7 +28,6 @@ from edgespec.decoding.target_walk import chosen
 from edgespec.errors import LocalProtocolError
 from edgespec.machines.effects import Effect, SendStages
 from edgespec.machines.events import Event
-from edgespec.planning.memory import SPECULATIVE_ROWS
 from edgespec.policy.base import Decision, Policy, RequestView, Results, Send
 from edgespec.policy.pace import Pace
 from edgespec.tree.draft_tree import DraftTree
@@ -328,7 +327,7 @@ class Request:
         # The target token of a row after this position would be a token past the limit.
         self._last_position = len(tokens) + most_new - 2
         # Cache rows that it may come to take up on every stage.
-        self._capacity = len(tokens) + most_new + SPECULATIVE_ROWS
+        self._capacity = len(tokens) + most_new + self._shared.spare_rows
         self.begin(self.number)
 
     def read_ahead(self, now: float) -> Effect:
@@ -387,7 +386,8 @@ class Request:
     def rows_after(self, tokens: int) -> int:
         """Cache rows that it may take up on every stage until it has so many further tokens."""
         answered = len(self.answer.token_ids)
-        return min(self._capacity, len(self.prompt) + answered + tokens + SPECULATIVE_ROWS)
+        most = len(self.prompt) + answered + tokens + self._shared.spare_rows
+        return min(self._capacity, most)
 
     @property
     def context(self) -> tuple[int, ...]:

@@ -27,7 +27,7 @@ class WalkWatcher(Protocol):
 class Shared:
     """What the requests of one coordinator share. `ppd`: for a draft source that needs PPD rows.
     `learnt`: what requests of each policy taught. `most_ahead`: how many positions behind the root
-    guesses may be."""
+    guesses may be. `spare_rows`: cache rows that a request may take beside those of its tokens."""
 
     flights: Flights
     d0: D0Times
@@ -35,3 +35,4 @@ class Shared:
     ppd: tuple[PPDTable, ChainValues] | None
     learnt: Learnt
     most_ahead: int
+    spare_rows: int

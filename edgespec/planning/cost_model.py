@@ -85,12 +85,13 @@ def head_costs(
 class DraftCosts:
     """A draft model on D0: its layers at `bits` (4, 8 or 16), and its head.
 
-    `layer_bytes` as held; `kv_bytes`: keys and values of one row in one layer, 16 bit.
-    `ends_bytes`: what D0 holds of the draft's embedding and head, beside the base's head. `vocab`:
-    of how many tokens it ranks guesses. `captured`: whether its passes are, where CUDA graphs are
-    made: those of whole dense models. `operations`: of which a layer is made. `markov`: the matrix
-    that each ranked row goes through beside the head, and `joining` that which rows of the base
-    go through once, of sources that have them.
+    `layer_bytes` as held; `kv_bytes`: keys and values of one row in one layer, 16 bit;
+    `request_bytes`: what a layer holds of a request however long it is. `ends_bytes`: what D0
+    holds of the draft's embedding and head, beside the base's head. `vocab`: of how many tokens
+    it ranks guesses. `captured`: whether its passes are, where CUDA graphs are made: those of
+    whole dense models. `operations`: of which a layer is made. `markov`: the matrix that each
+    ranked row goes through beside the head, and `joining` that which rows of the base go
+    through once, of sources that have them.
     """
 
     name: str
@@ -105,6 +106,7 @@ class DraftCosts:
     operations: float = DRAFT_HEAD_OPERATIONS
     markov: HeadCosts = HeadCosts(0)
     joining: HeadCosts = HeadCosts(0)
+    request_bytes: int = 0
 
     @property
     def held_bytes(self) -> int:
@@ -258,6 +260,7 @@ def draft_costs_of(
         vocab=of.vocab,
         captured=not of.experts,
         operations=layer_operations(of.family, of.active),
+        request_bytes=of.request_bytes,
     )
 
 

@@ -160,7 +160,8 @@ class Needs:
         draft = self.model.draft
         here = not self.head_last
         head, original = here * self.model.costs.head.bytes, here * self.model.of.head_bytes
-        cache = draft.layers * self.rows * draft.kv_bytes
+        of_requests = self.requests * draft.request_bytes
+        cache = draft.layers * (self.rows * draft.kv_bytes + of_requests)
         work = self._logits - SHARED_BYTES if beside_stage else self._logits
         if not beside_stage:
             work = max(work, original - draft.held_bytes - cache)

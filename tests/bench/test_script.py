@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from msgspec import structs
+from support.checkpoints import write_family
 from support.plays import play_all
 from support.tiers import thorough, tiered
 from support.torch_rings import BASE, DRAFT, generated
 
 from edgespec.bench.report import Played, run_of
-from edgespec.bench.script import plain_texts
+from edgespec.bench.script import ScriptedGuesser, plain_texts
 from edgespec.bench.setup import Setup, load_base
 from edgespec.bench.simulated import play, simulate
 from edgespec.bench.together import Together
@@ -21,7 +25,9 @@ from edgespec.bench.workloads import default_prompts
 from edgespec.daemon.bundled_models import bundled
 from edgespec.daemon.profiles import profile_named
 from edgespec.drafting.choice import parse_draft
+from edgespec.drafting.independent import IndependentGuesser
 from edgespec.machines.effects import RunBlock
+from edgespec.model.loader import Checkpoint
 from edgespec.planning.cost_model import cost_model_named
 from edgespec.policy.registry import POLICIES
 from edgespec.sim.links import LinkSpec
@@ -158,3 +164,16 @@ def test_stages_that_err_are_found_out(
     monkeypatch.setattr("edgespec.bench.together.FakeBlock", block)
     wrong = play_all(setup, ["flowspec"])
     assert not run_of("flowspec", {**plain, **wrong}, ["n"] * 4, "m").exact
+
+
+def test_a_draft_that_folds_rows_is_run_itself(tmp_path: Path) -> None:
+    """Rows that are looked up are put beside each other anew, which takes all of them."""
+    vocab = {"vocab_size": Checkpoint(DRAFT).config.vocab_size}
+    folder = write_family(tmp_path / "m", "granitemoehybrid-mamba", eos_token_id=None, **vocab)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(Path(DRAFT) / name, folder)
+    together = object.__new__(Together)
+    loaded = SimpleNamespace(head=SimpleNamespace(**vocab))
+    together.__dict__ |= {"_first": SETUP, "_loaded": loaded, "_known": {}}
+    assert isinstance(together._independent(str(folder)), IndependentGuesser)
+    assert isinstance(together._independent(DRAFT), ScriptedGuesser)

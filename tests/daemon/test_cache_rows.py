@@ -11,7 +11,13 @@ from msgspec import structs
 
 from edgespec.config import HEADS, Address, CoordinatorConfig
 from edgespec.daemon.bundled_models import bundled
-from edgespec.daemon.cache_rows import cache_rows, live_requests, planned_rows, stage_rows
+from edgespec.daemon.cache_rows import (
+    cache_rows,
+    live_requests,
+    planned_rows,
+    stage_rows,
+    state_rows,
+)
 from edgespec.daemon.planning import Quants, model_to_plan, planned_needs
 from edgespec.daemon.profiles import profile_named
 from edgespec.decoding.row_account import CachedPrefix, RowAccount
@@ -52,6 +58,25 @@ def test_half_of_the_memory_beyond_the_plan_is_for_further_rows() -> None:
     assert rows(planned + room, dtype="float64") == ONE + 200
     assert rows(planned + room, first=0, end=3) == ONE + 800, "its embedding stays in its file"
     assert rows(64 * GIB) == 8 * ONE, "as many as the live requests can use"
+
+
+def test_what_layers_fold_of_each_request_has_room_too() -> None:
+    """However short requests are: some hundred MiB each, where a token takes some KiB."""
+    model = model_to_plan("granite-4-h-micro", Quants("int4"), "").model
+    plan, layers = Needs(model, 1024, 1, False), 10
+    states = state_rows(model.of, "bfloat16")
+    one = structs.replace(ASSIGN, first=0, end=layers, rows=ONE + states)
+    for room in range(4):
+        spare = 2 * room * layers * model.of.request_bytes + 2 * 10**8
+        rows = stage_rows(plan, 8, None, one, device(plan.stage(layers).total + spare))
+        assert live_requests(rows, 2, states) == 1 + room, "10 ** 8 bytes are for their tokens"
+        assert stage_rows(plan, 8, ONE * room, one, device(64 * GIB)) == (1 + room) * one.rows
+
+
+def test_layers_that_all_fold_take_no_memory_for_a_row() -> None:
+    of = replace(model_to_plan("granite-4-h-micro", Quants("int4"), "").model.of, states=40)
+    assert of.kv_bytes == 0
+    assert state_rows(of, "bfloat16") == of.request_bytes
 
 
 @pytest.mark.parametrize(("boards", "quantised"), [(2, "int4"), (4, "int4"), (5, "int8")])

@@ -283,14 +283,19 @@ def _named(
 
 def _of_all_layers(stored: StoredTensor, name: str, layers: int) -> Iterator[tuple[str, Place]]:
     """What each layer has of a tensor for all."""
+    width, rest = divmod(stored.columns, layers)
+    if name == "embed_tokens_per_layer" and (rest or width % stored.type.columns):
+        raise ModelError(
+            f"{stored.name!r} in {stored.file} has {stored.columns} columns in blocks of "
+            f"{stored.type.columns}, which {layers} layers cannot share; use another file"
+        )
     for layer in range(layers):
         place = Place(stored, 0, stored.shape)
         if name == "embed_tokens_per_layer":
-            width = stored.columns // layers
             place = Place(stored, 0, (stored.shape[0], width), column=layer * width)
         elif name == "per_layer_model_projection":
-            width = stored.rows // layers
-            place = Place(stored, layer * width, (width, stored.columns))
+            rows = stored.rows // layers
+            place = Place(stored, layer * rows, (rows, stored.columns))
         yield f"model.layers.{layer}.{name}.weight", place
 
 

@@ -107,6 +107,14 @@ def test_blocks_of_a_file_keep_its_tables_in_its_codes(tmp_path: Path) -> None:
             assert tables == of_layers | ({EMBEDDING} if first else set())
 
 
+def test_tables_whose_blocks_reach_over_layers_are_refused(tmp_path: Path) -> None:
+    folder = write_family(tmp_path / "m", "gemma4_text", hidden_size_per_layer_input=16)
+    file = tmp_path / "it.gguf"
+    write_gguf(folder, file, lambda name, _: "Q8_0" if "embed_tokens_per" in name else "F32")
+    with pytest.raises(ModelError, match="64 columns in blocks of 32, which 4 layers cannot share"):
+        Block(open_source(file), 0, 4)
+
+
 def test_every_packed_type_to_the_bit() -> None:
     """Random blocks, all of whose codes and steps occur, as gguf's own package reads them; and
     the stored form of their codes, whose every scale is a product that float32 holds."""
