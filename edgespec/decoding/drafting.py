@@ -74,7 +74,7 @@ class Drafting:
         self._sampling, self._way = sampling, sampling.without_seed
         self._estimates, self._d0 = estimates, shared.d0
         self._grammar = None if rules is None else rules.grammar
-        self._last_position = last_position
+        self._last_position, self._most_ahead = last_position, shared.most_ahead
         self._jobs = 0
 
     # --- what the source is asked -------------------------------------------------------------
@@ -157,7 +157,7 @@ class Drafting:
         if isinstance(draft.plan, Expand) and isinstance(guesses, Children):
             further = guesses.further(len(draft.plan.ids))
         self._d0.draft_ended((self._number, draft.job), now, further)
-        plan, last = draft.plan, self._last_position
+        plan = draft.plan
         if isinstance(plan, Expand):
             assert isinstance(guesses, Children)
             assert tree is not None
@@ -170,7 +170,7 @@ class Drafting:
         assert tree is not None
         deepens = isinstance(plan, Deepen)
         since = answer[draft.context_length - prompt :]
-        added = tree.merge(guesses, since, plan.keep, last, only_new=deepens)
+        added = tree.merge(guesses, since, plan.keep, self._deepest(tree), only_new=deepens)
         self.exhausted = deepens and added == 0
         return True
 
@@ -183,7 +183,12 @@ class Drafting:
                 scores[guesses.certain] = 0.0
         else:
             guesses = replace(guesses, chains=())
-        tree.attach(plan.ids, guesses, plan.keep, self._last_position, scores)
+        tree.attach(plan.ids, guesses, plan.keep, self._deepest(tree), scores)
+
+    def _deepest(self, tree: DraftTree) -> int:
+        """The last position that guesses may have: however many plans have grown the tree, stages
+        fold rows into states by it (types.boundaries)."""
+        return min(self._last_position, tree.position(tree.root) + self._most_ahead)
 
     # --- what the ring gives ------------------------------------------------------------------
 
@@ -191,7 +196,8 @@ class Drafting:
         """PPD rows below the nodes `ids`, which leave with `rows`; none if the source has none."""
         if self.ppd_rows is None:
             return Rows.none()
-        return self.ppd_rows.hang(tree, ids, len(rows), self._last_position, self._estimates.step)
+        last = self._deepest(tree)
+        return self.ppd_rows.hang(tree, ids, len(rows), last, self._estimates.step)
 
     def awaited(self, tree: DraftTree) -> tuple[int, ...]:
         """PPD rows that no stage may drop."""

@@ -16,12 +16,14 @@ from edgespec.drafting.ranking import Ranking, Unranked
 from edgespec.drafting.steps import Steps, call
 from edgespec.model.block import Block
 from edgespec.model.ends import OutputHead
+from edgespec.model.families import folds
 from edgespec.model.joint import CachedPart
 from edgespec.model.kv_cache import TwoRegionCache
 from edgespec.model.source import TensorSource
 from edgespec.model.tree_attention import tree_mask
 from edgespec.tree.drafted import Children
 from edgespec.tree.ledger import BoolArray, IntArray, RetainSet, RowLedger, Rows
+from edgespec.types.boundaries import AHEAD
 from edgespec.types.features import Features
 from edgespec.verify.sampling import Sampling
 
@@ -60,11 +62,14 @@ class WholeModelGuesser(Guesser, Generic[RowsT]):
         known: int,
         most_rows: int,
         vocab_size: int | None,
+        most_ahead: int | None = None,
     ) -> None:
         """`new_rows` begins a request, given its number. `head`: the draft model's own; `known`:
         tokens that it can read; `most_rows`: its context. `vocab_size`: tokens that the base model
-        knows; no others are guessed (embeddings may be padded to different sizes)."""
+        knows; no others are guessed (embeddings may be padded to different sizes). `most_ahead`:
+        guesses stand at most so many positions behind the context."""
         super().__init__(name)
+        self._most_ahead = most_ahead or most_rows
         self._new_rows, self._head = new_rows, head
         self._known, self._max_rows = known, most_rows
         self._vocab_size = min(vocab_size or head.vocab_size, head.vocab_size)
@@ -107,9 +112,9 @@ class WholeModelGuesser(Guesser, Generic[RowsT]):
 
     def guessing(self, request: int, paths: Sequence[TokenPath], width: int) -> Steps[Children]:
         """The best children of each path (see drafting.base); none for one that is longer than the
-        draft model's context, or has a token that the draft model lacks."""
+        draft model's context, or farther ahead, or has a token that the draft model lacks."""
         rows = self._rows[request]
-        room = self._max_rows - len(rows.context)
+        room = min(self._max_rows - len(rows.context), self._most_ahead)
         usable = [
             index for index, path in enumerate(paths) if len(path) <= room and self._knows(path)
         ]
@@ -222,6 +227,8 @@ class GuessCache:
             yield from self._commit(run[begin : begin + PASS_ROWS])
 
     def rewind(self, rows: int) -> None:
+        if not self._kv.goes_on(rows):
+            rows, self._kv = 0, self._passes.block.new_cache(0)
         self.context = self.context[:rows]
         ids = np.arange(len(self.context))
         self._kv.gather(len(ids), np.zeros(0, np.int64))
@@ -231,9 +238,10 @@ class GuessCache:
         self._row_behind, self._hidden = {}, None
 
     def copy(self, other: GuessCache, rows: int) -> None:
-        self.context = other.context[:rows]
-        self._kv = other._kv.fork(0, len(self.context))
-        self.rewind(rows)
+        if other._kv.goes_on(rows):
+            self.context = other.context[:rows]
+            self._kv = other._kv.fork(0, len(self.context))
+            self.rewind(rows)
 
     def hidden_behind(self, paths: Sequence[TokenPath]) -> Steps[torch.Tensor]:
         """One forward pass runs the rows that are missing, ancestors included; needs a context."""
@@ -344,4 +352,5 @@ class IndependentGuesser(WholeModelGuesser[GuessCache]):
             known=block.vocab_size,
             most_rows=int(source.config.max_position_embeddings),
             vocab_size=vocab_size,
+            most_ahead=AHEAD if folds(source.config) else None,
         )

@@ -98,6 +98,12 @@ class FoldedRows:
             )
         return max(here, default=0)
 
+    def goes_on(self, length: int) -> bool:
+        """Whether what rows read that come behind the first `length` ones is all there."""
+        boundary = boundary_of(length)
+        every = self.states.values()
+        return not self._gone or all(any(at <= boundary for at in mine) for mine in every)
+
     def slots(self, layer: int) -> torch.Tensor:
         """Where the rows of a layer are, as kernels.layers.Memory has it: int64 [1, 2]. Slots that
         were given back count too."""

@@ -275,6 +275,10 @@ class TwoRegionCache:
         other._place_anew()
         return other
 
+    def goes_on(self, length: int) -> bool:
+        """Whether other rows may follow its first `length` ones, here or in a fork."""
+        return self.folded is None or self.folded.goes_on(length)
+
     def _rows(self, layer: int, first: int, count: int) -> torch.Tensor:
         """The rows [parts, heads, count, width] in slots that lie in one stem or behind all."""
         begin = 0

@@ -17,6 +17,7 @@ from msgspec import Meta, Struct, convert, structs
 
 from edgespec.planning.architecture import MOST_LAYERS
 from edgespec.planning.operations import OWN_OPERATIONS
+from edgespec.types.boundaries import AHEAD
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -34,6 +35,8 @@ _ROPE_NEEDS = {
 
 MOST_TAPS = 64
 """Of a short convolution; LFM2 has 3."""
+MOST_FOLDED_TAPS = AHEAD + 1
+"""Of one in front of a state: a row reads those rows alone that are not folded. Granite 4 has 4."""
 MOST_STATE = 1 << 12
 """Numbers of a state's key, or of its value; Granite 4 has 128 and 64."""
 
@@ -86,19 +89,20 @@ class _Fields(Struct, kw_only=True):
     partial_rotary_factor: float | None = None
     conv_L_cache: Annotated[int, Meta(ge=1, le=MOST_TAPS)] = 3
     conv_bias: bool = False
+    num_local_experts: Annotated[int, Meta(ge=0)] | None = None
     shared_intermediate_size: Count = 1024
     position_embedding_type: str | None = None
     mamba_n_heads: Count = 128
     mamba_n_groups: Count = 1
     mamba_d_state: Annotated[int, Meta(ge=1, le=MOST_STATE)] = 256
     mamba_d_head: Annotated[int, Meta(ge=1, le=MOST_STATE)] | str = "auto"
-    mamba_d_conv: Annotated[int, Meta(ge=1, le=MOST_TAPS)] = 4
+    mamba_d_conv: Annotated[int, Meta(ge=1, le=MOST_FOLDED_TAPS)] = 4
     mamba_expand: Count = 2
     mamba_conv_bias: bool = True
     mamba_proj_bias: bool = False
     time_step_limit: tuple[Any, Any] = (0.0, math.inf)
     full_attention_interval: Count = 4
-    linear_conv_kernel_dim: Annotated[int, Meta(ge=1, le=MOST_TAPS)] = 4
+    linear_conv_kernel_dim: Annotated[int, Meta(ge=1, le=MOST_FOLDED_TAPS)] = 4
     linear_key_head_dim: Annotated[int, Meta(ge=1, le=MOST_STATE)] = 128
     linear_value_head_dim: Annotated[int, Meta(ge=1, le=MOST_STATE)] = 128
     linear_num_key_heads: Count = 16
@@ -158,7 +162,7 @@ _LFM2 = {"rms_norm_eps": 1e-5, "num_key_value_heads": 8, "tie_word_embeddings": 
 _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "llama": _LLAMA,
     "granite": _LLAMA,
-    "granitemoehybrid": _LLAMA,
+    "granitemoehybrid": {**_LLAMA, "num_local_experts": 8},
     "qwen3_5_text": {
         **_sizes(248_320, 4_096, 12_288, 32, 16, 32_768),
         "num_key_value_heads": 4,
@@ -343,7 +347,12 @@ def _complete_full_layers(found: _Fields) -> None:
         shape = convert({"head_dim": found.head_dim} | own, _FullKeys)
         found.global_head_dim = shape.head_dim
         found.num_global_key_value_heads = shape.num_key_value_heads or found.num_key_value_heads
-    own_keys = types[: len(types) - found.num_kv_shared_layers]
+    heads, of_keys = found.num_attention_heads, found.num_global_key_value_heads
+    if not of_keys or heads % of_keys:
+        raise ValueError(f"{heads} heads for {of_keys} of keys in layers without a window")
+    if found.global_head_dim % 2:  # of which all is turned
+        raise ValueError(f"heads of {found.global_head_dim} numbers in layers without a window")
+    own_keys = types[: max(0, len(types) - found.num_kv_shared_layers)]
     if set(own_keys) != set(types):
         raise ValueError(
             f"num_kv_shared_layers is {found.num_kv_shared_layers}: a type of layers has no keys"

@@ -415,7 +415,11 @@ def _uneven(config: Mapping[str, object], where: str, layers: int, kv_heads: int
         dim = _count(config, where, "global_head_dim", 512)
         heads = _count(config, where, "num_global_key_value_heads", kv_heads) if same else kv_heads
     shared = config.get("num_kv_shared_layers") or 0
-    if not isinstance(shared, int) or set(kinds[: layers - shared]) != set(kinds):
+    if (
+        not isinstance(shared, int)
+        or not 0 <= shared < layers
+        or set(kinds[: layers - shared]) != set(kinds)
+    ):
         raise ConfigError(f"{where}: num_kv_shared_layers is {shared!r}, which cannot be")
     told = config.get("hidden_size_per_layer_input", 256)
     mixture = config.get("enable_moe_block") is True

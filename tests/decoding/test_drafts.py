@@ -285,3 +285,18 @@ def test_guesses_stay_where_states_are_not_folded_yet() -> None:
         wire.submit(submit(1, "hello", 200, "flowspec"))
         with case(folds):
             assert wire.request.view().depth_left == left
+
+
+def test_guesses_that_grew_farther_are_left_out_until_states_are_folded() -> None:
+    """A tree is deepened again and again while segments are under way: on a long ring often."""
+    at = np.arange(60)
+    for folds, deepest in ((False, 60), (True, AHEAD)):
+        wire = Wire(folds=folds, kept_rows=1000)
+        wire.submit(submit(1, "hello", 200, "flowspec"))
+        wire.take_draft_of_the_prompt()
+        wire.back(wire.segments[0])
+        wire.head(10)
+        wire.drafted(DraftedTree(at - 1, at + 11, -0.1 * (at + 1.0)))
+        tree = wire.tree
+        with case(folds):
+            assert tree.position(max(tree.ids)) - tree.position(tree.root) == deepest

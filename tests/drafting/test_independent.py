@@ -9,7 +9,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.checkpoints import plain_logits, reference, write_checkpoint
+from support.cases import case
+from support.checkpoints import plain_logits, reference, write_checkpoint, write_family
 from support.distribution import guess_log_scores
 from support.growers import SoloGrower
 from support.passes import rows_of
@@ -22,6 +23,7 @@ from edgespec.errors import LocalProtocolError
 from edgespec.model.block import Block
 from edgespec.model.loader import Checkpoint
 from edgespec.tree.drafted import FROM_ROOT, DraftedTree
+from edgespec.types.boundaries import AHEAD
 from edgespec.types.draft_pass import DraftPass
 from edgespec.types.static_shapes import groups
 from edgespec.verify.sampling import Sampling
@@ -297,3 +299,38 @@ def test_calls_out_of_order_are_our_own_bug(pair: Pair) -> None:
     for context in ([], [3], [3, 5]):
         with pytest.raises(LocalProtocolError, match="only grow"):
             pair.draft.refresh(1, context, 1, 1)
+
+
+def test_a_draft_whose_layers_fold_rows_reads_again_what_it_no_longer_has(tmp_path: Path) -> None:
+    """The base's may all attend: then requests begin anywhere in others, and trees are deep."""
+    name = "granitemoehybrid-mamba"
+    source = Checkpoint(write_family(tmp_path / name, name))
+    text = tokens(5, 300)
+    for ends in (False, True):
+        draft = SoloGrower(IndependentGuesser(source))
+        draft.open(1, GREEDY)
+        draft.refresh(1, text, 1, 1)
+        draft.open(2, GREEDY)
+        draft.fork(2, 1, 90, ends)
+        other = [*text[:90], *tokens(6, 20)]
+        draft.open(3, GREEDY)
+        with case(ends):
+            again, plain = (draft.refresh(number, other, 3, 4) for number in (2, 3))
+            assert again.tokens.tolist() == plain.tokens.tolist()
+            assert np.array_equal(again.scores, plain.scores)
+
+
+def test_a_draft_whose_layers_fold_rows_guesses_no_farther_than_these_go_back(
+    tmp_path: Path,
+) -> None:
+    name = "granitemoehybrid-mamba"
+    draft = SoloGrower(IndependentGuesser(Checkpoint(write_family(tmp_path / name, name))))
+    text = tokens(5, 200)
+    for number, end in ((1, len(text)), (2, 160)):
+        draft.open(number, GREEDY)
+        context = text[:end]
+        draft.refresh(number, context, 1, 1)
+        for length in (AHEAD - 1, AHEAD, 2 * AHEAD, 3 * AHEAD):
+            deep = draft.expand(number, context, [tuple(tokens(7, length))], 2)
+            assert bool(len(deep)) == (length <= AHEAD), length
+        draft.refresh(number, [*context, 3], 1, 1)

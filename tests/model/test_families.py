@@ -65,6 +65,10 @@ DENSE = [name for name in NAMES if name not in MIXTURES]
 QUICK = [*FIRST, "gpt_oss", "ministral3", "granite", "smollm3-windows", "olmo3"]
 
 
+ABSENT = object()
+"""In the place of a setting: config.json leaves it out."""
+
+
 class Zoo:
     """Folders and reference models of all families, each made when first asked for."""
 
@@ -88,7 +92,8 @@ class Zoo:
         """A copy of a family's folder whose config.json says something else."""
         shutil.copytree(self.folder(name), target)
         file = target / "config.json"
-        file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+        changed = json.loads(file.read_text()) | changes
+        file.write_text(json.dumps({k: v for k, v in changed.items() if v is not ABSENT}))
         return target
 
 
@@ -629,6 +634,7 @@ def test_every_accepted_type_is_tested_here() -> None:
 ANGLES = {"rope_type": "default", "rope_theta": 1e4}
 QWEN35 = {"model_type": "qwen3_6", "text_config": {"layer_types": [FULL, "linear_attention"] * 2}}
 LONGROPE = {"rope_type": "longrope", "short_factor": [1.0] * 2, "long_factor": [2.0] * 2}
+FULL_KEYS = {"per_layer_config": None, "attention_k_eq_v": True}
 DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
 
 
@@ -660,6 +666,10 @@ DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
         ("gemma4_text", {"model_type": "gemma4_assistant"}, "reads the keys of the model.*-e2b$"),
         ("gemma4_text", {"use_bidirectional_attention": "all"}, "see later ones"),
         ("gemma4_text", {"num_kv_shared_layers": 3}, "num_kv_shared_layers is 3: a type of layers"),
+        ("gemma4_text", {"num_kv_shared_layers": 5}, "num_kv_shared_layers is 5: a type of layers"),
+        ("gemma4_text", FULL_KEYS | {"num_global_key_value_heads": 3}, "4 heads for 3 of keys in"),
+        ("gemma4_text", FULL_KEYS | {"num_global_key_value_heads": 8}, "4 heads for 8 of keys in"),
+        ("gemma4_text", FULL_KEYS | {"global_head_dim": 7}, "heads of 7 numbers in layers without"),
         ("gemma4_text", {"layer_types": [FULL, SLIDING] * 2}, "must be 'full_attention'"),
         ("gemma4_text", {"per_layer_config": {"0": {"head_dim": 4}}}, "among layers of one type"),
         ("gemma4_text", {"vocab_size_per_layer_input": 95}, "95 of 96 tokens"),
@@ -671,7 +681,11 @@ DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
         ),
         ("granitemoehybrid-mamba", {"mamba_n_heads": 7}, "mamba_n_heads 7.*mamba_expand 2 times"),
         ("granitemoehybrid-mamba", {"time_step_limit": [1, 0]}, r"time_step_limit is"),
+        # A row reads the rows that are not folded into its state, and no others.
+        ("granitemoehybrid-mamba", {"mamba_d_conv": 34}, "<= 33.*mamba_d_conv"),
+        ("qwen3_5_text", {"linear_conv_kernel_dim": 34}, "<= 33.*linear_conv_kernel_dim"),
         ("granitemoehybrid", {"num_local_experts": 4}, "with experts"),
+        ("granitemoehybrid", {"num_local_experts": ABSENT}, "with experts"),
         ("gpt_oss", {"num_experts_per_tok": 7}, "a token goes to 7 of 6 experts"),
         ("gpt_oss", {"num_local_experts": 10**9}, "num_local_experts is 1000000000, edgespec runs"),
         ("gpt_oss", {"partial_rotary_factor": 1 << 20}, "turns 16777216 numbers of a head's 16"),

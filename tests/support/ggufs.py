@@ -21,6 +21,7 @@ ARCHITECTURES = {
     "llama": "llama",
     "mistral": "llama",
     "granite": "granite",
+    "granitemoehybrid": "granitehybrid",
     "smollm3": "smollm3",
     "qwen2": "qwen2",
     "qwen3": "qwen3",
@@ -91,6 +92,15 @@ def write_gguf(
         stored = _stored(numbers, kind, seed=len(meant))
         plain = stored if kind == GGMLQuantizationType.F32 else quants.dequantize(stored, kind)
         meant[name] = torch.from_numpy(np.ascontiguousarray(plain, dtype=np.float32))
+        if name.endswith("mamba.A_log"):
+            stored = -np.exp(stored)
+            meant[name] = torch.from_numpy(np.log(-stored.astype(np.float64)).astype(np.float32))
+        if architecture == "granitehybrid" and "gate_up_proj" in name:
+            for part, half in zip(("gate", "up"), np.split(stored, 2), strict=True):
+                one = name.replace("gate_up", part)
+                theirs, _ = _their_name(architecture, one, source.layers)
+                writer.add_tensor(theirs, half, raw_dtype=kind)
+            continue
         theirs, expert = _their_name(architecture, name, source.layers)
         if expert is not None:
             stack = stacks.setdefault(theirs, {})
@@ -114,8 +124,15 @@ def write_gguf(
         meant = {_in_mixtral(name): one for name, one in meant.items()}
     if architecture in ("lfm2", "lfm2moe"):
         meant = {_in_lfm2(name): one for name, one in meant.items()}
+    if architecture == "granitehybrid":
+        meant = {_in_granite(name): one for name, one in meant.items()}
     save_file(meant, twin / "model.safetensors", {"format": "pt"})
     return twin
+
+
+def _in_granite(name: str) -> str:
+    name = name.replace("mlp.gate_up_proj", "shared_mlp.input_linear")
+    return name.replace("mlp.down_proj", "shared_mlp.output_linear")
 
 
 def _in_mixtral(name: str) -> str:
@@ -166,6 +183,8 @@ def write_gguf_family(root: Path, name: str, type_of: TypeOf, **settings: Any) -
     chosen = {"intermediate_size": 64, "moe_intermediate_size": 32, "query_pre_attn_scalar": 16}
     if name.startswith("gemma4_text"):
         chosen |= {"hidden_size_per_layer_input": 32 * ("experts" not in name)}
+    if name.startswith("granitemoehybrid"):
+        chosen |= {"shared_intermediate_size": 64}
     if name == "lfm2":
         chosen |= {"block_multiple_of": 32}
     if name == "lfm2_moe":
@@ -203,6 +222,8 @@ def _their_name(architecture: str, name: str, layers: int) -> tuple[str, int | N
     if architecture in ("lfm2", "lfm2moe"):
         name = name.replace("model.norm", "model.embedding_norm")
         name = name.replace("mlp.expert_bias", "feed_forward.expert_bias")
+    if architecture == "granitehybrid":
+        name = name.replace("dt_bias", "dt_proj.bias")
     parts, expert = name.split("."), None
     if architecture == "gemma4" and parts[-2] == "router" and "scale" in parts[-1]:
         of = "ffn_gate_inp" if parts[-1] == "scale" else "ffn_down_exps"
@@ -219,14 +240,18 @@ def _their_name(architecture: str, name: str, layers: int) -> tuple[str, int | N
 
 def _as_converted(architecture: str, name: str, stored: np.ndarray, config: Any) -> np.ndarray:
     """What llama.cpp's converter does to a tensor."""
-    if architecture in ("llama", "mistral3", "granite", "smollm3") and (
+    if architecture in ("llama", "mistral3", "granite", "granitehybrid", "smollm3") and (
         ".attn_q." in name or ".attn_k." in name
     ):
         heads = config.num_attention_heads if "_q." in name else config.num_key_value_heads
         halves = stored.reshape(heads, 2, stored.shape[0] // heads // 2, *stored.shape[1:])
         return np.ascontiguousarray(halves.swapaxes(1, 2).reshape(stored.shape))
-    if name.endswith("shortconv.conv.weight"):
+    if name.endswith(("shortconv.conv.weight", "ssm_conv1d.weight")):
         return stored[:, 0]
+    if name.endswith((".ssm_a", ".ssm_d")):
+        return stored[:, None]
+    if name.endswith("ssm_norm.weight"):
+        return stored.reshape(config.mamba_n_groups, -1)
     if (
         architecture.startswith("gemma")
         and architecture != "gemma4"
@@ -264,6 +289,9 @@ def _add_settings(writer: GGUFWriter, config: Any, settings: Mapping[str, Any]) 
     if "conv" in (getattr(config, "layer_types", None) or ()):
         kv_heads = [config.num_key_value_heads * (kind != "conv") for kind in config.layer_types]
         writer.add_shortconv_l_cache(config.conv_L_cache)
+    if config.model_type == "granitemoehybrid":
+        states = [kind == "linear_attention" for kind in config.layer_types]
+        kv_heads = [config.num_key_value_heads * (not one) for one in states]
     if config.model_type == "gemma4_text":
         of_full = config.num_global_key_value_heads
         types = config.layer_types
@@ -292,7 +320,17 @@ def _of_family(config: Any) -> Iterator[tuple[str, Any]]:
         for cap in ("attn_logit_softcapping", "final_logit_softcapping"):
             if getattr(config, cap, None):
                 yield cap, float(getattr(config, cap))
-    if config.model_type == "granite":
+    if config.model_type == "granitemoehybrid":
+        yield "ssm.conv_kernel", config.mamba_d_conv
+        yield "ssm.state_size", config.mamba_d_state
+        yield "ssm.group_count", config.mamba_n_groups
+        yield "ssm.inner_size", config.mamba_expand * config.hidden_size
+        yield "ssm.time_step_rank", config.mamba_n_heads
+        yield "rope.scaling.finetuned", config.position_embedding_type == "rope"
+        yield "expert_count", 0
+        yield "expert_used_count", 0
+        yield "expert_shared_feed_forward_length", config.shared_intermediate_size
+    if config.model_type in ("granite", "granitemoehybrid"):
         yield "attention.scale", config.attention_multiplier
         yield "embedding_scale", config.embedding_multiplier
         yield "residual_scale", config.residual_multiplier

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Container, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from edgespec.errors import ModelError
 from edgespec.model.gguf.reader import GgufFile, StoredTensor
@@ -66,6 +66,15 @@ _CONVOLUTIONS = {
     "shortconv.in_proj": "conv.in_proj",
     "shortconv.out_proj": "conv.out_proj",
 }
+_MAMBA = {
+    "ssm_in": "mamba.in_proj",
+    "ssm_conv1d": "mamba.conv1d",
+    "ssm_dt": "mamba.dt_bias",
+    "ssm_a": "mamba.A_log",
+    "ssm_d": "mamba.D",
+    "ssm_norm": "mamba.norm",
+    "ssm_out": "mamba.out_proj",
+}
 _GEMMA4 = _FOUR_NORMS | {
     "ffn_gate_inp": "router.proj",
     "ffn_gate_exps": "experts.{}.gate_proj",
@@ -92,13 +101,21 @@ _OF_ALL_LAYERS = {
 _UNREAD = ("attn_k", "attn_v", "attn_k_norm")
 """What files may hold of a layer that reads the keys of another."""
 _CONVOLVING_MIXTURE = _EXPERTS | _CONVOLUTIONS | {"exp_probs_b": "mlp.expert_bias"}
-_BARE = ("layer_scalar", "self_attn.sinks", "mlp.expert_bias")
+_BARE = (
+    *("layer_scalar", "self_attn.sinks", "mlp.expert_bias"),
+    *("mamba.dt_bias", "mamba.A_log", "mamba.D"),
+)
 """Tensors whose names in transformers' models end there."""
 ROPE = "rope_freqs.weight"
 SETTINGS = (ROPE, "rope_factors_long.weight", "rope_factors_short.weight")
 """Tensors that become settings."""
 
-_OF_LAYER = re.compile(r"blk\.(\d+)\.([\w.]+)\.(weight|bias|scale)")
+_FLAT = ("mamba.A_log", "mamba.D", "mamba.norm")
+"""Vectors that the converter gives a second axis."""
+_TAPS = ("conv.conv.weight", "mamba.conv1d.weight")
+"""Kernels of channels that each have one input, an axis that the converter drops."""
+
+_OF_LAYER = re.compile(r"blk\.(\d+)\.([\w.]+?)(?:\.(weight|bias|scale))?")
 
 
 @dataclass(frozen=True)
@@ -108,19 +125,21 @@ class GgufArchitecture:
 
     `layer`: names within a layer, where they are not those that most have. `paired`: rows of
     queries and keys that are rotated together are neighbours. `shifted_norms`: norms are stored
-    with 1 added.
+    with 1 added. `split`: gate and up are apart, which transformers' models have in one matrix.
     """
 
     model_type: str
     layer: Mapping[str, str] = field(default_factory=dict)
     paired: bool = False
     shifted_norms: bool = False
+    split: bool = False
 
 
 ARCHITECTURES = {
     "llama": GgufArchitecture("llama", _EXPERTS, paired=True),
     "mistral3": GgufArchitecture("mistral", paired=True),
     "granite": GgufArchitecture("granite", paired=True),
+    "granitehybrid": GgufArchitecture("granitemoehybrid", _MAMBA, paired=True, split=True),
     "smollm3": GgufArchitecture("smollm3", paired=True),
     "qwen2": GgufArchitecture("qwen2"),
     "qwen3": GgufArchitecture("qwen3"),
@@ -153,7 +172,9 @@ class Place:
     """One tensor of transformers' in a file: some rows of a stored one, from `first`, in `shape`.
 
     `heads`: its rows lie in pairs within each of that many heads; 0 where they are in order.
-    `less`: what is to be subtracted from it. `column`: the first one that is its own.
+    `less`: what is to be subtracted from it. `column`: the first one that is its own. `behind`:
+    another stored tensor, of as many rows, that are its last. `flat`: it has one axis, for those
+    in `shape`. `decay`: it is stored as -exp of what it is.
     """
 
     stored: StoredTensor
@@ -162,6 +183,9 @@ class Place:
     heads: int = 0
     less: float = 0.0
     column: int = 0
+    behind: StoredTensor | None = None
+    flat: bool = False
+    decay: bool = False
 
 
 def architecture_of(file: GgufFile) -> GgufArchitecture:
@@ -204,7 +228,20 @@ def places(
                 f"({file.values['general.architecture']}) do not have as edgespec runs them; take "
                 "another file of the model"
             )
-    return found
+    return _joined(found) if kind.split else found
+
+
+def _joined(found: Mapping[str, Place]) -> dict[str, Place]:
+    """The same with gate and up as one."""
+    joined = dict(found)
+    for name, gate in found.items():
+        up = found.get(name.replace("gate_proj", "up_proj"))
+        if name.endswith("mlp.gate_proj.weight") and up is not None and up.shape == gate.shape:
+            del joined[name], joined[name.replace("gate_proj", "up_proj")]
+            rows, *columns = gate.shape
+            both = replace(gate, shape=(2 * rows, *columns), behind=up.stored)
+            joined[name.replace("gate_proj", "gate_up_proj")] = both
+    return joined
 
 
 def _named(
@@ -223,7 +260,7 @@ def _named(
     name = part and (_LAYER | dict(kind.layer)).get(part[2])
     if part and part[2] == _GATE_UP and kind.layer is _GEMMA4:
         yield from _gate_and_up(stored, f"model.layers.{part[1]}.experts")
-    if not part or not name:
+    if not part or not name or (part[3] is None and name not in _BARE):
         return
     prefix = f"model.layers.{part[1]}."
     if leaf == "scale" and kind.layer is _GEMMA4:
@@ -233,9 +270,10 @@ def _named(
         paired = heads.get(part[2], 0) if kind.paired else 0
         full = name if name in _BARE else f"{name}.{leaf}"
         shape = stored.shape
-        if full == "conv.conv.weight":  # of channels that each have one input
+        if full in _TAPS:
             shape = (*shape[:-1], 1, shape[-1])
-        yield prefix + full, Place(stored, 0, shape, paired, less)
+        flat, decay = name in _FLAT, name == "mamba.A_log"
+        yield prefix + full, Place(stored, 0, shape, paired, less, flat=flat, decay=decay)
         return
     each = stored.rows // stored.shape[0]
     for expert in range(stored.shape[0]):

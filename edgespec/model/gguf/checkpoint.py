@@ -4,6 +4,7 @@ forms of model.quantised, nothing rounded again."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
@@ -121,11 +122,18 @@ class GgufCheckpoint:
     def form(self, name: str) -> Quantisation:
         if self.quantisation != FILE:
             return self.quantisation
-        return form_of(self._place(name).stored.type)
+        place = self._place(name)
+        # Of two types: their values.
+        mixed = place.behind is not None and place.behind.type != place.stored.type
+        return Quantisation() if mixed else form_of(place.stored.type)
 
     def tensor(self, name: str) -> torch.Tensor:
         """See TensorSource: float32 where it is packed, else as it is stored."""
-        place = self._place(name)
+        halves = [self._numbers(name, half) for half in _halves(self._place(name))]
+        return halves[0] if len(halves) == 1 else torch.cat(halves)
+
+    def _numbers(self, name: str, place: Place) -> torch.Tensor:
+        """Of one stored tensor."""
         dtype = PLAIN.get(place.stored.type.name, torch.float32)
         made = torch.empty(place.shape, dtype=dtype)
         rows = made.view(-1, place.shape[-1])
@@ -134,6 +142,15 @@ class GgufCheckpoint:
         if place.heads and made.dim() == 1:
             order = _unpaired(self.path, name, made.shape[0], place.heads)
             made = torch.empty_like(made).index_copy_(0, order, made)
+        if place.decay:
+            if not bool((made < 0).all() and made.isfinite().all()):
+                raise ModelError(
+                    f"{name!r} in {self.path} is of states that grow; take another file of the "
+                    "model"
+                )
+            made = made.double().neg_().log_().float()
+        if place.flat:
+            made = made.flatten()
         return made.sub_(place.less) if place.less else made
 
     def table(self, name: str) -> tuple[str, torch.Tensor]:
@@ -154,7 +171,12 @@ class GgufCheckpoint:
         if self.form(name).kind == "none":
             raise ModelError(f"{name!r} in {self.path} is not packed")
         check_shape(self, name, torch.Size(place.shape), shape)
-        return stored_form(place.stored.type, shape, _chunks(self.path, name, place))
+        chunks = (
+            (_later(rows, number * half.stored.rows), data)
+            for number, half in enumerate(_halves(place))
+            for rows, data in _chunks(self.path, name, half)
+        )
+        return stored_form(place.stored.type, shape, chunks)
 
     def _place(self, name: str) -> Place:
         if name not in self._places:
@@ -163,6 +185,18 @@ class GgufCheckpoint:
                 "architecture have; take another file of the model"
             )
         return self._places[name]
+
+
+def _halves(place: Place) -> list[Place]:
+    """What it is made of: itself, unless it is two stored tensors."""
+    if place.behind is None:
+        return [place]
+    each = replace(place, shape=place.stored.shape, behind=None)
+    return [each, replace(each, stored=place.behind)]
+
+
+def _later(rows: Rows, by: int) -> Rows:
+    return slice(rows.start + by, rows.stop + by) if isinstance(rows, slice) else rows + by
 
 
 def _chunks(path: Path, name: str, place: Place) -> Iterator[tuple[Rows, torch.Tensor]]:

@@ -15,6 +15,7 @@ from edgespec.errors import ModelError
 from edgespec.model.gguf.architectures import ROPE, architecture_of
 from edgespec.model.gguf.llama3_rope import llama3_settings
 from edgespec.model.gguf.reader import GgufFile, LongArray
+from edgespec.model.model_config import MOST_STATE, MOST_TAPS
 from edgespec.model.reading import reading
 from edgespec.planning.architecture import MOST_EXPERTS, MOST_LAYERS
 
@@ -158,14 +159,19 @@ def _each(keys: _Keys, name: str, usual: int | None = None) -> list[int]:
     return each
 
 
-def _lfm2(keys: _Keys) -> Settings:
+def _attending(keys: _Keys, other: str) -> list[str]:
+    """The type of each layer: full where it has heads of keys, else `other`."""
     heads = _each(keys, "attention.head_count_kv", 0)
     layers = keys.whole("block_count", most=MOST_LAYERS)
     if len(heads) != layers:
         raise keys.refusal(f"tells {len(heads)} layers' heads of keys, of {layers}")
+    return ["full_attention" if one else other for one in heads]
+
+
+def _lfm2(keys: _Keys) -> Settings:
     bias = any(name.endswith("shortconv.in_proj.bias") for name in keys.file.tensors)
     return {
-        "layer_types": ["full_attention" if one else "conv" for one in heads],
+        "layer_types": _attending(keys, "conv"),
         "conv_L_cache": keys.whole("shortconv.l_cache"),
         "conv_bias": bias,
         "block_auto_adjust_ff_dim": False,
@@ -254,11 +260,46 @@ def _mistral3(keys: _Keys) -> Settings:
 def _granite(keys: _Keys) -> Settings:
     if keys.get("rope.scaling.finetuned") is False:  # by which llama.cpp knows it
         raise keys.refusal("turns no keys, which Granite's layers do as edgespec runs them")
-    return _llama(keys) | {
+    return _llama(keys) | _multipliers(keys)
+
+
+def _multipliers(keys: _Keys) -> Settings:
+    return {
         "attention_multiplier": keys.real("attention.scale"),
         "embedding_multiplier": keys.real("embedding_scale"),
         "residual_multiplier": keys.real("residual_scale"),
         "logits_scaling": keys.real("logit_scale"),
+    }
+
+
+def _granite_hybrid(keys: _Keys) -> Settings:
+    if keys.get("expert_count"):
+        raise keys.refusal("has experts beside a shared MLP, which edgespec does not run")
+    turns = keys.get("rope.scaling.finetuned") is not False  # by which llama.cpp knows it
+    if turns and keys.whole("rope.dimension_count", keys.head) != keys.head:
+        raise keys.refusal("turns a part of each head, which Granite's layers do not")
+    inner, heads = keys.whole("ssm.inner_size"), keys.whole("ssm.time_step_rank")
+    groups, hidden = keys.whole("ssm.group_count"), keys.whole("embedding_length")
+    if inner % hidden or inner % heads or heads % groups or inner // heads > MOST_STATE:
+        raise keys.refusal(
+            f"says that states have {inner} numbers, in {heads} heads of {groups} groups, for "
+            f"{hidden} columns, which do not fit"
+        )
+    ends = {name.split(".", 2)[-1] for name in keys.file.tensors}
+    return _multipliers(keys) | {
+        "layer_types": _attending(keys, "linear_attention"),
+        "position_embedding_type": "rope" if turns else "nope",
+        "attention_bias": "attn_q.bias" in ends,
+        "shared_intermediate_size": keys.whole("feed_forward_length"),
+        "num_local_experts": 0,
+        "mamba_n_heads": heads,
+        "mamba_d_head": inner // heads,
+        "mamba_n_groups": groups,
+        "mamba_d_state": keys.whole("ssm.state_size", most=MOST_STATE),
+        "mamba_d_conv": keys.whole("ssm.conv_kernel", most=MOST_TAPS),
+        "mamba_expand": inner // hidden,
+        "mamba_conv_bias": "ssm_conv1d.bias" in ends,
+        "mamba_proj_bias": "ssm_in.bias" in ends,
     }
 
 
@@ -415,6 +456,7 @@ _FAMILY: Mapping[str, Callable[[_Keys], Settings]] = {
     "llama": _llama,
     "mistral3": _mistral3,
     "granite": _granite,
+    "granitehybrid": _granite_hybrid,
     "lfm2": _lfm2,
     "lfm2moe": _lfm2_moe,
     "smollm3": _smollm3,

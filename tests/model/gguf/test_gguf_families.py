@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import json
+import struct
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
@@ -13,7 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from support.cases import case
 from support.checkpoints import plain_hidden, plain_logits, reference, write_family
-from support.ggufs import SCALES_AT, all_as, write_gguf, write_gguf_family
+from support.ggufs import SCALES_AT, TypeOf, all_as, write_gguf, write_gguf_family
 from support.own_cache import own_cache
 from support.pipelines import CUTS, TOLERANCE, Pipeline, difference, random_tokens
 from support.tiers import tiered
@@ -25,6 +27,7 @@ from edgespec.model.block_file import BlockFile, write_block
 from edgespec.model.ends import OutputHead
 from edgespec.model.gguf.block_types import BLOCK_TYPES
 from edgespec.model.gguf.checkpoint import form_of, stored_form
+from edgespec.model.gguf.files import open_gguf
 from edgespec.model.gguf.unpacking import numbers_of
 from edgespec.model.inventory import block_inventory
 from edgespec.model.loader import Checkpoint
@@ -39,7 +42,7 @@ FAMILIES += ["granite", "smollm3", "phi3", "gemma2", "gemma3_text"]
 FAMILIES += ["gpt_oss", "ministral3", "olmo2", "olmo3", "olmoe", "mixtral", "ernie4_5", "gemma"]
 FAMILIES += ["exaone4", "glm4", "cohere2", "phi3-long", "lfm2", "lfm2-biases"]
 FAMILIES += ["gemma4_text", "gemma4_text-shared", "gemma4_text-experts"]
-FAMILIES += ["lfm2_moe"]
+FAMILIES += ["lfm2_moe", "granitemoehybrid-mamba"]
 
 
 @pytest.fixture(autouse=True)
@@ -151,6 +154,106 @@ def test_a_dense_granite_4_is_a_granite(tmp_path: Path) -> None:
     write_gguf(granite, tmp_path / "nope.gguf", all_as("F32"), {finetuned: False})
     with pytest.raises(ModelError, match="turns no keys"):
         open_source(tmp_path / "nope.gguf")
+
+
+def hybrid(root: Path, type_of: TypeOf) -> Path:
+    """A file of a Granite 4-h."""
+    sizes = {"shared_intermediate_size": 64, "intermediate_size": 64}
+    original = write_family(root / "original", "granitemoehybrid-mamba", **sizes)
+    write_gguf(original, root / "m.gguf", type_of)
+    return root / "m.gguf"
+
+
+def test_a_granite_4_h_is_cut_to_the_bit(tmp_path: Path) -> None:
+    """By its codes, of gate and up too where they are of one type, each stage computes what it does
+    from the whole file."""
+    file = hybrid(tmp_path, all_as("Q8_0"))
+    source, values = open_source(file, FILE), open_source(file)
+    gate_up = "model.layers.0.mlp.gate_up_proj.weight"
+    assert source.form(gate_up).kind == "int8"
+    exact = values.tensor(gate_up)
+    packed = source.packed(gate_up, exact.shape)
+    form = source.form(gate_up)
+    assert torch.equal(dequantised(packed, exact.shape, form, torch.float32), exact)
+    positions, mask = torch.arange(3), tree_mask(0, np.tri(3, dtype=np.bool_))
+    rows = [torch.tensor([5, 90, 3])]
+    for first, end in ((0, 2), (2, 4)):
+        path = tmp_path / f"{first}.safetensors"
+        write_block(source, first, end, path)
+        cut = BlockFile(path, source.config, source.quantisation)
+        inputs = rows[0]
+        blocks = [Block(one, first, end, "float32") for one in (cut, source)]
+        rows = [one.forward(inputs, positions, one.new_cache(4), mask) for one in blocks]
+        assert torch.equal(*rows)
+
+
+def test_gate_and_up_of_two_types_are_values(tmp_path: Path) -> None:
+    file = hybrid(tmp_path, all_as("F32"))
+    mixed = tmp_path / "mixed.gguf"
+    writer, reader = gguf.GGUFWriter(mixed, "granitehybrid"), gguf.GGUFReader(file)
+    for key, field in reader.fields.items():
+        if not key.startswith(("GGUF.", "general.architecture")):
+            kind = field.types[0]
+            sub = field.types[-1] if kind == gguf.GGUFValueType.ARRAY else None
+            writer.add_key_value(key, field.contents(), kind, sub)
+    for tensor in reader.tensors:
+        data, raw = tensor.data, gguf.GGMLQuantizationType.F32
+        if "ffn_up" in tensor.name:
+            raw = gguf.GGMLQuantizationType.Q8_0
+            data = gguf.quants.quantize(data, raw)
+        writer.add_tensor(tensor.name, data, raw_dtype=raw)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    name = "model.layers.1.mlp.gate_up_proj.weight"
+    source, values = open_source(mixed, FILE), open_source(file)
+    assert source.form(name).kind == "none"
+    got, meant = source.tensor(name), values.tensor(name)
+    assert torch.equal(got[:64], meant[:64])
+    assert 0 < difference(got[64:], meant[64:]) < 1e-2
+
+
+def test_strange_settings_of_states_are_refused(tmp_path: Path) -> None:
+    """Each in one error that names the file: sizes that are none, or others than the tensors'."""
+    file = hybrid(tmp_path, all_as("F32"))
+    plain = file.read_bytes()
+    sizes = {"conv_kernel": 4, "state_size": 24, "group_count": 2, "inner_size": 64}
+    for name, size in (sizes | {"time_step_rank": 4}).items():
+        key = f"granitehybrid.ssm.{name}".encode()
+        told = key + struct.pack("<II", gguf.GGUFValueType.UINT32, size)
+        assert plain.count(told) == 1
+        for strange in (0, 1, 3, 2 * size, 1 << 20, (1 << 32) - 1):
+            with case(f"{name} {strange}"):
+                value = struct.pack("<II", gguf.GGUFValueType.UINT32, strange)
+                file.write_bytes(plain.replace(told, key + value))
+                with pytest.raises(ModelError, match=r"m\.gguf"):
+                    Block(open_source(file), 0, 4, "float32")
+    others: list[tuple[str, dict[str, Any]]] = [
+        ("head_count_kv is", {"attention.head_count_kv": [0] * 4}),
+        ("tells 2 layers' heads", {"attention.head_count_kv": [0, 2]}),
+        ("does not provide for", {"attention.head_count_kv": [2] * 4}),
+        ("experts beside", {"expert_count": 8}),
+        ("a part of each head", {"rope.scaling.finetuned": True, "rope.dimension_count": 4}),
+    ]
+    for number, (message, values) in enumerate(others):
+        with case(message):
+            strange_file = tmp_path / f"{number}.gguf"
+            named = {f"granitehybrid.{key}": value for key, value in values.items()}
+            write_gguf(tmp_path / "original", strange_file, all_as("F32"), named)
+            with pytest.raises(ModelError, match=message):
+                Block(open_source(strange_file), 0, 4, "float32")
+
+
+def test_a_state_that_grows_is_refused(tmp_path: Path) -> None:
+    file = hybrid(tmp_path, all_as("F32"))
+    stored = open_gguf(file).tensors["blk.0.ssm_a"]
+    content = bytearray(file.read_bytes())
+    for strange in (0.5, 0.0, np.nan, -np.inf):
+        content[stored.start : stored.start + 4] = np.float32(strange).tobytes()
+        file.write_bytes(content)
+        with pytest.raises(ModelError, match="states that grow"):
+            open_source(file).tensor("model.layers.0.mamba.A_log")
 
 
 def test_a_newer_file_of_mistral_small_is_a_mistral(tmp_path: Path) -> None:
