@@ -20,6 +20,8 @@ from edgespec.errors import ConfigError
 from edgespec.net.discovery_interfaces import EVERY_ADDRESS, reached_at
 
 EVERYWHERE = Address(EVERY_ADDRESS, HTTP_PORT)
+MOST_URL = 256
+"""Characters of a page's address: with more the picture fits no terminal."""
 
 key = typer.Typer(help="API keys: who may ask over HTTP from other machines.", no_args_is_help=True)
 
@@ -93,8 +95,8 @@ def qr_lines(text: str) -> list[str]:
 def _page(url: str) -> str:
     """Where a phone finds the page."""
     base = url.rstrip("/") or f"http://{reached_at(EVERYWHERE)[0]}"
-    if not base.startswith(("http://", "https://")):
-        raise ConfigError(f"--url {url} is no address of a page; give http://HOST:PORT")
+    if not base.startswith(("http://", "https://")) or len(base) > MOST_URL:
+        raise ConfigError(f"--url {url:.80} is no address of a page; give http://HOST:PORT")
     return base
 
 

@@ -54,6 +54,10 @@ from edgespec.wire.messages import (
 )
 from edgespec.wire.snapshots import StageActivity, Subscribe
 
+LAST_S = 1.0
+"""Seconds from the last answer's end to that of a node which leaves: with its connection a client
+loses what has come and was not read (libzmq, for sockets with ZMQ_IMMEDIATE)."""
+
 _ENDING = "the coordinator is ending, and takes no more requests; ask again when it is back"
 _FAILED = f"the coordinator cannot go on with this request: {BUG}"
 
@@ -81,6 +85,7 @@ class CoordinatorNode(RingNode):
         """Seconds that requests have to end when the node is to leave; new ones are refused."""
         self._leaving = ""  # why it is to leave
         self._leaves_at: float | None = None
+        self._is_drained = False  # nobody asks any more
         if instrumentation is not None:
             self.worker.perform = instrumentation.equip(None, compute.perform, self)
         self._machine = machine
@@ -206,7 +211,8 @@ class CoordinatorNode(RingNode):
     def deadline(self) -> float | None:
         """The earlier of both machines'; at once if a client is gone, or nobody asks any more of
         a node that leaves."""
-        is_due = self._leaving and not (self._open and self._leaves_at)
+        told = self._leaves_at and (self._open or self._is_drained)
+        is_due = self._leaving and not told
         if self._unreachable or is_due:
             return 0.0
         every = (self._membership.deadline(), self._machine.deadline(), self._leaves_at)
@@ -227,10 +233,11 @@ class CoordinatorNode(RingNode):
             self.supervisor.leaving(self.drain)
             asked = f"{self._open.total()} request(s) have {self.drain:g} s to end"
             self.note(f"{self._leaving}: {asked}", now)
-        if not self._open:
-            super().leave(self._leaving)
-        elif now >= self._leaves_at:
-            super().leave(f"{self._leaving}, and the {self.drain:g} s of --drain are over")
+        if not self._open and not self._is_drained:
+            self._is_drained, self._leaves_at = True, now + LAST_S
+        if now >= self._leaves_at:
+            over = "" if self._is_drained else f", and the {self.drain:g} s of --drain are over"
+            super().leave(self._leaving + over)
 
     def to_ring(self, event: Event, now: float) -> list[Effect]:
         return self._membership.handle(event, now)

@@ -182,7 +182,8 @@ def test_a_phones_key_is_a_picture_of_a_link(run: Run) -> None:
         assert "within 15 minutes" in made.err
     finally:
         run("key", "revoke", "phone")
-    run("key", "new", "x", "--qr", "--url", "ftp://a").assert_refused("no address of a page")
+    for url in ("ftp://a", f"http://{3000 * 'a'}"):
+        run("key", "new", "x", "--qr", "--url", url).assert_refused("no address of a page")
     assert json.loads(run("key", "list", "--json").out) == {"keys": []}
 
 

@@ -20,6 +20,7 @@ from edgespec.backends.compute import StageCompute
 from edgespec.errors import CapacityError, EdgespecError, ModelError, PeerLost, RequestFailed
 from edgespec.ring import assembly
 from edgespec.ring.effects import Stop
+from edgespec.runtime import coordinator_node
 from edgespec.runtime import node as node_module
 from edgespec.runtime.client import Client
 from edgespec.runtime.coordinator_node import CoordinatorNode
@@ -241,6 +242,27 @@ def test_a_coordinator_that_drains_lets_requests_end_and_takes_no_more() -> None
         assert isinstance(end, Finished)
         ring.assert_right(ask, end)
         assert ring.threads[0].ended() == Stop("stopped by SIGTERM", failed=False)
+
+
+def test_a_coordinator_that_has_drained_stays_until_its_last_words_are_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(coordinator_node, "LAST_S", 600.0)
+    with NodeRing(2) as ring, ExitStack() as stack:
+        ring.await_up()
+        node, gate = ring.threads[0].node, threading.Semaphore(4)
+        assert isinstance(node, CoordinatorNode)
+        node.drain, ring.blocks[0].passes = 300.0, gate
+        running, late = (stack.enter_context(ring.client()) for _ in range(2))
+        answer = running.ask(submit(max_new_tokens=20))
+        until(lambda: isinstance(next(answer), Tokens))
+        node.leave("stopped by SIGTERM")
+        gate.release(1000)
+        assert isinstance([*answer][-1], Finished)
+        with pytest.raises(RequestFailed, match="takes no more requests"):
+            list(late.ask(submit()))
+        node.leave("stopped by SIGINT")
+        assert ring.threads[0].ended() == Stop("stopped by SIGINT", failed=False)
 
 
 @pytest.mark.parametrize("way", ["in time", "told again"])
