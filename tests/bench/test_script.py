@@ -175,5 +175,6 @@ def test_a_draft_that_folds_rows_is_run_itself(tmp_path: Path) -> None:
     together = object.__new__(Together)
     loaded = SimpleNamespace(head=SimpleNamespace(**vocab))
     together.__dict__ |= {"_first": SETUP, "_loaded": loaded, "_known": {}}
-    assert isinstance(together._independent(str(folder)), IndependentGuesser)
-    assert isinstance(together._independent(DRAFT), ScriptedGuesser)
+    folding, other = map(together._independent, (str(folder), DRAFT))
+    assert isinstance(folding, IndependentGuesser)
+    assert isinstance(other, ScriptedGuesser)

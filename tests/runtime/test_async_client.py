@@ -347,14 +347,13 @@ def test_an_answer_that_came_whole_outlives_its_connection() -> None:
     """As it does when a coordinator ends that has drained, and its reader is slow."""
 
     async def work() -> None:
-        inbox = async_client._Inbox()
+        inbox, cut = (async_client._Inbox() for _ in range(2))
         told = [Tokens(1, (1, 2), "ab"), end_of(1)]
         for message in told:
             inbox.put(message)
         inbox.fail(PeerLost("it broke"))
         assert [await inbox.take(), await inbox.take()] == told
         assert inbox.is_over
-        cut = async_client._Inbox()
         cut.put(told[0])
         cut.fail(PeerLost("it broke"))
         with pytest.raises(PeerLost):

@@ -285,8 +285,9 @@ def test_scores_of_a_stream_are_not_kept() -> None:
     form = CompletionFormat(request, Served(HERMES, "", "toy", 0))
     form.take_prompt(0, Echoed(0, (1,), "a"))
     form.take_prompt(0, Echoed(0, log_probs=json.dumps([entry(b"a")])))
-    assert form._prompts[0].token_ids == [1]
-    assert not form._prompts[0].entries
+    (told,) = form._prompts
+    assert told.token_ids == [1]
+    assert not told.entries
 
 
 def test_the_first_piece_has_the_prompt_whichever_choice_tells_of_it() -> None:
