@@ -40,7 +40,12 @@ MOST_FOLDED_TAPS = AHEAD + 1
 MOST_STATE = 1 << 12
 """Numbers of a state's key, or of its value; Granite 4 has 128 and 64."""
 
+MOST_WIDTH = 1 << 18
+"""Numbers of a row at any place in a layer: kernels have some of them on a thread's stack. The
+widest published MLPs have some 75,000."""
+
 Count = Annotated[int, Meta(ge=1, lt=1 << 31)]
+Width = Annotated[int, Meta(ge=1, le=MOST_WIDTH)]
 
 
 class _FullKeys(Struct, forbid_unknown_fields=True):
@@ -54,14 +59,14 @@ class _Fields(Struct, kw_only=True):
     """What edgespec reads of a config.json of the families that its own layers compute."""
 
     vocab_size: Count
-    hidden_size: Count
-    intermediate_size: Count
+    hidden_size: Width
+    intermediate_size: Width
     num_hidden_layers: Annotated[int, Meta(ge=1, le=MOST_LAYERS)]
     num_attention_heads: Count
     max_position_embeddings: Count
     rms_norm_eps: float
     num_key_value_heads: Count | None = None
-    head_dim: Count | None = None
+    head_dim: Width | None = None
     tie_word_embeddings: bool = False
     hidden_act: str = "silu"
     hidden_activation: str = "gelu_pytorch_tanh"
@@ -90,7 +95,7 @@ class _Fields(Struct, kw_only=True):
     conv_L_cache: Annotated[int, Meta(ge=1, le=MOST_TAPS)] = 3
     conv_bias: bool = False
     num_local_experts: Annotated[int, Meta(ge=0)] | None = None
-    shared_intermediate_size: Count = 1024
+    shared_intermediate_size: Width = 1024
     position_embedding_type: str | None = None
     mamba_n_heads: Count = 128
     mamba_n_groups: Count = 1
@@ -107,7 +112,7 @@ class _Fields(Struct, kw_only=True):
     linear_value_head_dim: Annotated[int, Meta(ge=1, le=MOST_STATE)] = 128
     linear_num_key_heads: Count = 16
     linear_num_value_heads: Count = 32
-    global_head_dim: Count = 512
+    global_head_dim: Width = 512
     num_global_key_value_heads: Count | None = None
     per_layer_config: dict[str, dict[str, Any]] | None = None
     attention_k_eq_v: bool = False
@@ -119,7 +124,7 @@ class _Fields(Struct, kw_only=True):
     top_k_experts: int | None = None
     num_experts: int | None = None
     num_experts_per_tok: int | None = None
-    moe_intermediate_size: Count | None = None
+    moe_intermediate_size: Width | None = None
     num_dense_layers: Annotated[int, Meta(ge=0)] = 2
     use_expert_bias: bool = True
     norm_topk_prob: bool = True
@@ -304,6 +309,12 @@ def _completed(kind: str, settings: Mapping[str, Any]) -> dict[str, Any]:
             )
     if kind == "granitemoehybrid":
         _complete_states(found)
+        key, value = found.mamba_d_state, found.mamba_d_head
+        _check_convolved(2 * found.mamba_n_groups * key + found.mamba_n_heads * int(value))
+    if kind == "qwen3_5_text":
+        key, value = found.linear_key_head_dim, found.linear_value_head_dim
+        keys, values = found.linear_num_key_heads * key, found.linear_num_value_heads * value
+        _check_convolved(2 * keys + values)
     if kind == "qwen3_5_text" and found.linear_num_value_heads % found.linear_num_key_heads:
         raise ValueError(
             f"linear_num_value_heads {found.linear_num_value_heads} is no multiple of "
@@ -313,6 +324,12 @@ def _completed(kind: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     if kind == "gemma4_text":
         _complete_full_layers(found)
     return structs.asdict(found)
+
+
+def _check_convolved(numbers: int) -> None:
+    """Raises ValueError for more numbers of a row than a layer with a state takes."""
+    if numbers > MOST_WIDTH:
+        raise ValueError(f"{numbers} numbers of a row are convolved; {MOST_WIDTH} at most can be")
 
 
 def _complete_states(found: _Fields) -> None:

@@ -684,6 +684,15 @@ DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
         # A row reads the rows that are not folded into its state, and no others.
         ("granitemoehybrid-mamba", {"mamba_d_conv": 34}, "<= 33.*mamba_d_conv"),
         ("qwen3_5_text", {"linear_conv_kernel_dim": 34}, "<= 33.*linear_conv_kernel_dim"),
+        # Kernels have some numbers of a row on a thread's stack, which wider rows would end.
+        ("llama", {"intermediate_size": 1 << 20}, "<= 262144.*intermediate_size"),
+        ("llama", {"hidden_size": 1 << 20}, "<= 262144.*hidden_size"),
+        ("qwen3_5_text", {"linear_num_key_heads": 1 << 16}, "numbers of a row are convolved"),
+        (
+            "granitemoehybrid-mamba",
+            {"hidden_size": 1 << 17, "mamba_d_head": "auto"},
+            "262240 numbers of a row are convolved",
+        ),
         ("granitemoehybrid", {"num_local_experts": 4}, "with experts"),
         ("granitemoehybrid", {"num_local_experts": ABSENT}, "with experts"),
         ("gpt_oss", {"num_experts_per_tok": 7}, "a token goes to 7 of 6 experts"),
