@@ -91,7 +91,7 @@ class DecoderLayer:
     """One layer of edgespec's own, for the families that `layer_form` knows: a function of the
     rows, their angles, the cache and what they see. It attends, or convolves: then a row reads the
     few rows before it on its path, as through a window, and nothing is kept that pruning could not
-    take away.
+    take away. Or it keeps a state, or does two of these, or none (see LayerForm).
 
     On a GPU the host launches an operation at a time, on a CPU each has a price of its own, so what
     counts beside the products is how many there are: matrices with one input are one, queries and
@@ -123,32 +123,31 @@ class DecoderLayer:
             key = f"{name}.{leaf}"
             return load_parameter(source, prefix + key, shapes[key], dtype, device).data
 
-        def norm(name: str) -> Norm | None:
-            return Norm(vector(name), form.eps, form.above_one) if name else None
+        def norm(name: str, times: float = 1.0) -> Norm | None:
+            return Norm(vector(name), form.eps, form.above_one, times) if name else None
 
         self._mixer: StateMixer | None = None
         if form.state is not None:
             self._mixer = StateMixer(index, form.state, source, dtype, device, math)
-        else:
+        if form.heads:
             self._qkv = product(*form.qkv_names)
             self._out = product(form.out_name)
         self.mixture: Mixture | None = None
         if form.mixture is not None:
             how = form.mixture, form.activation, f"{prefix}mlp.", source, dtype, device, math
             self.mixture = Mixture(*how)
-        else:
+        elif form.inner:
             self._gate_up = product(*form.gate_up_names)
             self._down = product("mlp.down_proj")
-        enter, self._attended, middle, self._left = map(norm, form.norm_names)
-        assert enter is not None
-        assert middle is not None
-        self._enter, self._middle = enter, middle
+        enter, attended, middle, left = form.norm_names
+        self._enter, self._attended = norm(enter), norm(attended)
+        self._middle, self._left = norm(middle, form.mlp_gain), norm(left)
         self._head_norm: HeadNorm | None = None
         self._taps: Taps | None = None
         if form.taps:
             bias = vector("conv.conv", "bias") if form.taps_bias else None
             self._taps = Taps(vector("conv.conv"), bias)
-        elif form.head_norms and form.state is None:
+        elif form.head_norms and form.attends:
             gains = vector("self_attn.q_norm"), vector("self_attn.k_norm")
             counts = form.heads, form.kv_heads
             self._head_norm = HeadNorm(*gains, *counts, form.eps, form.above_one)
@@ -158,7 +157,7 @@ class DecoderLayer:
         """The layer for `kernels.layers`, by the numbers of the angles and of the runs that it is
         given in each pass; None where that cannot run it."""
         form = self.form
-        if form.state is not None or form.gated or self.mixture is not None:
+        if form.state is not None or form.alone or form.gated or self.mixture is not None:
             return None
         ways = (self._qkv, self._out, self._gate_up, self._down)
         products = [found for found in map(row_products, ways) if found is not None]
@@ -188,20 +187,26 @@ class DecoderLayer:
 
         `rotary`: cosines and signed sines of the rows' positions (see Angles).
         """
-        form, math = self.form, self._math
-        entering = math.norm(hidden, self._enter)
-        if self._mixer is not None:
-            added = self._mixer(entering, cache, seen)
+        form, math, before, middle = self.form, self._math, self._attended, self._middle
+        if self._enter is None:
+            assert middle is not None
+            entering = math.norm(hidden, middle)
         else:
-            added = self._out(self._mixed(self._qkv(entering), rotary, cache, seen))
-        hidden, entering = math.add_and_norm(
-            hidden, added, form.share, self._attended, self._middle
-        )
+            entering, share = math.norm(hidden, self._enter), form.share
+            if form.heads:
+                added = self._out(self._mixed(self._qkv(entering), rotary, cache, seen))
+            if self._mixer is not None:
+                if form.heads:
+                    hidden = math.add(hidden, added, share, before)
+                added, share = self._mixer(entering, cache, seen), self._mixer.share
+            if middle is None:
+                return math.add(hidden, added, share, before)
+            hidden, entering = math.add_and_norm(hidden, added, share, before, middle)
         if self.mixture is not None:
             added = self.mixture(entering)
         else:
             added = self._down(math.gated(self._gate_up(entering), form.activation))
-        return math.add(hidden, added, form.share, self._left)
+        return math.add(hidden, added, form.mlp_share, self._left)
 
     def _mixed(
         self, qkv: torch.Tensor, rotary: Rotary, cache: RowCache | JointCache, seen: Seen

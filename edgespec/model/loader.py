@@ -24,7 +24,7 @@ from edgespec.model.gguf.reader import tensor_samples
 from edgespec.model.hub import HubFiles, ModelFiles, model_files
 from edgespec.model.model_config import ModelConfig
 from edgespec.model.reading import read_object, reading
-from edgespec.planning.text_part import CONVOLVING, FOLDING, text_settings
+from edgespec.planning.text_part import CONVOLVING, text_settings
 
 _SINGLE_FILE = "model.safetensors"
 _INDEX_FILE = "model.safetensors.index.json"
@@ -245,6 +245,28 @@ _GRANITE = {
     r"\.shared_mlp\.output_linear\.": ".mlp.down_proj.",
 }
 """The same in Granite 4's."""
+_FALCON = {
+    r"^model\.final_layernorm\.": "model.norm.",
+    r"\.pre_ff_layernorm\.": ".post_attention_layernorm.",
+    r"\.feed_forward\.": ".mlp.",
+}
+"""The same in Falcon-H1's."""
+_NEMOTRON = {
+    r"^backbone\.": "model.",
+    r"^model\.embeddings\.": "model.embed_tokens.",
+    r"^model\.norm_f\.": "model.norm.",
+    r"^(model\.layers\.\d+)\.norm\.": r"\1.input_layernorm.",
+    r"\.mixer\.([qkvo]_proj)\.": r".self_attn.\1.",
+    r"\.mixer\.(up_proj|down_proj)\.": r".mlp.\1.",
+    r"\.mixer\.": ".mamba.",
+}
+"""The same in Nemotron-H's."""
+_OTHERS = {
+    "granitemoehybrid": _GRANITE,
+    "falcon_h1": _FALCON,
+    "nemotron_h": _NEMOTRON,
+    **dict.fromkeys(CONVOLVING, _LFM2),
+}
 _WITH_FUSED = ("gpt_oss", "qwen3_moe", "lfm2_moe", "gemma4_text")
 """Families of which some folders have one tensor for all experts of a layer."""
 _FUSED = re.compile(r"(.*\.experts)\.(gate_up_proj|down_proj)(?:_(bias|blocks|scales))?")
@@ -299,8 +321,7 @@ def places(files: Mapping[str, str], config: ModelConfig) -> dict[str, TensorPla
     `files`: names of all stored tensors, and the file of each.
     """
     found: dict[str, TensorPlace] = {}
-    kind = config.model_type
-    others = _LFM2 if kind in CONVOLVING else _GRANITE if kind in FOLDING else _MIXTRAL
+    others = _OTHERS.get(config.model_type, _MIXTRAL)
     for stored, file in files.items():
         name = stored
         for inside, plain in (TEXT_PART | others).items():

@@ -29,12 +29,12 @@ from edgespec.model.state_torch import TorchStates, Vectors
 from edgespec.model.tree_attention import JointVisibility, Seen, Visibility
 from edgespec.types.boundaries import AHEAD, STRIDE, boundary_of
 
-_NUMBERS = ("eps", "delta", "heads", "groups", "key", "value", "kernel", "normed")
+_NUMBERS = ("eps", "delta", "heads", "groups", "key", "value", "kernel", "normed", "gate_last")
 """Of a StateForm what a compiled mixer takes as it is."""
 
 
 class StateMixer:
-    """A mixer of this form, read from a source."""
+    """A mixer of this form, read from a source; what it gives counts `share` times."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class StateMixer:
         row_math: RowMath,
     ) -> None:
         """Of layer `index`. Raises ModelError for tensors that the source does not have so."""
-        self._index, self._form = index, form
+        self._index, self._form, self.share = index, form, form.share
         shapes = form.shapes()
         reader = MatrixReader(source, dtype, device)
 
@@ -76,6 +76,8 @@ class StateMixer:
         if form.normed:
             gain = vector("norm.weight")
             vectors["gain"] = gain.repeat(form.heads) if form.delta else gain
+        if form.scale:
+            vectors["scale"] = form.scales().to(device, wide(dtype))
         self._math: _StateMath = TorchStates(form, vectors)
         kernels = compiled_states()
         if isinstance(row_math, CompiledRows) and kernels is not None:
@@ -171,8 +173,7 @@ class _CompiledStates:
         self.form, self.kernels, self._row_math = form, kernels, row_math
         numbers = {name: getattr(form, name) for name in _NUMBERS}
         low, high = form.steps
-        last = int(form.delta)
-        self.mixer = CompiledMixer(vectors, step_low=low, step_high=high, gate_last=last, **numbers)
+        self.mixer = CompiledMixer(vectors, step_low=low, step_high=high, **numbers)
 
     def given(self, rows: FoldedRows, index: int, seen: Visibility) -> _CompiledPass:
         return _CompiledPass(self, rows, index, seen.rows, self._row_math.runs(seen, None))

@@ -17,7 +17,7 @@ MOST_LAYERS, MOST_EXPERTS = 1024, 4096
 """Of a model, whose parts are made one by one; the largest known have 126 and 512."""
 
 _DEFAULT_HEAD_DIM = (
-    *("llama", "mistral", "qwen2", "phi3", "granite", "granitemoehybrid", "smollm3"),
+    *("llama", "mistral", "qwen2", "phi3", "granite", "granitemoehybrid", "smollm3", "falcon_h1"),
     *("olmo2", "olmo3", "exaone4", "cohere2", "olmoe", "mixtral", "hunyuan_v1_dense"),
     *CONVOLVING,
 )
@@ -49,7 +49,7 @@ FAMILIES = tuple(
     dict.fromkeys(
         (
             *(*_DEFAULT_HEAD_DIM, *_TIED, *_EXPERTS),
-            *("qwen3", "qwen3_5_text", "ministral", "ministral3", "seed_oss", "glm4"),
+            *("qwen3", "qwen3_5_text", "ministral", "ministral3", "seed_oss", "glm4", "nemotron_h"),
             "gemma4_text",
         )
     )
@@ -65,7 +65,8 @@ Matrices = tuple[tuple[int, int], ...]
 class Architecture:
     """The sizes of a decoder-only model whose layers are all alike, but for what `uneven` says, and
     that `convolutions` of them may have a short convolution in place of attention, `states` of them
-    a state, and `dense` ones of a mixture one MLP of a width of their own, `dense_width`: then a
+    a state (`beside`: with attention), `alone` ones an MLP, ungated, where no other has one, and
+    `dense` ones of a mixture one MLP of a width of their own, `dense_width`: then a
     layer is what they are on average.
 
     `intermediate`: inner width of the gated MLP, or of one expert. `head_dim` 0: hidden / heads.
@@ -91,6 +92,8 @@ class Architecture:
     state_groups: int = 0
     state_key: int = 0
     state_value: int = 0
+    beside: bool = False
+    alone: int = 0
     gated: bool = False
     dense: int = 0
     dense_width: int = 0
@@ -113,6 +116,12 @@ class Architecture:
         """Shapes [out, in] of the queries', keys', values' and output matrices of a first layer,
         and of what else it has beside the MLP or the experts."""
         return self.matrices(0)[0]
+
+    @property
+    def attending(self) -> int:
+        """How many layers have queries, keys and values."""
+        others = 0 if self.beside else self.states
+        return self.layers - self.convolutions - self.alone - others
 
     @property
     def convolution_matrices(self) -> Matrices:
@@ -139,7 +148,8 @@ class Architecture:
         kv = (self._held(layer), hidden)
         if uneven is None:
             queries = (self.width * (1 + self.gated), hidden)
-            return (queries, kv, kv, (hidden, self.width)), _gated(self.intermediate, hidden)
+            mlp = _gated(self.intermediate, hidden)
+            return (queries, kv, kv, (hidden, self.width)), mlp[1:] if self.alone else mlp
         full, shares = uneven.kind(layer) == FULL, layer >= self.layers - uneven.shared
         width = self.heads * (uneven.head_dim if full else self.head_dim)
         own = 0 if shares else 1 if full and not uneven.values else 2
@@ -212,14 +222,14 @@ class Architecture:
     @property
     def kv_bytes(self) -> int:
         """Bytes of what one layer holds of one row, keys and values, in 16 bit."""
-        attending = self.layers - self.convolutions - self.states
-        return 2 * (attending * 2 * self.kv_width + self.convolutions * self.hidden) // self.layers
+        keys = self.attending * 2 * self.kv_width
+        return 2 * (keys + self.convolutions * self.hidden) // self.layers
 
     @property
     def seen_share(self) -> float:
         """How much of these is read of each earlier row: a convolution reads a few rows alone."""
-        attending = 2 * 2 * self.kv_width * (self.layers - self.convolutions - self.states)
-        return attending / self.layers / self.kv_bytes if self.convolutions else 1.0
+        keys = 2 * 2 * self.kv_width * self.attending
+        return keys / self.layers / self.kv_bytes if self.convolutions else 1.0
 
     @property
     def request_bytes(self) -> int:
@@ -250,8 +260,8 @@ class Architecture:
         attention = sum(of(*shape) for shape in self.attention_matrices)
         convolution = sum(of(*shape) for shape in self.convolution_matrices)
         state = sum(of(*shape) for shape in self.state_matrices) if self.states else 0
-        more = self.convolutions * (convolution - attention) + self.states * (state - attention)
-        return attention + more // self.layers
+        every = self.attending * attention + self.convolutions * convolution + self.states * state
+        return every // self.layers
 
     def mlp_bytes(self, quantisation: Quantisation) -> int:
         """Bytes of one layer's MLP; of all its experts, if it is a mixture."""
@@ -263,6 +273,8 @@ class Architecture:
     def _mlp(self, of: Callable[[int, int], int]) -> int:
         """That of the matrices of an MLP, or of all its experts, of a layer on average."""
         one = max(1, self.experts) * sum(of(*shape) for shape in self.mlp_matrices)
+        if self.alone:
+            return self.alone * one // self.layers
         if not self.dense:
             return one
         dense = 2 * of(self.dense_width, self.hidden) + of(self.hidden, self.dense_width)
@@ -327,8 +339,8 @@ def gguf_bytes(of: Architecture, name: str, fused: bool = False) -> int:
         at < eighth or at >= 7 * of.layers // 8 or (at - eighth) % 3 == 2 for at in range(of.layers)
     )
     values = of.kv_width * of.hidden
-    of_values = 0 if fused else values * (of.layers - of.convolutions) // of.layers
-    finer = fine * (of.mlp_weights // 3 + of_values) + of.head_bytes // 2
+    of_values = 0 if fused else values * of.attending // of.layers
+    finer = fine * (of.mlp_weights // len(of.mlp_matrices) + of_values) + of.head_bytes // 2
     one = of.layers * (of.hidden * of.width + 2 * values) if fused else 0
     bits = (of.layers * of.layer_weights + ends) * Q4_K + one * (Q5_K - Q4_K)
     bits += of.table_weights * Q5_K
@@ -389,6 +401,8 @@ def architecture_of(config: Mapping[str, object], where: str) -> Architecture:
         active=active,
         convolutions=_of_type(config, where, "conv") if family in CONVOLVING else 0,
         gated=family == "qwen3_5_text",
+        beside=family == "falcon_h1",
+        alone=_of_type(config, where, "mlp") if family == "nemotron_h" else 0,
         dense=dense,
         dense_width=_count(config, where, "intermediate_size") if dense else 0,
         **_states(config, where, family, hidden),
@@ -452,11 +466,17 @@ def _states(config: Mapping[str, object], where: str, family: str, hidden: int) 
         key = _count(config, where, "linear_key_head_dim", 128)
         value = _count(config, where, "linear_value_head_dim", 128)
     elif family in FOLDING:
+        nemotron, falcon = family == "nemotron_h", family == "falcon_h1"
         states = _of_type(config, where, "linear_attention")
         heads = _count(config, where, "mamba_n_heads", 128)
-        groups = _count(config, where, "mamba_n_groups", 1)
-        key = _count(config, where, "mamba_d_state", 256)
-        value = max(1, _count(config, where, "mamba_expand", 2) * hidden // heads)
+        groups = _count(config, where, "mamba_n_groups", 8 if nemotron else 1)
+        key = _count(config, where, "mamba_d_state", 128 if nemotron else 256)
+        inner = _count(config, where, "mamba_expand", 2) * hidden
+        if falcon:
+            states = _count(config, where, "num_hidden_layers", most=MOST_LAYERS)
+            inner = _count({"mamba_d_ssm": 1024, **config}, where, "mamba_d_ssm", inner)
+        value = max(1, inner // heads)
+        value = _count(config, where, "mamba_d_head", 64) if nemotron else value
     else:
         return {}
     sizes = {"heads": heads, "groups": groups, "key": key, "value": value}

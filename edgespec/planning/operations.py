@@ -27,6 +27,8 @@ OWN_OPERATIONS = {
     # Of the layers that attend; states are read row by row where no kernel does it.
     "granitemoehybrid": USUAL_OPERATIONS,
     "qwen3_5_text": 30,
+    "falcon_h1": USUAL_OPERATIONS + 1,
+    "nemotron_h": 8,
 }
 """By model type, of those whose layers are edgespec's own; of mixtures without experts."""
 

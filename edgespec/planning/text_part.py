@@ -29,11 +29,27 @@ _SAME = {
 CONVOLVING = ("lfm2", "lfm2_moe")
 """Types with layers of short convolutions."""
 
-FOLDING = ("granitemoehybrid", "qwen3_5_text")
+FOLDING = ("granitemoehybrid", "qwen3_5_text", "falcon_h1", "nemotron_h")
 """Types with layers that fold the rows before a boundary into a state."""
 
 _NEWER = {"mamba": "linear_attention", "attention": "full_attention"}
 """Values of `layer_types`, and what transformers 5 has for them."""
+
+_NEMOTRON = {
+    "layers_block_type": "layer_types",
+    "layer_norm_epsilon": "rms_norm_eps",
+    "mlp_hidden_act": "hidden_act",
+    "mamba_num_heads": "mamba_n_heads",
+    "mamba_head_dim": "mamba_d_head",
+    "ssm_state_size": "mamba_d_state",
+    "n_groups": "mamba_n_groups",
+    "conv_kernel": "mamba_d_conv",
+    "use_conv_bias": "mamba_conv_bias",
+    "use_bias": "mamba_proj_bias",
+}
+"""Fields of a Nemotron-H, and what others call them."""
+_PATTERN = {"M": "linear_attention", "*": "full_attention", "-": "mlp", "E": "moe"}
+"""Its layers' types, one letter each in older files."""
 
 OUTER = frozenset(("tie_word_embeddings", "quantization_config"))
 """Fields that count for the text model where only the wrapper has them."""
@@ -68,6 +84,13 @@ def text_settings(settings: Mapping[str, object]) -> dict[str, Any]:
 
 def _of_folding(found: dict[str, Any]) -> dict[str, Any]:
     """Those of a model with states, whose layers' types older files call otherwise."""
+    if found.get("model_type") == "nemotron_h":
+        found = {_NEMOTRON.get(name, name): value for name, value in found.items()}
+        pattern = found.pop("hybrid_override_pattern", None)
+        if found.get("layer_types") is None and isinstance(pattern, str):
+            found["layer_types"] = [_PATTERN.get(one, one) for one in pattern]
+        if isinstance(found.get("layer_types"), list):
+            found["num_hidden_layers"] = len(found["layer_types"])
     types = found.get("layer_types")
     if found.get("model_type") in FOLDING and isinstance(types, list):
         found["layer_types"] = [_NEWER.get(one, one) for one in map(str, types)]

@@ -92,7 +92,7 @@ def test_every_family_is_charged_what_its_layers_are_made_of(tmp_path: Path) -> 
         family = name.partition("-")[0]
         if name in ("granitemoehybrid-nope", "gemma4_text-experts"):
             continue  # its layers turn no keys: less than is charged; see below
-        if name == "granitemoehybrid-mamba":
+        if name == "granitemoehybrid-mamba" or name.startswith("falcon_h1"):
             continue  # states are read row by row where no kernel does it, which is not charged
         if name == "lfm2-biases":
             continue  # more taps, and a bias for them, which no published model has

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from gguf import GGMLQuantizationType, GGUFWriter, quants
 from safetensors.torch import load_file, save_file
-from support.checkpoints import write_family, write_tokenizer
+from support.checkpoints import FAMILY_SETTINGS, write_family, write_tokenizer
 
 from edgespec.model.loader import Checkpoint
 
@@ -22,6 +22,8 @@ ARCHITECTURES = {
     "mistral": "llama",
     "granite": "granite",
     "granitemoehybrid": "granitehybrid",
+    "falcon_h1": "falcon-h1",
+    "nemotron_h": "nemotron_h",
     "smollm3": "smollm3",
     "qwen2": "qwen2",
     "qwen3": "qwen3",
@@ -126,6 +128,9 @@ def write_gguf(
         meant = {_in_lfm2(name): one for name, one in meant.items()}
     if architecture == "granitehybrid":
         meant = {_in_granite(name): one for name, one in meant.items()}
+    if architecture in ("falcon-h1", "nemotron_h"):
+        own = _FALCON if architecture == "falcon-h1" else _NEMOTRON
+        meant = {_renamed(name, own): one for name, one in meant.items()}
     save_file(meant, twin / "model.safetensors", {"format": "pt"})
     return twin
 
@@ -133,6 +138,28 @@ def write_gguf(
 def _in_granite(name: str) -> str:
     name = name.replace("mlp.gate_up_proj", "shared_mlp.input_linear")
     return name.replace("mlp.down_proj", "shared_mlp.output_linear")
+
+
+_FALCON = {
+    "model.norm": "model.final_layernorm",
+    "post_attention_layernorm": "pre_ff_layernorm",
+    "mlp": "feed_forward",
+}
+_NEMOTRON = {
+    "model.norm": "model.norm_f",
+    "model.": "backbone.",
+    "embed_tokens": "embeddings",
+    "input_layernorm": "norm",
+    "self_attn": "mixer",
+    "mlp": "mixer",
+    "mamba": "mixer",
+}
+
+
+def _renamed(name: str, own: Mapping[str, str]) -> str:
+    for ours, theirs in own.items():
+        name = name.replace(ours, theirs)
+    return name
 
 
 def _in_mixtral(name: str) -> str:
@@ -156,9 +183,7 @@ _LFM2 = {
 
 
 def _in_lfm2(name: str) -> str:
-    for ours, theirs in _LFM2.items():
-        name = name.replace(ours, theirs)
-    return name
+    return _renamed(name, _LFM2)
 
 
 def fused_experts(tensors: Mapping[str, torch.Tensor], experts: int) -> dict[str, torch.Tensor]:
@@ -185,6 +210,13 @@ def write_gguf_family(root: Path, name: str, type_of: TypeOf, **settings: Any) -
         chosen |= {"hidden_size_per_layer_input": 32 * ("experts" not in name)}
     if name.startswith("granitemoehybrid"):
         chosen |= {"shared_intermediate_size": 64}
+    if name.startswith("falcon_h1"):  # the converter multiplies the matrices by these
+        chosen |= {one: None for one in FAMILY_SETTINGS[name] if one.endswith("multipliers")}
+        chosen |= {one: 1.0 for one in FAMILY_SETTINGS[name] if one.endswith("multiplier")}
+        chosen |= {"mamba_norm_before_gate": False, "mamba_d_ssm": 64, "mamba_n_heads": 8}
+        chosen |= {"head_dim": 16, "mamba_n_groups": 2}
+    if name == "nemotron_h":
+        chosen |= {"mamba_head_dim": 24}
     if name == "lfm2":
         chosen |= {"block_multiple_of": 32}
     if name == "lfm2_moe":
@@ -222,8 +254,12 @@ def _their_name(architecture: str, name: str, layers: int) -> tuple[str, int | N
     if architecture in ("lfm2", "lfm2moe"):
         name = name.replace("model.norm", "model.embedding_norm")
         name = name.replace("mlp.expert_bias", "feed_forward.expert_bias")
-    if architecture == "granitehybrid":
+    if architecture in ("granitehybrid", "falcon-h1", "nemotron_h"):
         name = name.replace("dt_bias", "dt_proj.bias")
+    if architecture == "falcon-h1":
+        name = _renamed(name, _FALCON)
+    if architecture == "nemotron_h":
+        name = _renamed(name, _NEMOTRON).replace("dt_proj", "dt")
     parts, expert = name.split("."), None
     if architecture == "gemma4" and parts[-2] == "router" and "scale" in parts[-1]:
         of = "ffn_gate_inp" if parts[-1] == "scale" else "ffn_down_exps"
@@ -240,9 +276,8 @@ def _their_name(architecture: str, name: str, layers: int) -> tuple[str, int | N
 
 def _as_converted(architecture: str, name: str, stored: np.ndarray, config: Any) -> np.ndarray:
     """What llama.cpp's converter does to a tensor."""
-    if architecture in ("llama", "mistral3", "granite", "granitehybrid", "smollm3") and (
-        ".attn_q." in name or ".attn_k." in name
-    ):
+    paired = ("llama", "mistral3", "granite", "granitehybrid", "nemotron_h", "smollm3")
+    if architecture in paired and (".attn_q." in name or ".attn_k." in name):
         heads = config.num_attention_heads if "_q." in name else config.num_key_value_heads
         halves = stored.reshape(heads, 2, stored.shape[0] // heads // 2, *stored.shape[1:])
         return np.ascontiguousarray(halves.swapaxes(1, 2).reshape(stored.shape))
@@ -283,15 +318,17 @@ def _add_settings(writer: GGUFWriter, config: Any, settings: Mapping[str, Any]) 
         shared = config.num_kv_shared_layers
         each = [inner] * (config.num_hidden_layers - shared)
         inner = each + [2 * config.intermediate_size] * shared
+    if config.model_type == "nemotron_h":
+        inner = [config.intermediate_size * (kind == "mlp") for kind in config.layer_types]
     writer.add_feed_forward_length(inner)
     writer.add_head_count(config.num_attention_heads)
     kv_heads: int | list[int] = config.num_key_value_heads
     if "conv" in (getattr(config, "layer_types", None) or ()):
         kv_heads = [config.num_key_value_heads * (kind != "conv") for kind in config.layer_types]
         writer.add_shortconv_l_cache(config.conv_L_cache)
-    if config.model_type == "granitemoehybrid":
-        states = [kind == "linear_attention" for kind in config.layer_types]
-        kv_heads = [config.num_key_value_heads * (not one) for one in states]
+    if config.model_type in ("granitemoehybrid", "nemotron_h"):
+        full = [kind == "full_attention" for kind in config.layer_types]
+        kv_heads = [config.num_key_value_heads * one for one in full]
     if config.model_type == "gemma4_text":
         of_full = config.num_global_key_value_heads
         types = config.layer_types
@@ -320,12 +357,13 @@ def _of_family(config: Any) -> Iterator[tuple[str, Any]]:
         for cap in ("attn_logit_softcapping", "final_logit_softcapping"):
             if getattr(config, cap, None):
                 yield cap, float(getattr(config, cap))
-    if config.model_type == "granitemoehybrid":
+    if config.model_type in ("granitemoehybrid", "falcon_h1", "nemotron_h"):
         yield "ssm.conv_kernel", config.mamba_d_conv
         yield "ssm.state_size", config.mamba_d_state
         yield "ssm.group_count", config.mamba_n_groups
-        yield "ssm.inner_size", config.mamba_expand * config.hidden_size
+        yield "ssm.inner_size", config.mamba_n_heads * int(config.mamba_d_head)
         yield "ssm.time_step_rank", config.mamba_n_heads
+    if config.model_type == "granitemoehybrid":
         yield "rope.scaling.finetuned", config.position_embedding_type == "rope"
         yield "expert_count", 0
         yield "expert_used_count", 0

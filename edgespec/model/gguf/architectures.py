@@ -75,6 +75,8 @@ _MAMBA = {
     "ssm_norm": "mamba.norm",
     "ssm_out": "mamba.out_proj",
 }
+_FALCON_H1 = _MAMBA | {"ffn_norm": "post_attention_layernorm.weight"}
+"""Whose files leave the ending of that name out."""
 _GEMMA4 = _FOUR_NORMS | {
     "ffn_gate_inp": "router.proj",
     "ffn_gate_exps": "experts.{}.gate_proj",
@@ -103,7 +105,7 @@ _UNREAD = ("attn_k", "attn_v", "attn_k_norm")
 _CONVOLVING_MIXTURE = _EXPERTS | _CONVOLUTIONS | {"exp_probs_b": "mlp.expert_bias"}
 _BARE = (
     *("layer_scalar", "self_attn.sinks", "mlp.expert_bias"),
-    *("mamba.dt_bias", "mamba.A_log", "mamba.D"),
+    *("mamba.dt_bias", "mamba.A_log", "mamba.D", "post_attention_layernorm.weight"),
 )
 """Tensors whose names in transformers' models end there."""
 ROPE = "rope_freqs.weight"
@@ -140,6 +142,8 @@ ARCHITECTURES = {
     "mistral3": GgufArchitecture("mistral", paired=True),
     "granite": GgufArchitecture("granite", paired=True),
     "granitehybrid": GgufArchitecture("granitemoehybrid", _MAMBA, paired=True, split=True),
+    "falcon-h1": GgufArchitecture("falcon_h1", _FALCON_H1),
+    "nemotron_h": GgufArchitecture("nemotron_h", _MAMBA, paired=True),
     "smollm3": GgufArchitecture("smollm3", paired=True),
     "qwen2": GgufArchitecture("qwen2"),
     "qwen3": GgufArchitecture("qwen3"),
