@@ -193,8 +193,13 @@ class Block:
                 hidden = self.layer(first, kept, joint)
                 continue
             if given is None or kept is not hidden:
-                given = plan.given(joint)
-            hidden = plan.run(first, end, kept, given)
+                given = plan.given(joint, first)
+            if given is not None:
+                hidden = plan.run(first, end, kept, given)
+                continue
+            for index in range(first, end):
+                kept = self.layer(index, kept, joint)
+            hidden = kept
         joint.advance()
         return joint.all_rows(self.leave(hidden))
 

@@ -9,11 +9,12 @@ from typing import Protocol
 import torch
 
 from edgespec.kernels.layers import CompiledLayer
+from edgespec.kernels.states import CompiledMixer
 from edgespec.model.gemma4 import Gemma4Layers
 from edgespec.model.joint import JointCache, RowCache
 from edgespec.model.kv_cache import RowForm
 from edgespec.model.layer_form import LayerForm, layer_form
-from edgespec.model.matrices import MatrixReader, row_products
+from edgespec.model.matrices import MatrixReader, Product, row_products
 from edgespec.model.mixture import Mixture
 from edgespec.model.model_config import ModelConfig
 from edgespec.model.rope import Angles, Rotary
@@ -22,7 +23,10 @@ from edgespec.model.source import TensorSource, load_parameter
 from edgespec.model.state_mixer import StateMixer
 from edgespec.model.tree_attention import AttentionForm, Seen
 
-_NUMBERS = ("eps", "share", "scaling", "hidden", "inner", "heads", "kv_heads", "head_dim", "taps")
+_NUMBERS = (
+    *("eps", "share", "mlp_share", "scaling", "hidden", "inner", "heads", "kv_heads", "head_dim"),
+    "taps",
+)
 """Of a LayerForm what a compiled layer takes as it is."""
 
 
@@ -153,16 +157,31 @@ class DecoderLayer:
             self._head_norm = HeadNorm(*gains, *counts, form.eps, form.above_one)
         self._attention = AttentionForm(form.scaling, form.softcap, form.window)
 
-    def compiled(self, angles: int, runs: int) -> CompiledLayer | None:
+    @property
+    def mixer(self) -> CompiledMixer | None:
+        """What is compiled of a layer that keeps a state."""
+        return None if self._mixer is None else self._mixer.compiled
+
+    def compiled(self, angles: int, runs: int, folded: int, every: int) -> CompiledLayer | None:
         """The layer for `kernels.layers`, by the numbers of the angles and of the runs that it is
-        given in each pass; None where that cannot run it."""
-        form = self.form
-        if form.state is not None or form.alone or form.gated or self.mixture is not None:
+        given in each pass, and as number `folded` of those with states, by those of all slots; None
+        where that cannot run it."""
+        form, mixer = self.form, self._mixer
+        if form.gated or self.mixture is not None or (mixer is not None and self.mixer is None):
             return None
-        ways = (self._qkv, self._out, self._gate_up, self._down)
-        products = [found for found in map(row_products, ways) if found is not None]
-        if len(products) < len(ways):
-            return None
+        ways: list[Product | None] = [None] * 6
+        if form.heads:
+            ways[:2] = self._qkv, self._out
+        if form.inner:
+            ways[2:4] = self._gate_up, self._down
+        if mixer is not None:
+            ways[4:] = mixer.products
+        products = []
+        for way in ways:
+            found = [] if way is None else row_products(way)
+            if found is None:
+                return None
+            products.append(found)
         norms = (self._enter, self._attended, self._middle, self._left)
         of_heads = self._head_norm and self._head_norm.gains
         taps = None if self._taps is None else (self._taps.weights, self._taps.bias)
@@ -174,8 +193,12 @@ class DecoderLayer:
                 *(taps or (None, None)),
             ],
             form.activation,
+            self.mixer,
             angles=angles if form.turned else -1,
             runs=runs,
+            folded=folded,
+            every=every,
+            state_share=1.0 if mixer is None else mixer.share,
             softcap=form.softcap or 0.0,
             **{name: getattr(form, name) for name in _NUMBERS},
         )

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from support.cases import case
-from support.checkpoints import FAMILY_SETTINGS, FOLDING, WINDOW, write_checkpoint, write_family
+from support.checkpoints import FAMILY_SETTINGS, WINDOW, write_checkpoint, write_family
 from support.joint import Asker, Twice
 from support.packed_forms import MixedSource
 from support.tiers import tiered
@@ -28,8 +28,9 @@ from edgespec.tree.stems import Fork
 from edgespec.types.tensor import NO_LAYERS, Layers
 
 PLANNED = set(OWN_OPERATIONS) - set(EXPERT_OPERATIONS)
-KINDS = {name: name.partition("-")[0] for name in FAMILY_SETTINGS if name not in FOLDING}
+KINDS = {name: name.partition("-")[0] for name in FAMILY_SETTINGS if name != "qwen3_5_text"}
 OWN = [name for name, kind in KINDS.items() if kind in PLANNED]
+"""Of Qwen 3.5 the gate of what attention gives is not compiled with the rest."""
 CUTS = [0, 1, 4]
 
 pytestmark = pytest.mark.skipif(not compiles(), reason="there is no C compiler")
