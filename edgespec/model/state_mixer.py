@@ -114,7 +114,7 @@ class StateMixer:
             steps = steps_of(rows, self._index, places, prefixes)
             seen.states[tuple(mine)] = steps
         states: list[torch.Tensor | None] = [*mine.values()]
-        states += [None] * (steps.count - len(mine))
+        states += [None] * (steps.numbers - len(mine))
         for step in steps.steps:
             if step.state == NONE:
                 state = self._own_state(rows, step.boundary, given, step.first)

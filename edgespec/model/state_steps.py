@@ -33,10 +33,10 @@ class Step(NamedTuple):
 
 
 class Steps(NamedTuple):
-    """`count`: of states, those first that were there; `left`: by boundary which are kept."""
+    """`numbers`: of states, those first that were there; `left`: by boundary which are kept."""
 
     steps: list[Step]
-    count: int
+    numbers: int
     left: dict[int, int]
 
 
@@ -95,10 +95,10 @@ class CompiledFolding:
         for layer, mine in rows.states.items():
             every: list[torch.Tensor] = []
             if layer in mixers:
-                new = steps.count - len(mine)
+                new = steps.numbers - len(mine)
                 every = [*mine.values(), *(torch.empty(mixers[layer].state) for _ in range(new))]
                 self._states[layer] = every
-            addresses.append([one.data_ptr() for one in every] or [0] * steps.count)
+            addresses.append([one.data_ptr() for one in every] or [0] * steps.numbers)
         self.folding = Folding(
             places, rows.places(), torch.tensor(addresses), torch.tensor(steps.steps)
         )
