@@ -124,8 +124,8 @@ MODEL = typer.Option(
 )
 DRAFT = typer.Option(
     "",
-    help="Who guesses: none; ngram; independent, eagle, eagle3, dspark or ppd, each "
-    "with :MODEL, its weights by name, hub id or folder (MODEL alone: an independent draft "
+    help="Who guesses: none; ngram; independent, easyspec, eagle, eagle3, dspark or ppd, "
+    "each with :MODEL, its weights by name, hub id or folder (MODEL alone: an independent draft "
     "model); or ngram beside one, as in hybrid:ngram+eagle3:MODEL. Without :MODEL those that "
     "`edgespec models` has for the base. A source of your own: package.module:Class[:ARGUMENT]. "
     "Default: none; for the bundled base model independent, and `init` serves smollm2-135m with "

@@ -16,6 +16,9 @@ from edgespec.errors import EXIT_CANCELLED
 from edgespec.model.hub import require_model
 from edgespec.model.hub_cache import download
 
+WHOLE_MODELS = ("independent", "easyspec")
+"""Draft sources whose weights are those of a model like the base."""
+
 
 def pull(
     model: str = typer.Argument(
@@ -36,7 +39,7 @@ def pull(
     require_model(model)
     choice = chosen_draft(draft, model)
     wanted = [(model, False)]
-    wanted += [(one.folder, one.name != "independent") for one in choice.members if one.weights]
+    wanted += [(one.folder, one.name not in WHOLE_MODELS) for one in choice.members if one.weights]
     notes = Notes()
     places = {}
     try:

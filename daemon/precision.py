@@ -98,7 +98,8 @@ def draft_quantisation_for(
 ) -> Quantisation:
     """How the layers of drafts for this base are held; "auto": as --quant would choose for each.
 
-    In 16 bit where the base's are. Raises as `quantisation_for`.
+    In 16 bit where the base's are, and for easyspec, which takes no others. Raises as
+    `quantisation_for`.
     """
     if draft_quant != AUTO:
         return Quantisation.parse(draft_quant)

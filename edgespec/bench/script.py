@@ -21,7 +21,7 @@ from edgespec.backends.base import Walk
 from edgespec.bench.draft_rows import DraftRows, Place
 from edgespec.drafting.base import TokenPath
 from edgespec.drafting.guess_scores import best_guesses
-from edgespec.drafting.independent import WholeModelGuesser
+from edgespec.drafting.independent import GuessCache, JointPasses, WholeModelGuesser
 from edgespec.drafting.ranking import Unranked
 from edgespec.errors import LocalProtocolError
 from edgespec.model.block import Block
@@ -236,13 +236,15 @@ class KnownGuesses:
         return zip(places, split, strict=True)
 
 
-class ScriptedGuesser(WholeModelGuesser):
+class ScriptedGuesser(WholeModelGuesser[GuessCache]):
     """An independent draft that looks its guesses up; its passes count as if it had run them."""
 
     def __init__(self, known: KnownGuesses) -> None:
         nothing = _Nothing()
+        passes = JointPasses(cast("Block", nothing), self.ran, self.between_layers)
         super().__init__(
-            cast("Block", nothing),
+            "independent",
+            lambda request: GuessCache(request, passes),
             cast("OutputHead", nothing),
             known=known.block.vocab_size,
             most_rows=known.most_rows,

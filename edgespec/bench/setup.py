@@ -45,7 +45,7 @@ if TYPE_CHECKING:  # torch takes seconds to import: not before all settings are 
 
 _ROOM = 4096
 """Rows of a request that a stage may hold beyond the model's context."""
-_OF_TOKENS = {"independent", "ngram"}
+_OF_TOKENS = {"independent", "ngram", "easyspec"}
 """Draft sources that take tokens alone of the base: no row of it has to be computed for them."""
 
 MOST_ROW_PRICE = 100.0

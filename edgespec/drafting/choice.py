@@ -19,6 +19,7 @@ SOURCES = {
     "eagle3": "eagle3",
     "dspark": "dspark",
     "ppd": "ppd",
+    "easyspec": "draft",
 }
 """Every source by its name, with the bundled folder that has its weights for the bundled base; ""
 if it needs none."""

@@ -1,10 +1,11 @@
-"""Independent draft: any causal language model with the base's tokenizer guesses by itself."""
+"""Independent draft: any causal language model with the base's tokenizer guesses by itself;
+and what all guessers have in common that run a whole small model on text and guesses."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -27,16 +28,35 @@ from edgespec.types.features import Features
 from edgespec.verify.sampling import Sampling
 
 
-class WholeModelGuesser(Guesser):
-    """A Guesser (see drafting.base) that runs a whole small model on text and guesses.
+class CachedRows(Protocol):
+    """What such a model ran for one request: committed tokens, and guesses after them."""
 
-    Its caches hold the context and the guesses that were run; of these, the ones that turn out
-    right are committed, and what lies after them stays, instead of being computed again.
-    """
+    request: int
+    context: list[int]
+
+    def catch_up(self, news: TokenPath) -> Steps[None]:
+        """Take new committed tokens."""
+
+    def rewind(self, rows: int) -> None:
+        """Keep what was run for the first `rows` tokens at most; more come before any guess."""
+
+    def copy(self: RowsT, other: RowsT, rows: int) -> None:
+        """Begin with what another request ran for its first `rows` tokens at most."""
+
+    def hidden_behind(self, paths: Sequence[TokenPath]) -> Steps[torch.Tensor]:
+        """The hidden rows [n, H] of the last tokens of `paths`; the empty path is the context's."""
+
+
+RowsT = TypeVar("RowsT", bound=CachedRows)
+
+
+class WholeModelGuesser(Guesser, Generic[RowsT]):
+    """A Guesser that runs a whole model; how it runs rows is up to `new_rows`."""
 
     def __init__(
         self,
-        block: Block,
+        name: str,
+        new_rows: Callable[[int], RowsT],
         head: OutputHead,
         *,
         known: int,
@@ -44,21 +64,21 @@ class WholeModelGuesser(Guesser):
         vocab_size: int | None,
         most_ahead: int | None = None,
     ) -> None:
-        """`block`: all layers of the draft model, `head`: its own; `known`: tokens that it can
-        read; `most_rows`: its context. `vocab_size`: tokens that the base model knows; no others
-        are guessed (embeddings may be padded to different sizes). `most_ahead`: guesses stand at
-        most so many positions behind the context."""
-        super().__init__("independent")
+        """`new_rows` begins a request, given its number. `head`: the draft model's own; `known`:
+        tokens that it can read; `most_rows`: its context. `vocab_size`: tokens that the base model
+        knows; no others are guessed (embeddings may be padded to different sizes). `most_ahead`:
+        guesses stand at most so many positions behind the context."""
+        super().__init__(name)
         self._most_ahead = most_ahead or most_rows
-        self._passes, self._head = JointPasses(block, self.ran, self.between_layers), head
+        self._new_rows, self._head = new_rows, head
         self._known, self._max_rows = known, most_rows
         self._vocab_size = min(vocab_size or head.vocab_size, head.vocab_size)
         self._launches = Launches(head.device)
         self._ranking = Ranking(self.ranked, self.allowed)
-        self._rows: dict[int, GuessCache] = {}
+        self._rows: dict[int, RowsT] = {}
 
     def open(self, request: int, sampling: Sampling) -> None:
-        self._rows[request] = GuessCache(request, self._passes)
+        self._rows[request] = self._new_rows(request)
         self._ranking.open(request, sampling)
 
     def fork(self, request: int, base: int, rows: int, ends: bool) -> None:
@@ -305,8 +325,12 @@ class GuessCache:
         return np.arange(first, first + count, dtype=np.int64)
 
 
-class IndependentGuesser(WholeModelGuesser):
-    """Runs the model beside the ring."""
+class IndependentGuesser(WholeModelGuesser[GuessCache]):
+    """A Guesser (see drafting.base) that runs a whole small model beside the ring.
+
+    Its caches hold the context and the guesses that were run; of these, the ones that turn out
+    right are committed, and what lies after them stays, instead of being computed again.
+    """
 
     def __init__(
         self,
@@ -320,8 +344,10 @@ class IndependentGuesser(WholeModelGuesser):
         guessed (embeddings may be padded to different sizes). `ends`: the same model with its
         output head as it is to be held; None: as `source` has it. Raises ModelError."""
         block = Block(source, 0, source.layers, dtype, device)
+        passes = JointPasses(block, self.ran, self.between_layers)
         super().__init__(
-            block,
+            "independent",
+            lambda request: GuessCache(request, passes),
             OutputHead(ends or source, dtype, device, share=block),
             known=block.vocab_size,
             most_rows=int(source.config.max_position_embeddings),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,8 @@ from edgespec.drafting.base import Guesser
 from edgespec.drafting.choice import DraftChoice
 from edgespec.drafting.dspark.guesser import load_dspark
 from edgespec.drafting.eagle.guesser import PLAIN, load_eagle
+from edgespec.drafting.easyspec.guesser import EasySpecGuesser
+from edgespec.drafting.easyspec.model import USUAL_SIZE, GroupedModel, layer_groups
 from edgespec.drafting.grower import TreeGrower
 from edgespec.drafting.hybrid import HybridGuesser
 from edgespec.drafting.independent import IndependentGuesser
@@ -24,6 +27,8 @@ from edgespec.model.hub import local_folder
 from edgespec.model.source import TensorSource
 from edgespec.model.sources import open_source
 from edgespec.model.tokenizer import require_same_tokenizer
+
+log = logging.getLogger(__name__)
 
 HeadSettings = tuple[TensorSource, OutputHead, str, torch.device | str, Quantisation, Quantisation]
 
@@ -54,6 +59,14 @@ class BaseParts:
         assert self.head is not None, "see DraftChoice.check_head"
         return self.head
 
+    def draft(self, folder: str) -> TensorSource:
+        """A draft model, as its layers are to be held."""
+        return open_source(folder, self.quantisation)
+
+    def draft_ends(self, folder: str) -> TensorSource:
+        """A draft model, as its output head is to be held."""
+        return open_source(folder, self.head_quantisation)
+
     @property
     def for_heads(self) -> HeadSettings:
         """What the loader of a head takes behind its folder: whose it is, and how it is held."""
@@ -64,12 +77,25 @@ class BaseParts:
 def _independent(folder: str, base: BaseParts) -> Guesser:
     require_same_tokenizer(base.tokenizer, local_folder(folder))
     return IndependentGuesser(
-        open_source(folder, base.quantisation),
+        base.draft(folder),
         base.dtype,
         base.device,
         vocab_size=base.vocab_size,
-        ends=open_source(folder, base.head_quantisation),
+        ends=base.draft_ends(folder),
     )
+
+
+def _easyspec(folder: str, base: BaseParts) -> Guesser:
+    """Layers in groups, if there are any; else one after the other."""
+    require_same_tokenizer(base.tokenizer, local_folder(folder))
+    source = base.draft(folder)
+    if len(layer_groups(source.layers)) == source.layers:
+        log.info("%s has %d layers, too few for groups: drafting plainly", folder, source.layers)
+        return _independent(folder, base)
+    model = GroupedModel(source, USUAL_SIZE, base.dtype, base.device)
+    head = OutputHead(base.draft_ends(folder), base.dtype, base.device)
+    limit = int(source.config.max_position_embeddings)
+    return EasySpecGuesser(model, head, limit, base.vocab_size)
 
 
 def _ppd(folder: str, base: BaseParts) -> Guesser:
@@ -84,6 +110,7 @@ BUILDERS: Mapping[str, Callable[[str, BaseParts], Guesser]] = {
     "dspark": lambda folder, base: load_dspark(folder, *base.for_heads),
     "ngram": lambda folder, base: NgramGuesser(),
     "ppd": _ppd,
+    "easyspec": _easyspec,
 }
 """What builds each source of drafting.choice, given the folder of its weights."""
 

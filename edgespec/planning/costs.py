@@ -9,7 +9,7 @@ from math import ceil, hypot
 
 from edgespec.errors import CapacityError, ConfigError
 from edgespec.planning.cost_model import CostModel, HeadCosts, packed_bytes
-from edgespec.planning.operations import USUAL_OPERATIONS
+from edgespec.planning.operations import DRAFT_HEAD_OPERATIONS, USUAL_OPERATIONS
 from edgespec.planning.partition import blocks_of
 from edgespec.planning.profile import DATA_SHEET, ROWS, Profile, RowPrice
 from edgespec.types.draft_pass import DraftPass, HeadForm, TokenChoice
@@ -163,7 +163,8 @@ class NodeCosts:
             padded, seen = row_bucket(rows) or rows, slot_bucket(max(seen, 1))
             fill = _FILL_LAUNCHES * self.profile.launch_seconds.value
         weights = self._weights(padded, draft.layer_bytes, draft.bits)
-        launch = self._launch(rows, captures, requests, draft.operations)
+        operations = DRAFT_HEAD_OPERATIONS if source == "easyspec" else draft.operations
+        launch = self._launch(rows, captures, requests, operations)
         layer = self._layer(weights, seen, draft.kv_bytes, launch)
         parts = _parts(draft.layers, captures and row_bucket(rows) is not None)
         return [fill * (not number) + layer * part for number, part in enumerate(parts)]
@@ -204,7 +205,8 @@ class NodeCosts:
 
     def _captures_draft(self, source: str, requests: int) -> bool:
         """The same of a draft source's."""
-        return self._replays and requests == 1 and self.model.draft_of(source).captured
+        captured = self.model.draft_of(source).captured and source != "easyspec"
+        return self._replays and requests == 1 and captured
 
     def _launch(self, rows: int, captures: bool, requests: int, operations: float) -> float:
         """What the host takes to launch a layer of so many operations."""

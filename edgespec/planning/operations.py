@@ -59,8 +59,8 @@ EXPERT_OPERATIONS = {
 """More for each expert that some row goes through; of Gemma 4 with a share of the router's."""
 
 DRAFT_HEAD_OPERATIONS = 40
-"""Of the layer of an EAGLE head, which is code of its own: at most about so many; no test counts
-them."""
+"""Of the layer of an EAGLE head, and of each layer in `easyspec`, which are code of their own: at
+most about so many; no test counts them."""
 
 
 def layer_operations(family: str, experts: float = 0.0) -> float:

@@ -80,7 +80,9 @@ def test_what_is_looked_up_plays_as_what_is_computed(way: str) -> None:
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("source", ["independent", "ngram", "hybrid"])
+@pytest.mark.parametrize(
+    "source", ["independent", "ngram", "easyspec", "hybrid", "hybrid:ngram+easyspec"]
+)
 def test_every_source_and_policy_plays_as_what_is_computed(source: str, way: str) -> None:
     draft = str(parse_draft(source, bundled))
     setup = replace(SETUP, draft=draft, sampling=WAYS[way])

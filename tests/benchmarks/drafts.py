@@ -30,7 +30,7 @@ WORKLOADS = {"GSM8K": "gsm8k-test-40", "command help": "help-20", "code": "code-
 TEMPERATURES = (0.0, 1.0)
 POLICIES = ("adaptive", "flowspec")
 SOURCES = (
-    *("ngram", "ppd", "eagle", "eagle3", "independent", "dspark", "hybrid"),
+    *("ngram", "ppd", "eagle", "eagle3", "easyspec", "independent", "dspark", "hybrid"),
     "hybrid:ngram+dspark",
 )
 PLAIN = "none"

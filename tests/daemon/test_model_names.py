@@ -133,6 +133,7 @@ def test_a_draft_is_found_by_its_name_and_by_that_of_its_base() -> None:
         "eagle3": f"eagle3:{head}",
         "independent": small,
         "qwen3-0.6b": small,
+        "easyspec": f"easyspec:{small}",
         "hybrid:ngram+eagle3": f"hybrid:ngram+eagle3:{head}",
         "eagle3:org/head": "eagle3:org/head",
     }.items():

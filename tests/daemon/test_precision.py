@@ -166,12 +166,14 @@ def test_the_head_of_block_files_is_as_they_have_it(tmp_path: Path) -> None:
     [
         ("independent", "int4", "int4-g32"),  # hidden size 512
         ("independent", "none", "none"),
+        ("easyspec", "int4", "none"),
         ("eagle", "int4", "int4-g32"),
         ("eagle3", "file", "int4-g32"),
         ("dspark", "int4", "int4-g32"),
         ("ngram", "int4", "none"),
         ("ppd", "int4", "none"),
         ("hybrid:ngram+independent", "nf4", "int4-g32"),
+        ("hybrid:ngram+easyspec", "int4", "none"),
     ],
 )
 def test_drafts_follow_the_stages(tmp_path: Path, draft: str, stages: str, expected: str) -> None:

@@ -15,7 +15,7 @@ import torch
 from support.alive import alive
 from support.cases import case
 from support.checkpoints import write_checkpoint
-from support.draft_sources import Chained, dspark, eagle
+from support.draft_sources import Chained, dspark, eagle, easyspec
 from support.fake_draft import FakeDraft
 from support.growers import SoloGrower, SoloOracle
 from support.passes import rows_of
@@ -79,6 +79,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "dspark-part",
         "dspark-shown",
         "ppd",
+        "easyspec",
         "fake",
         "oracle",
     ]
@@ -105,6 +106,7 @@ def draft(request: pytest.FixtureRequest, folder: Path, base: Path, tmp_path: Pa
         "dspark-part": lambda: dspark("own", VOCABULARY // 2, base, tmp_path),
         "dspark-shown": lambda: dspark("own-shown", VOCABULARY // 2, base, tmp_path),
         "ppd": lambda: Chained(base),
+        "easyspec": lambda: easyspec(base),
         "fake": lambda: FakeDraft(2, VOCABULARY, 0.7),
         "oracle": oracle,
     }
@@ -246,10 +248,11 @@ def test_what_was_read_of_another_request_is_not_read_again(draft: SoloGrower, e
     assert draft.refresh(9, again, 2, 2).tokens.tolist() == anew.tokens.tolist()
 
 
-CALLS = {"independent": 2 * 2 + 2, "hybrid:ngram+independent": 2 * 2 + 2}
+CALLS = {"independent": 2 * 2 + 2, "hybrid:ngram+independent": 2 * 2 + 2, "easyspec": 5 + 3 + 2}
 CALLS |= dict.fromkeys(LEVEL_BY_LEVEL, 2 * 1 + 2)
 CALLS |= dict.fromkeys(ONE_PASS, 2 + 2)
-"""Before each layer of two passes, or of one, and before two output matrices."""
+"""Before each layer of two passes, or of one, and before two output matrices; a fuzzy pass runs
+groups."""
 
 
 def test_work_is_let_in_between_layers_and_changes_no_guess(

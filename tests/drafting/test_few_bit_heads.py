@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pytest
 from safetensors.torch import load_file, save_file
 from support.checkpoints import write_checkpoint, write_tokenizer
 from torch import float64
@@ -20,7 +21,8 @@ from edgespec.types.features import NO_FEATURES
 from edgespec.verify.sampling import Sampling
 
 
-def test_a_draft_s_head_is_held_as_it_is_asked_for(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["independent", "easyspec"])
+def test_a_draft_s_head_is_held_as_it_is_asked_for(name: str, tmp_path: Path) -> None:
     int8 = QUANTISATIONS["int8"]
     folders = [
         write_tokenizer(write_checkpoint(tmp_path / which, num_hidden_layers=6, seed=3))
@@ -40,7 +42,7 @@ def test_a_draft_s_head_is_held_as_it_is_asked_for(tmp_path: Path) -> None:
         (folders[1], plain),
         (folders[0], plain),
     ):
-        guesser = BUILDERS["independent"](str(folder), parts)
+        guesser = BUILDERS[name](str(folder), parts)
         guesser.open(1, Sampling())
         assert guesser.read(1, (5, 9, 3), NO_FEATURES)
         scores.append(guesser.guess(1, [(), (7,)], 8).scores)

@@ -12,7 +12,7 @@ import pytest
 import torch
 from support.cases import case
 from support.checkpoints import write_checkpoint
-from support.draft_sources import Chained, dspark, eagle
+from support.draft_sources import Chained, dspark, eagle, easyspec
 from support.growers import SoloGrower
 from support.passes import rows_of
 
@@ -28,7 +28,7 @@ from edgespec.types.draft_pass import DraftPass, RankedRows
 from edgespec.verify.sampling import BadLogits, Sampling
 
 SAMPLINGS = (Sampling(), Sampling(0.8, seed=5), Sampling(1.0, top_p=0.9, seed=6), Sampling())
-SOURCES = ("independent", "ngram", "hybrid", "eagle", "eagle3", "dspark", "ppd")
+SOURCES = ("independent", "ngram", "hybrid", "eagle", "eagle3", "dspark", "ppd", "easyspec")
 
 
 BLOCKS = {"dspark": 8}
@@ -58,6 +58,7 @@ def make(
         "eagle3": lambda: eagle("eagle3-official", VOCABULARY // 2, base, tmp_path, "float64"),
         "dspark": lambda: dspark("own", VOCABULARY // 2, base, tmp_path, "float64"),
         "ppd": lambda: Chained(base, "float64"),
+        "easyspec": lambda: easyspec(base, "float64"),
     }
     return makers[request.param]
 
@@ -226,7 +227,7 @@ def test_a_long_text_is_read_in_parts_with_the_same_guesses(
     same(got, whole.refresh(1, context, 2, 3))
     together_rows = sum(rows_of(whole))
     assert sum(parts) + sum(rows_of(source)) == together_rows
-    if source.name in ("independent", "hybrid:ngram+independent"):
+    if source.name in ("independent", "easyspec", "hybrid:ngram+independent"):
         assert parts == (15, 15)
     source.open(2, Sampling())
     alone(source.reading_part(2, (99_999,) * 70, 40))

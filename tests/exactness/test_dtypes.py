@@ -117,7 +117,7 @@ FACTORS = {
     "policy": tuple(POLICIES),
     "prompt": tuple(range(12)),
     "stages": SMOLLM2_STAGES,
-    "draft": ("ngram", "dspark", "hybrid:ngram+dspark"),
+    "draft": ("ngram", "dspark", "easyspec:smollm2-135m", "hybrid:ngram+dspark"),
     "dtype": DTYPES,
     "chunk": (64, 7),
     "temperature": TEMPERATURES,

@@ -106,7 +106,7 @@ def test_every_model_has_an_eagle_head_of_each_kind() -> None:
     assert eagle3.layer_bytes == packed_bytes(layer + 4096 * (4096 + 2 * 1024), 4)
     assert eagle.head == model.head
     assert eagle3.head == HeadCosts((4096 + 2) * 32000, 8, "int8")
-    assert model.draft_of("independent") == model.draft
+    assert model.draft_of("independent") == model.draft_of("easyspec") == model.draft
 
 
 def test_a_one_pass_head_is_charged_by_the_pass_and_by_the_rows_that_are_ranked() -> None:
@@ -276,7 +276,7 @@ def test_what_is_not_captured_is_launched_one_by_one() -> None:
     assert node.block_parts(65) == [1.0] * 10
     mixture = NodeCosts(GRAPHS, replace(quick, expert_bytes=10**6, experts=8, active=2), 10)
     assert mixture.block_seconds(4, 50) == pytest.approx(10 * launch)
-    for source in ("eagle", "eagle3", "dspark"):
+    for source in ("eagle", "eagle3", "dspark", "easyspec"):
         parts = node.draft_parts(4, 50, source)
         assert parts == NodeCosts(NANO, quick, 10).draft_parts(4, 50, source)
     assert len(node.draft_parts(65, 50)) == 22
@@ -298,6 +298,7 @@ def test_launching_goes_by_the_operations_of_a_layer() -> None:
     assert seconds(64, **mixture) == pytest.approx((62 + 8 * 11) * launch, rel=1e-6)
     d0 = NodeCosts(NANO, replace(tiny, draft=replace(MODEL.draft, layer_bytes=1, kv_bytes=0)), 0)
     assert d0.draft_parts(4, 0) == pytest.approx([17 * launch] * 22)
+    assert d0.draft_parts(4, 0, "easyspec") == pytest.approx([40 * launch] * 22)
     assert d0.draft_parts(4, 0, "eagle")[0] >= 40 * launch
     of = ARCHITECTURES["gemma-2-2b"]
     gemma = cost_model_of("g", of, QUANTISATIONS["int4"], MODEL.head)

@@ -17,6 +17,8 @@ from edgespec.drafting.base import Guesser
 from edgespec.drafting.dspark.guesser import load_dspark
 from edgespec.drafting.eagle.guesser import load_eagle
 from edgespec.drafting.eagle.shape import Kind
+from edgespec.drafting.easyspec.guesser import EasySpecGuesser
+from edgespec.drafting.easyspec.model import GroupedModel
 from edgespec.drafting.ppd import PPDGuesser, PPDTokens
 from edgespec.drafting.steps import Steps
 from edgespec.model.aux_hidden import packed
@@ -82,6 +84,13 @@ class Chained(SoloGrower):
         dice = torch.Generator().manual_seed(len(context))
         rows = from_torch(torch.randn((12, 32), generator=dice).to(self._head.dtype))
         return Features(ppd_rows=rows, anchor=len(context) - 2)
+
+
+def easyspec(base: Path, dtype: str = "float32") -> SoloGrower:
+    """The base as an easyspec draft."""
+    source = Checkpoint(base)
+    model, head = GroupedModel(source, 4, dtype), OutputHead(source, dtype)
+    return SoloGrower(EasySpecGuesser(model, head, 64, VOCABULARY))
 
 
 def eagle(form: str, scored: int, base: Path, folder: Path, dtype: str = "float32") -> SoloGrower:
