@@ -122,8 +122,9 @@ def planned_needs(
 
     None, and `what` is logged, if the planner does not know the model or its draft.
     """
-    held = config.quantisation, config.head_quantisation, config.draft_quantisation
-    quants = Quants(*(one.name for one in held), config.cache_dtype)
+    held = (config.quantisation, config.head_quantisation, config.draft_quantisation)
+    stages, head, drafts = (one.name for one in held)
+    quants = Quants(stages, head, drafts, config.cache_dtype)
     draft = config.draft if with_draft else ""
     try:
         asked = model_to_plan(config.model, quants, draft or NONE)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from operator import mul
+from typing import Any
 
 from edgespec.config import Quantisation
 from edgespec.errors import ConfigError
@@ -452,7 +453,7 @@ def longest_context(config: Mapping[str, object], where: str) -> int:
     return _count(text_settings(config), where, "max_position_embeddings")
 
 
-def _states(config: Mapping[str, object], where: str, family: str, hidden: int) -> dict[str, int]:
+def _states(config: Mapping[str, object], where: str, family: str, hidden: int) -> dict[str, Any]:
     """Sizes of states, where there are some."""
     if family == "qwen3_5_text":
         layers = _count(config, where, "num_hidden_layers", most=MOST_LAYERS)
