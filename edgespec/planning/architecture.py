@@ -486,10 +486,10 @@ def _dense(config: Mapping[str, object], where: str, family: str, layers: int) -
     if family == "lfm2_moe" or family in GROUPED:
         return min(_count({field: usual, **config}, where, field, least=0), layers - 1)
     if family == "ernie4_5_moe":
-        usual = {"moe_layer_start_index": 1, "moe_layer_end_index": -1, **config}
+        given = {"moe_layer_start_index": 1, "moe_layer_end_index": -1, **config}
         step = _count(config, where, "moe_layer_interval", 1)
-        first = _count(usual, where, "moe_layer_start_index", least=0)
-        end = _count(usual, where, "moe_layer_end_index", least=-1)
+        first = _count(given, where, "moe_layer_start_index", least=0)
+        end = _count(given, where, "moe_layer_end_index", least=-1)
         last = layers - 1 if end == -1 else end
         found = sum((n + 1) % step > 0 or not first <= n <= last for n in range(layers))
         return min(found, layers - 1)
