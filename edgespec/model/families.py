@@ -14,6 +14,7 @@ from edgespec.model.model_config import CONVOLUTION, FULL, RECURRENT, SLIDING, M
 from edgespec.model.packed.settings import packing_of
 from edgespec.planning.architecture import MOST_EXPERTS, MOST_LAYERS
 from edgespec.planning.refused import refusal_of
+from edgespec.planning.text_part import LATENT
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,7 @@ FAMILIES: dict[str, Family] = {
     "hunyuan_v1_dense": Family(),
     "lfm2": Family(besides=frozenset((CONVOLUTION,))),
     "lfm2_moe": Family(besides=frozenset((CONVOLUTION,))),
+    **dict.fromkeys(LATENT, Family()),
 }
 """Every value of `model_type` that is accepted."""
 
@@ -80,6 +82,7 @@ _MOST = {
     "num_hidden_layers": MOST_LAYERS,
     "num_experts": MOST_EXPERTS,
     "num_local_experts": MOST_EXPERTS,
+    "n_routed_experts": MOST_EXPERTS,
 }
 """Numbers in config.json of parts that are made one by one."""
 

@@ -8,6 +8,7 @@ import torch
 
 from edgespec.model.families import FAMILIES
 from edgespec.model.kv_cache import RowForm
+from edgespec.model.latent import LatentForm, latent_form
 from edgespec.model.mixture import ROUTER, MixtureForm
 from edgespec.model.model_config import CONVOLUTION, SLIDING, ModelConfig
 from edgespec.model.state_form import StateForm, state_form
@@ -25,8 +26,8 @@ _ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh")
 @dataclass(frozen=True, slots=True)
 class LayerForm:
     """One decoder layer: norm, mixer, norm, gated MLP, each of the two added to what entered. What
-    mixes a row with those before it is attention, or a short convolution if there are `taps`, or
-    the `state` that they left.
+    mixes a row with those before it is attention, maybe over `latent` rows, or a short convolution
+    if there are `taps`, or the `state` that they left.
 
     `taps`: rows that a convolution reads, its own included. `inner`: width of the MLP, if that is
     no `mixture`. `fused`: whether the checkpoint has one matrix for queries, keys and values, and
@@ -62,12 +63,15 @@ class LayerForm:
     taps: int = 0
     taps_bias: bool = False
     state: StateForm | None = None
+    latent: LatentForm | None = None
     mixture: MixtureForm | None = None
 
     def rows(self, held_as: torch.dtype) -> RowForm:
         """What its layer holds of each row, in numbers of that type."""
         if self.state is not None:
             return self.state.row(held_as)
+        if self.latent is not None:
+            return self.latent.row
         if self.taps:
             return RowForm(1, self.hidden, parts=1)
         return RowForm(self.kv_heads, self.head_dim)
@@ -132,6 +136,8 @@ class LayerForm:
             outs = (sum(outs),)
         if self.state is not None:
             found |= self.state.shapes()
+        elif self.latent is not None:
+            found |= self.latent.shapes()
         else:
             for name, out in zip(self.qkv_names, outs, strict=True):
                 add(name, out, self.hidden, self.taps_bias if self.taps else self.qkv_bias)
@@ -189,6 +195,7 @@ def layer_form(config: ModelConfig, index: int) -> LayerForm | None:
         taps=int(config.conv_L_cache) if convolves else 0,
         taps_bias=convolves and bool(config.conv_bias),
         state=state_form(config, index),
+        latent=latent_form(config),
         mixture=_mixture(config, index) if kind == "lfm2_moe" else None,
     )
 

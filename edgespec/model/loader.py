@@ -24,7 +24,7 @@ from edgespec.model.gguf.reader import tensor_samples
 from edgespec.model.hub import HubFiles, ModelFiles, model_files
 from edgespec.model.model_config import ModelConfig
 from edgespec.model.reading import read_object, reading
-from edgespec.planning.text_part import CONVOLVING, FOLDING, text_settings
+from edgespec.planning.text_part import CONVOLVING, FOLDING, LATENT, text_settings
 
 _SINGLE_FILE = "model.safetensors"
 _INDEX_FILE = "model.safetensors.index.json"
@@ -252,6 +252,9 @@ _OF_ALL_LAYERS = re.compile(
     r"model\.(embed_tokens_per_layer|per_layer_model_projection|per_layer_projection_norm)\.weight"
 )
 """What Gemma 4 has for all layers in one tensor: columns, rows, or the same for each."""
+_BY_HEAD = re.compile(r"(model\.layers\.\d+\.self_attn\.)kv_b_proj\.weight")
+"""What models with latents have for all heads in one matrix: of each the rows that make keys, then
+those that make values."""
 _UNREAD = re.compile(r"model\.layers\.(\d+)\.self_attn\.[kv]_(proj|norm)\.\w+")
 """What is stored of a layer that reads the keys of another, and not read."""
 
@@ -262,7 +265,8 @@ class TensorPlace:
 
     Where a tensor there holds `experts` of them, [experts, in, out] or, of biases, [experts, out],
     this is number `expert`, and of its outputs those of `part`. Packed ones are `turned`: [experts,
-    out, ...]. `cut`: of a tensor for all layers what this one has, a view of it.
+    out, ...]. `cut`: of a tensor for all layers, or all heads, what this one has, a view of it;
+    `mirrored`: its columns are rows.
     """
 
     file: str
@@ -272,6 +276,7 @@ class TensorPlace:
     part: slice | None = None
     turned: bool = False
     cut: tuple[slice, ...] = ()
+    mirrored: bool = False
 
     def read(self, tensors: Any) -> torch.Tensor:
         """The tensor of the opened `file`, a view of what is mapped unless it is an expert's.
@@ -280,7 +285,8 @@ class TensorPlace:
         """
         if not self.experts:
             whole: torch.Tensor = tensors.get_tensor(self.name)
-            return whole[self.cut] if self.cut else whole
+            part = whole[self.cut] if self.cut else whole
+            return part.T.contiguous() if self.mirrored else part
         fused = tensors.get_slice(self.name)
         held = fused.get_shape()[0]
         if held != self.experts:
@@ -307,7 +313,10 @@ def places(files: Mapping[str, str], config: ModelConfig) -> dict[str, TensorPla
             name = re.sub(inside, plain, name)
         fused = _FUSED.fullmatch(name) if config.model_type in _WITH_FUSED else None
         shared = _OF_ALL_LAYERS.fullmatch(name)
-        if shared is not None:
+        of_heads = _BY_HEAD.fullmatch(name) if kind in LATENT else None
+        if of_heads is not None:
+            found.update(_by_head(of_heads[1], TensorPlace(file, stored), config))
+        elif shared is not None:
             found.update(_by_layer(shared[1], TensorPlace(file, stored), config))
         elif fused is None:
             found[name] = TensorPlace(file, stored)
@@ -318,6 +327,19 @@ def places(files: Mapping[str, str], config: ModelConfig) -> dict[str, TensorPla
     for name in unread:
         del found[name]
     return found
+
+
+def _by_head(
+    prefix: str, whole: TensorPlace, config: ModelConfig
+) -> Iterator[tuple[str, TensorPlace]]:
+    """The places of the two matrices that each head has (see model.latent)."""
+    keys, values = int(config.qk_nope_head_dim), int(config.v_head_dim)
+    for head in range(int(config.num_attention_heads)):
+        first = head * (keys + values)
+        cut = (slice(first, first + keys),)
+        yield f"{prefix}k_b.{head}.weight", replace(whole, cut=cut, mirrored=True)
+        cut = (slice(first + keys, first + keys + values),)
+        yield f"{prefix}v_b.{head}.weight", replace(whole, cut=cut)
 
 
 def _by_layer(

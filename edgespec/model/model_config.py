@@ -17,6 +17,7 @@ from msgspec import Meta, Struct, convert, structs
 
 from edgespec.planning.architecture import MOST_LAYERS
 from edgespec.planning.operations import OWN_OPERATIONS
+from edgespec.planning.text_part import LATENT
 from edgespec.types.boundaries import AHEAD
 
 if TYPE_CHECKING:
@@ -129,6 +130,19 @@ class _Fields(Struct, kw_only=True):
     use_expert_bias: bool = True
     norm_topk_prob: bool = True
     routed_scaling_factor: float = 1.0
+    kv_lora_rank: Width = 512
+    q_lora_rank: Width | None = None
+    qk_nope_head_dim: Width = 128
+    qk_rope_head_dim: Width = 64
+    v_head_dim: Width = 128
+    rope_interleave: bool = True
+    n_routed_experts: Annotated[int, Meta(ge=1)] = 64
+    n_shared_experts: Count = 1
+    n_group: Count | None = None
+    topk_group: Count | None = None
+    topk_method: str | None = "greedy"
+    first_k_dense_replace: Annotated[int, Meta(ge=0)] = 0
+    mlp_layer_types: list[str] | None = None
 
 
 def _sizes(
@@ -214,6 +228,36 @@ _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "num_experts_per_tok": 4,
         "moe_intermediate_size": 1_792,
     },
+    "deepseek_v2": {
+        **_sizes(102_400, 4_096, 11_008, 32, 32, 2_048),
+        "q_lora_rank": 1_536,
+        "n_shared_experts": 2,
+        "norm_topk_prob": False,
+        "moe_intermediate_size": 1_407,
+    },
+    "deepseek_v3": {
+        **_sizes(129_280, 7_168, 18_432, 61, 128, 4_096),
+        "q_lora_rank": 1_536,
+        "n_routed_experts": 256,
+        "n_group": 8,
+        "topk_group": 4,
+        "num_experts_per_tok": 8,
+        "routed_scaling_factor": 2.5,
+        "first_k_dense_replace": 3,
+        "moe_intermediate_size": 2_048,
+    },
+    "glm4_moe_lite": {
+        **_sizes(154_880, 2_048, 10_240, 47, 20, 202_752),
+        "rms_norm_eps": 1e-5,
+        "q_lora_rank": 768,
+        "qk_nope_head_dim": 192,
+        "v_head_dim": 256,
+        "n_group": 1,
+        "topk_group": 1,
+        "num_experts_per_tok": 4,
+        "routed_scaling_factor": 1.8,
+        "moe_intermediate_size": 1_536,
+    },
 }
 """By model type, what a field that config.json leaves out stands for, if not _Fields says it."""
 
@@ -289,6 +333,8 @@ def _infinite(found: Any) -> Any:
 def _completed(kind: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     found = convert({**_DEFAULTS[kind], **settings}, _Fields)
     heads = found.num_attention_heads
+    if kind in LATENT:
+        _complete_latents(kind, found)
     if found.head_dim is None and found.hidden_size % heads:
         raise ValueError(f"hidden_size {found.hidden_size} is no multiple of {heads} heads")
     found.head_dim = found.head_dim or found.hidden_size // heads
@@ -346,6 +392,26 @@ def _complete_states(found: _Fields) -> None:
     if not isinstance(low, int | float) or not isinstance(high, int | float) or low > high:
         raise ValueError(f"time_step_limit is {found.time_step_limit}")
     found.time_step_limit = low, high
+
+
+def _complete_latents(kind: str, found: _Fields) -> None:
+    """Of MLA: all of the part of a head that is turned is its `head_dim`, as transformers has it.
+
+    Raises ValueError for parts that do not fit.
+    """
+    found.head_dim = found.qk_rope_head_dim
+    heads, of_head = found.num_attention_heads, found.qk_nope_head_dim + found.qk_rope_head_dim
+    widest = heads * max(of_head, found.v_head_dim, found.kv_lora_rank + found.qk_rope_head_dim)
+    if widest > MOST_WIDTH:
+        raise ValueError(f"{heads} heads have {widest} numbers of a row; {MOST_WIDTH} at most can")
+    layers = found.num_hidden_layers
+    if kind != "glm4_moe_lite":
+        dense = found.first_k_dense_replace
+        found.mlp_layer_types = [("dense", "sparse")[n >= dense] for n in range(layers)]
+    types = found.mlp_layer_types or ["dense"] + ["sparse"] * (layers - 1)
+    if len(types) != layers or not {"dense", "sparse"}.issuperset(types):
+        raise ValueError(f"mlp_layer_types does not say dense or sparse of {layers} layers")
+    found.mlp_layer_types, found.num_experts = types, found.n_routed_experts
 
 
 def _complete_full_layers(found: _Fields) -> None:

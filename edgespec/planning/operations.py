@@ -27,6 +27,9 @@ OWN_OPERATIONS = {
     # Of the layers that attend; states are read row by row where no kernel does it.
     "granitemoehybrid": USUAL_OPERATIONS,
     "qwen3_5_text": 30,
+    "deepseek_v2": 60,
+    "deepseek_v3": 60,
+    "glm4_moe_lite": 60,
 }
 """By model type, of those whose layers are edgespec's own; of mixtures without experts."""
 

@@ -29,7 +29,7 @@ _FAMILIES = (
     ),
     ("gemma3n", "uneven", "gemma-4-e2b"),
     ("gemma4(unified)?assistant", "assistant", "gemma-4-e2b"),
-    ("deepseekv|deepseek2|glm4moelite|kimik|minicpm3", "latent", "qwen3-30b-a3b-2507"),
+    ("deepseekv|kimik|minicpm3", "latent", "qwen3-30b-a3b-2507"),
     ("qwen2moe|ernie45moe", "other", "qwen3-30b-a3b-2507"),
     ("llama4|minimaxm|glm4moe", "other", "gpt-oss-120b"),
     ("starcoder2", "other", "qwen2.5-coder-7b"),

@@ -32,6 +32,9 @@ CONVOLVING = ("lfm2", "lfm2_moe")
 FOLDING = ("granitemoehybrid", "qwen3_5_text")
 """Types with layers that fold the rows before a boundary into a state."""
 
+LATENT = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite")
+"""Types whose layers hold latents in place of keys."""
+
 _NEWER = {"mamba": "linear_attention", "attention": "full_attention"}
 """Values of `layer_types`, and what transformers 5 has for them."""
 

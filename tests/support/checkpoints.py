@@ -73,6 +73,22 @@ _GRANITE = {
     "residual_multiplier": 0.7,
     "logits_scaling": 1.7,
 }
+_LATENT = {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 24,
+    "q_lora_rank": 20,
+    "qk_nope_head_dim": 6,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 10,
+    "n_routed_experts": 6,
+    "num_experts_per_tok": 2,
+    "n_shared_experts": 2,
+    "moe_intermediate_size": 12,
+    "n_group": 3,
+    "topk_group": 2,
+    "routed_scaling_factor": 1.3,
+    "first_k_dense_replace": 1,
+}
 FAMILY_SETTINGS: dict[str, dict[str, Any]] = {
     "llama": {},
     "llama-rope": {"rope_parameters": _LLAMA3_ROPE},
@@ -281,6 +297,22 @@ FAMILY_SETTINGS: dict[str, dict[str, Any]] = {
         "routed_scaling_factor": 1.3,
         "tie_word_embeddings": True,
     },
+    "deepseek_v2-dense": _LATENT
+    | {
+        "q_lora_rank": None,
+        "first_k_dense_replace": 4,
+        "initializer_range": 0.2,  # heads are turned in float32 even in float64
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 1e3,
+            "factor": 16.0,
+            "original_max_position_embeddings": 8,
+            "mscale": 0.7,
+            "mscale_all_dim": 0.7,
+        },
+    },
+    "deepseek_v3-dense": _LATENT
+    | {"first_k_dense_replace": 4, "attention_bias": True, "rope_interleave": False},
 }
 """A small model of every family and variant that runs: settings by model type, then "-variant"."""
 
