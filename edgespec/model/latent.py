@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from edgespec.kernels.products import EachProduct, RowProduct
 from edgespec.model.joint import JointCache, RowCache
 from edgespec.model.kv_cache import RowForm
 from edgespec.model.matrices import MatrixReader, Product
@@ -148,8 +149,8 @@ class LatentMixer:
         self._down = product("self_attn.kv_a_proj_with_mqa")
         self._norm = norm("self_attn.kv_a_layernorm")
         heads = range(form.heads)
-        self._keys = [product(f"{_KEYS}.{head}") for head in heads]
-        self._values = [product(f"{_VALUES}.{head}") for head in heads]
+        self._keys = _ByHead([product(f"{_KEYS}.{head}") for head in heads])
+        self._values = _ByHead([product(f"{_VALUES}.{head}") for head in heads])
         self._out = product("self_attn.o_proj")
         self._attention = AttentionForm(form.scaling)
 
@@ -172,15 +173,25 @@ class LatentMixer:
         math.rotate(turned, heads, 1, rotary, None)
         row = torch.cat((math.norm(latent, self._norm), turned[:, heads]), 1)
         (held,) = cache.append(row[None, None], self._index)
-        straight = _by_head(self._keys, query[..., : form.straight])
+        straight = self._keys(query[..., : form.straight])
         query = torch.cat((straight, turned[:, :heads]), 2)
         # The turned part is summed, too, and left: so what is held is one tensor for both.
         sums = math.attention(query, held, held, seen, self._attention)
-        values = _by_head(self._values, sums.view(count, heads, -1)[..., :rank])
+        values = self._values(sums.view(count, heads, -1)[..., :rank])
         return self._out(values.flatten(1))
 
 
-def _by_head(products: Sequence[Product], rows: torch.Tensor) -> torch.Tensor:
-    """What each head's product makes of its numbers of rows [R, heads, n]: [R, heads, out]."""
-    every = rows.transpose(0, 1).contiguous()
-    return torch.stack([one(own) for one, own in zip(products, every, strict=True)], 1)
+class _ByHead:
+    """A product for each head."""
+
+    def __init__(self, products: Sequence[Product]) -> None:
+        self._products = products
+        compiled = [one for one in products if isinstance(one, RowProduct)]
+        self._as_one = EachProduct(compiled) if len(compiled) == len(products) else None
+
+    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+        """What they make of each head's numbers of rows [R, heads, n]: [R, heads, out]."""
+        every = rows.transpose(0, 1).contiguous()
+        if self._as_one is not None:
+            return self._as_one(every).transpose(0, 1)
+        return torch.stack([one(own) for one, own in zip(self._products, every, strict=True)], 1)
