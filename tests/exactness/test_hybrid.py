@@ -22,7 +22,7 @@ from edgespec.model.loader import Checkpoint
 from edgespec.policy.registry import POLICIES
 from edgespec.wire.client_messages import Finished
 
-FAMILIES = ("lfm2", "lfm2_moe", *FOLDING)
+FAMILIES = ("lfm2", "lfm2_moe", "qwen2_moe", "glm4_moe", *FOLDING)
 QUICK = ["lfm2", "qwen3_5_text"]
 DTYPES = ("bfloat16", "float16", "float32")
 NEW_TOKENS = 12
