@@ -224,7 +224,7 @@ def _mixture(config: ModelConfig, index: int) -> MixtureForm | None:
         hidden=int(config.hidden_size),
         inner=int(getattr(config, WIDTHS.get(kind, "intermediate_size"))),
         experts=experts,
-        active=int(config.num_experts_per_tok),
+        active=int(config.num_experts_per_tok or 0),
         biased=False,
         normed=True,
         softmax=True,

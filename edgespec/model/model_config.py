@@ -263,6 +263,7 @@ _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     },
     "deepseek_v3": {
         **_sizes(129_280, 7_168, 18_432, 61, 128, 4_096),
+        "num_key_value_heads": 128,
         "q_lora_rank": 1_536,
         "n_routed_experts": 256,
         "n_group": 8,
@@ -274,6 +275,7 @@ _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     },
     "glm4_moe_lite": {
         **_sizes(154_880, 2_048, 10_240, 47, 20, 202_752),
+        "num_key_value_heads": 20,
         "rms_norm_eps": 1e-5,
         "q_lora_rank": 768,
         "qk_nope_head_dim": 192,

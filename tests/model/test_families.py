@@ -665,12 +665,16 @@ DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
             {"model_type": "starcoder2"},
             "its layers differ.*use qwen2.5-coder-7b$",
         ),
-        ("llama", {"model_type": "kimi_k2"}, "latent rows.*use qwen3-30b-a3b-2507$"),
+        ("llama", {"model_type": "kimi_k2"}, "its tokenizer is code.*use qwen3-235b-a22b-2507$"),
         ("deepseek_v2", {"norm_topk_prob": True}, "topk_method 'greedy' with norm_topk_prob True"),
         ("deepseek_v2", {"topk_method": "noaux_tc"}, "topk_method 'noaux_tc' with"),
         ("deepseek_v3", {"topk_group": 1, "num_experts_per_tok": 3}, "do not fit num_experts_per"),
         ("deepseek_v3", {"kv_lora_rank": 1 << 17}, "heads have 524320 numbers of a row"),
-        ("glm4_moe_lite", {"mlp_layer_types": ["sparse", "dense"] * 2}, "dense at first, then spar"),
+        (
+            "glm4_moe_lite",
+            {"mlp_layer_types": ["sparse", "dense"] * 2},
+            "dense at first, then spar",
+        ),
         ("llama", {"model_type": ["llama"]}, r"type \['llama'\].*llama, mistral"),
         ("gemma3_text", {"model_type": "gemma3"}, r"'gemma3', which .* runs llama"),
         (
