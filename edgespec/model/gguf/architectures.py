@@ -82,7 +82,7 @@ _MAMBA = {
     "ssm_norm": "mamba.norm",
     "ssm_out": "mamba.out_proj",
 }
-_LATENT = _EXPERTS | {
+_LATENT = _SHARED | {
     "attn_q_a": "self_attn.q_a_proj",
     "attn_q_a_norm": "self_attn.q_a_layernorm",
     "attn_q_b": "self_attn.q_b_proj",
@@ -90,9 +90,6 @@ _LATENT = _EXPERTS | {
     "attn_kv_a_norm": "self_attn.kv_a_layernorm",
     "attn_k_b": "self_attn.k_b.{}",
     "attn_v_b": "self_attn.v_b.{}",
-    "ffn_gate_shexp": "mlp.gate_proj",
-    "ffn_up_shexp": "mlp.up_proj",
-    "ffn_down_shexp": "mlp.down_proj",
     "exp_probs_b": "mlp.expert_bias",
 }
 _KV_B = "attn_kv_b"

@@ -43,6 +43,7 @@ FAMILIES += ["gpt_oss", "ministral3", "olmo2", "olmo3", "olmoe", "mixtral", "ern
 FAMILIES += ["exaone4", "glm4", "cohere2", "phi3-long", "lfm2", "lfm2-biases"]
 FAMILIES += ["gemma4_text", "gemma4_text-shared", "gemma4_text-experts"]
 FAMILIES += ["lfm2_moe", "granitemoehybrid-mamba", "granitemoehybrid-experts", "qwen2_moe"]
+FAMILIES += ["deepseek_v2", "deepseek_v2-groups", "deepseek_v3", "glm4_moe_lite"]
 
 
 @pytest.fixture(autouse=True)
@@ -77,6 +78,18 @@ def assert_same(file: Path, twin: Path) -> None:
 @pytest.mark.parametrize("name", tiered(FAMILIES, ["gpt_oss", "ministral3", "gemma3_text"]))
 def test_every_architecture(tmp_path: Path, name: str) -> None:
     assert_same(*write_gguf_family(tmp_path, name, all_as("Q8_0")))
+
+
+def test_a_file_that_has_matrices_of_all_heads_as_one(tmp_path: Path) -> None:
+    """As DeepSeek's older ones: what makes keys is turned, so its values are taken."""
+    sizes = {"kv_lora_rank": 32, "qk_nope_head_dim": 32, "v_head_dim": 8, "intermediate_size": 64}
+    folder = write_family(tmp_path / "m", "deepseek_v2", **sizes, moe_intermediate_size=32)
+    file = tmp_path / "it.gguf"
+    assert_same(file, write_gguf(folder, file, all_as("Q8_0"), heads_apart=False))
+    source = open_source(file, FILE)
+    forms = [source.form(f"model.layers.1.self_attn.{part}_b.3.weight").kind for part in "kv"]
+    assert forms == ["none", "int8"]
+    Block(source, 0, 4, "float32")
 
 
 def test_blocks_of_a_file_keep_its_tables_in_its_codes(tmp_path: Path) -> None:
