@@ -302,9 +302,7 @@ class TensorPlace:
         Raises what safetensors does, and ValueError for another number of experts.
         """
         if not self.experts:
-            whole: torch.Tensor = tensors.get_tensor(self.name)
-            part = whole[self.cut] if self.cut else whole
-            return part.T.contiguous() if self.mirrored else part
+            return self.part_of(tensors.get_tensor(self.name))
         fused = tensors.get_slice(self.name)
         held = fused.get_shape()[0]
         if held != self.experts:
@@ -316,6 +314,11 @@ class TensorPlace:
         one: torch.Tensor = fused[self.expert][..., part]
         return (one.mT if one.dim() > 1 else one).contiguous()
 
+    def part_of(self, whole: torch.Tensor) -> torch.Tensor:
+        """What is its own of a tensor for all layers, or all heads."""
+        own = whole[self.cut] if self.cut else whole
+        return own.T.contiguous() if self.mirrored else own
+
 
 def places(files: Mapping[str, str], config: ModelConfig) -> dict[str, TensorPlace]:
     """Where each tensor of a model is, by the name that a block asks for it by.
@@ -324,6 +327,7 @@ def places(files: Mapping[str, str], config: ModelConfig) -> dict[str, TensorPla
     """
     found: dict[str, TensorPlace] = {}
     kind = config.model_type
+    packed = {stored.rpartition(".")[0] for stored in files if not stored.endswith(".weight")}
     for stored, file in files.items():
         name = stored
         for inside, plain in (TEXT_PART | _NAMES.get(kind, {})).items():
@@ -331,7 +335,7 @@ def places(files: Mapping[str, str], config: ModelConfig) -> dict[str, TensorPla
         fused = _FUSED.fullmatch(name) if kind in _WITH_FUSED else None
         shared = _OF_ALL_LAYERS.fullmatch(name)
         of_heads = _BY_HEAD.fullmatch(name) if kind in LATENT else None
-        if of_heads is not None:
+        if of_heads is not None and stored.removesuffix(".weight") not in packed:
             found.update(_by_head(of_heads[1], TensorPlace(file, stored), config))
         elif shared is not None:
             found.update(_by_layer(shared[1], TensorPlace(file, stored), config))
