@@ -186,7 +186,7 @@ def test_the_head_gives_the_models_logits(zoo: Zoo, name: str, dtype: str) -> No
 
 @given(seed=st.integers(0, 2**32 - 1), steps=st.lists(st.integers(-4, 6), min_size=3, max_size=8))
 @examples(12)
-@pytest.mark.parametrize("name", ["gemma2", "gemma3_text", "qwen3_moe"])
+@pytest.mark.parametrize("name", ["gemma2", "gemma3_text", "qwen3_moe", thorough("deepseek_v3")])
 def test_pruning_early_or_late_changes_no_row(
     zoo: Zoo, name: str, seed: int, steps: list[int]
 ) -> None:
@@ -256,6 +256,7 @@ SWAPPED_ANGLES = {
     "full_attention": {"rope_type": "default", "rope_theta": 1e2},
     "sliding_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
 }
+LATENT_ANGLES = FAMILY_SETTINGS["deepseek_v2"]["rope_parameters"]
 SCALED_QUERIES = FAMILY_SETTINGS["ministral3"]["rope_parameters"]
 FULL, SLIDING = families.FULL, families.SLIDING
 
@@ -293,6 +294,12 @@ FULL, SLIDING = families.FULL, families.SLIDING
             for name in ("olmo3", "exaone4", "cohere2")
         ],
         thorough("mixtral", {"sliding_window": WINDOW + 1}),
+        ("deepseek_v2", {"rope_parameters": LATENT_ANGLES | {"mscale_all_dim": 0.0}}),
+        ("deepseek_v3", {"rope_interleave": False}),
+        thorough("deepseek_v3", {"routed_scaling_factor": 1.0}),
+        thorough("deepseek_v3", {"topk_group": 3}),
+        thorough("deepseek_v3", {"norm_topk_prob": False}),
+        thorough("deepseek_v2-groups", {"topk_method": "greedy"}),
         ("qwen2_moe", {"norm_topk_prob": True}),
         ("qwen3_next", {"norm_topk_prob": False}),
         ("granitemoehybrid-experts", {"num_experts_per_tok": 1}),
@@ -374,6 +381,9 @@ class Halved(Checkpoint):
         ("granitemoehybrid-experts", "mlp.gate.weight"),
         ("glm4_moe", "mlp.expert_bias"),
         ("glm4_moe", "mlp.experts.3.up_proj.weight"),
+        ("deepseek_v3", "self_attn.kv_a_layernorm.weight"),
+        ("deepseek_v3", "self_attn.k_b.3.weight"),
+        ("deepseek_v3", "mlp.expert_bias"),
         ("gpt_oss", "self_attn.sinks"),
         ("gpt_oss", "mlp.router.bias"),
         ("gpt_oss", "mlp.experts.3.gate_proj.bias"),

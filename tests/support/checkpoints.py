@@ -349,7 +349,12 @@ FAMILY_SETTINGS: dict[str, dict[str, Any]] = {
         },
     },
     "deepseek_v2-groups": _LATENT
-    | {"topk_method": "group_limited_greedy", "initializer_range": 0.2, "attention_bias": True},
+    | {
+        "topk_method": "group_limited_greedy",
+        "topk_group": 1,
+        "initializer_range": 0.2,
+        "attention_bias": True,
+    },
     "deepseek_v3": _LATENT,
     "glm4_moe_lite": _LATENT | {"n_group": 1, "topk_group": 1, "rms_norm_eps": 1e-5},
     "glm4_moe_lite-dense": _LATENT
