@@ -61,6 +61,7 @@ FIRST = [name for name in NAMES if name not in LATER]
 OWN = [name for name in NAMES if name.partition("-")[0] in OWN_OPERATIONS]
 LIBRARY = [name for name in NAMES if name not in OWN]
 MIXTURES = {*EXPERT_OPERATIONS, "gemma4_text-experts", "granitemoehybrid-experts"}
+MIXTURES |= {"deepseek_v2-groups"}
 MIXTURES -= {"gemma4_text", "granitemoehybrid"}
 DENSE = [name for name in NAMES if name not in MIXTURES]
 QUICK = [*FIRST, "gpt_oss", "ministral3", "granite", "smollm3-windows", "olmo3"]
