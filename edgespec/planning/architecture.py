@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from operator import mul
+from typing import Any
 
 from edgespec.config import Quantisation
 from edgespec.errors import ConfigError
@@ -102,7 +103,8 @@ class Architecture:
     through `active` of them, and through an MLP beside them that is `shared` wide, if that is not
     0. A state has a matrix [`state_key`, `state_value`] for each of its `state_heads`, whose keys
     are `state_groups`. `gated`: attention and states have a gate more, by number or by head.
-    `latent`: what attention is over, if not over keys. `family`: its `model_type`.
+    `latent`: what attention is over, if not over keys. `family`: its `model_type`. `coded`: caches
+    hold rows in 8 bits, not 16.
     """
 
     layers: int
@@ -128,6 +130,7 @@ class Architecture:
     family: str = "llama"
     uneven: Uneven | None = None
     latent: Latent | None = None
+    coded: bool = False
 
     @property
     def width(self) -> int:
@@ -214,7 +217,7 @@ class Architecture:
         """Of layers [first, end): their weights as a multiple of those that as many usual layers
         have, and the mean of `kv_bytes`."""
         weights = self.mean(self._weights, first, end) / self.layer_weights
-        return weights, 2 * 2 * self.mean(self._kv_width, first, end)
+        return weights, 2 * self._row_bytes(self.mean(self._kv_width, first, end))
 
     def _weights(self, layer: int) -> int:
         beside, mlp = self.matrices(layer)
@@ -245,17 +248,30 @@ class Architecture:
         """Bytes of the output head in 16 bit; the input embedding has as many."""
         return 2 * self.vocab * self.hidden
 
+    def _row_bytes(self, numbers: int) -> int:
+        """Bytes of so many numbers of a row, of which those of a head share a scale."""
+        if not self.coded:
+            return 2 * numbers
+        if self.latent is not None:  # of which this is a half
+            return numbers + 2
+        return numbers + 4 * -(-numbers // (self.head_dim or self.hidden // self.heads))
+
     @property
     def kv_bytes(self) -> int:
-        """Bytes of what one layer holds of one row, keys and values, in 16 bit."""
+        """Bytes of what one layer holds of one row, keys and values."""
+        convolved = self.convolutions * self._row_bytes(self.hidden)
+        return (self._attended + convolved) // self.layers
+
+    @property
+    def _attended(self) -> int:
+        """Bytes of the keys and values of one row in all layers."""
         attending = self.layers - self.convolutions - self.states
-        return 2 * (attending * 2 * self.kv_width + self.convolutions * self.hidden) // self.layers
+        return attending * 2 * self._row_bytes(self.kv_width)
 
     @property
     def seen_share(self) -> float:
         """How much of these is read of each earlier row: a convolution reads a few rows alone."""
-        attending = 2 * 2 * self.kv_width * (self.layers - self.convolutions - self.states)
-        return attending / self.layers / self.kv_bytes if self.convolutions else 1.0
+        return self._attended / self.layers / self.kv_bytes if self.convolutions else 1.0
 
     @property
     def request_bytes(self) -> int:
@@ -520,7 +536,7 @@ def longest_context(config: Mapping[str, object], where: str) -> int:
     return _count(text_settings(config), where, "max_position_embeddings")
 
 
-def _states(config: Mapping[str, object], where: str, family: str, hidden: int) -> dict[str, int]:
+def _states(config: Mapping[str, object], where: str, family: str, hidden: int) -> dict[str, Any]:
     """Sizes of states, where there are some."""
     if family in DELTA:
         layers = _count(config, where, "num_hidden_layers", most=MOST_LAYERS)
