@@ -265,14 +265,18 @@ def places(
 
 def _by_head(stored: StoredTensor, prefix: str, heads: int, keys: int) -> dict[str, Place]:
     """Of each head the rows that make keys, which are the columns of a matrix into the space of
-    latents, and those that make values."""
+    latents, and those that make values. Raises ModelError if they do not fit."""
     each, found = stored.rows // heads, {}
+    if stored.rows % heads or each <= keys:
+        raise ModelError(
+            f"{stored.name!r} in {stored.file} has {stored.rows} rows for {heads} heads of {keys} "
+            "numbers and more; take another file of the model"
+        )
     for head in range(heads):
         name, first = f"{prefix}.self_attn.{{}}.{head}.weight", head * each
-        shape = (keys, stored.columns)
-        found[name.format("k_b")] = Place(stored, first, shape, mirrored=True)
-        shape = (max(0, each - keys), stored.columns)
-        found[name.format("v_b")] = Place(stored, first + keys, shape)
+        own = Place(stored, first, (keys, stored.columns), mirrored=True)
+        found[name.format("k_b")] = own
+        found[name.format("v_b")] = Place(stored, first + keys, (each - keys, stored.columns))
     return found
 
 

@@ -15,7 +15,7 @@ from edgespec.errors import ModelError
 from edgespec.model.gguf.architectures import ROPE, architecture_of
 from edgespec.model.gguf.llama3_rope import llama3_settings
 from edgespec.model.gguf.reader import GgufFile, LongArray
-from edgespec.model.model_config import MOST_STATE, MOST_TAPS
+from edgespec.model.model_config import MOST_STATE, MOST_TAPS, MOST_WIDTH
 from edgespec.model.reading import reading
 from edgespec.planning.architecture import MOST_EXPERTS, MOST_LAYERS
 
@@ -196,7 +196,9 @@ def _lfm2_moe(keys: _Keys) -> Settings:
 
 def _deepseek2(keys: _Keys) -> Settings:
     of = "_mla" if keys.get("attention.key_length_mla") else ""  # which older files lack
-    key, turned = keys.whole(f"attention.key_length{of}"), keys.whole("rope.dimension_count")
+    most = MOST_WIDTH // keys.whole("attention.head_count")
+    key = keys.whole(f"attention.key_length{of}", most=most)
+    turned = keys.whole("rope.dimension_count", most=most)
     if key <= turned:
         raise keys.refusal(f"says that {turned} of a head's {key} numbers are turned")
     layers = keys.whole("block_count", most=MOST_LAYERS)
@@ -212,11 +214,11 @@ def _deepseek2(keys: _Keys) -> Settings:
     return {
         "model_type": "deepseek_v3" if sigmoid else "deepseek_v2",
         "num_key_value_heads": keys.whole("attention.head_count"),
-        "kv_lora_rank": keys.whole("attention.kv_lora_rank"),
+        "kv_lora_rank": keys.whole("attention.kv_lora_rank", most=most - turned),
         "q_lora_rank": keys.whole(of_queries) if keys.get(of_queries) else None,
         "qk_nope_head_dim": key - turned,
         "qk_rope_head_dim": turned,
-        "v_head_dim": keys.whole(f"attention.value_length{of}"),
+        "v_head_dim": keys.whole(f"attention.value_length{of}", most=most),
         "attention_bias": "blk.0.attn_kv_a_mqa.bias" in tensors,
         "n_routed_experts": experts,
         "n_shared_experts": keys.whole("expert_shared_count"),
