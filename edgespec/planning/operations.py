@@ -30,7 +30,7 @@ OWN_OPERATIONS = {
     "granitemoehybrid": USUAL_OPERATIONS,
     **{"qwen3_5_text": 30, "qwen3_5_moe_text": 45, "qwen3_next": 45},
     **{"qwen2_moe": 29, "glm4_moe": 38},
-    # All heads' products together, which are one on a CPU.
+    # With one product for all heads, as on a CPU; a GPU launches one for each.
     **{"deepseek_v2": 37, "deepseek_v3": 49, "glm4_moe_lite": 43},
 }
 """By model type, of those whose layers are edgespec's own; of mixtures without experts."""
