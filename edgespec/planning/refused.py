@@ -31,11 +31,10 @@ _FAMILIES = (
     ("gemma4(unified)?assistant", "assistant", "gemma-4-e2b"),
     ("kimik", "tokenizer", "qwen3-235b-a22b-2507"),
     ("deepseek|minicpm3", "other", "deepseek-v2-lite"),
-    ("ernie45moe", "other", "qwen3-30b-a3b-2507"),
     ("llama4|minimaxm", "other", "gpt-oss-120b"),
     ("starcoder2", "other", "qwen2.5-coder-7b"),
     ("mistral4", "other", "mistral-small-3.2"),
-    ("glm|exaone|cohere|hunyuan(?!dense)|phi|internlm|gptneox", "other", "qwen3-8b"),
+    ("glm|exaone|cohere|hunyuan(?!dense|v1moe|moe)|phi|internlm|gptneox", "other", "qwen3-8b"),
 )
 """How values of `model_type`, or architectures of GGUF files, begin without "-" and "_", the
 narrower one first; why; and a model that runs."""

@@ -64,7 +64,7 @@ def text_settings(settings: Mapping[str, object]) -> dict[str, Any]:
     if inner is None and kind in _FLAT:
         inner = {name: value for name, value in settings.items() if name != "model_type"}
     if not isinstance(kind, str) or kind not in WRAPPERS or not isinstance(inner, dict):
-        return _of_sparse(_of_convolving(_of_folding(_of_short(dict(settings)))))
+        return _of_sparse(_of_convolving(_of_folding(_of_short(_of_alike(dict(settings))))))
     outer = {field: settings[field] for field in OUTER if field in settings}
     found: dict[str, Any] = {"model_type": WRAPPERS[kind], **outer, **inner}
     found["model_type"] = _SAME.get(str(found["model_type"]), found["model_type"])
@@ -85,6 +85,15 @@ def _of_sparse(found: dict[str, Any]) -> dict[str, Any]:
         types = found.get("mlp_layer_types")
         listed = types if isinstance(types, list) else ["dense", "sparse"]
         found["first_k_dense_replace"] = [*listed, "sparse"].index("sparse")
+    return found
+
+
+def _of_alike(found: dict[str, Any]) -> dict[str, Any]:
+    """Those of a Hunyuan with as many experts in each layer, by one number for all."""
+    for name in ("num_experts", "moe_topk") if found.get("model_type") == "hunyuan_v1_moe" else ():
+        listed = found.get(name)
+        if isinstance(listed, list) and listed and listed.count(listed[0]) == len(listed):
+            found[name] = listed[0]
     return found
 
 
