@@ -137,8 +137,8 @@ def as_on_a_gpu() -> Iterator[None]:
             return plain_by_cpu(weight, bias)
         return partial(plain_product, weight=weight, bias=bias)
 
-    def rows(device: torch.device, dtype: torch.dtype, captured: bool) -> Any:
-        return TritonRows() if dtype in DTYPES else rows_by_cpu(device, dtype, captured)
+    def rows(device: torch.device, dtype: torch.dtype) -> Any:
+        return TritonRows() if dtype in DTYPES else rows_by_cpu(device, dtype)
 
     by_cpu, plain_by_cpu, rows_by_cpu = (
         *(matrices.linear_from, matrices.plain_product),
