@@ -174,7 +174,7 @@ def _evened(layout: Layout, devices: Sequence[Candidate], links: LinkTimes) -> L
     split = list(layout.split)
     last = len(split) - 1
     most = [devices[index].fitting(stage == last) for stage, index in enumerate(layout.order)]
-    alike_in = attrgetter("trip", "step", "own", "price")
+    alike_in = attrgetter("trip", "step", "price")
     # The last device is like no other one if it has more to do than its layers.
     speeds = [
         (*alike_in(devices[index]), stage == last and devices[index].end is not None)

@@ -320,7 +320,13 @@ def _sums_at(sums, section, count, row, wide, column, there, STRIP: tl.constexpr
 @triton.jit
 def _by_strip(at, held, STRIP: tl.constexpr):
     """What is read there for the rows of a tile, in four tensors."""
-    whole = tl.permute(tl.load(at, mask=held).reshape(2, 2, STRIP), (2, 0, 1))
+    return _four(tl.load(at, mask=held).reshape(2, 2, STRIP))
+
+
+@triton.jit
+def _four(whole):
+    """[2, 2, n] in four tensors."""
+    whole = tl.permute(whole, (2, 0, 1))
     even, odd = tl.split(whole)
     first, third = tl.split(even)
     second, fourth = tl.split(odd)
@@ -401,7 +407,10 @@ def _codes_product(
         levels = tl.load(levels + tl.arange(0, 256))
     word_at = words + tl.arange(0, WORDS)
     plane = padded.to(tl.int64) * (STEPS * CHUNK)
-    first_strip, last_strip = tile * STRIPS, padded // STRIP - 1
+    strips = (tile * STRIPS + tl.arange(0, STRIPS)).reshape(2, 2)
+    if not FULL:
+        strips = tl.minimum(strips, padded // STRIP - 1)
+    strip_at = word_at[None, None, :] + strips.to(tl.int64)[:, :, None] * (STEPS * WORDS)
     column = tile * (STRIPS * STRIP) + tl.arange(0, STRIP)  # row of the matrix
     tile_row = tile * (STRIPS * STRIP) + tl.arange(0, STRIPS * STRIP)
     held = None if FULL else tile_row < padded
@@ -437,20 +446,21 @@ def _codes_product(
                 for part in tl.static_range(group * EACH, (group + 1) * EACH):
                     own = tl.dot(ones, x[part], own, input_precision="ieee")
             owns += (own,)
+        if PLANES == 1:
+            lows = _four(tl.load(strip_at + step * WORDS))
+        else:
+            lows = _four(tl.load(strip_at + step * WORDS + plane))
+            highs = _four(tl.load(strip_at + step * WORDS))
         added = totals[:0]
         for strip in tl.static_range(STRIPS):
-            this = first_strip + strip
-            if not FULL:
-                this = tl.minimum(this, last_strip)
-            strip_at = word_at + (this.to(tl.int64) * STEPS + step) * WORDS
             if PLANES == 1:
-                low = _taken_apart(tl.load(strip_at), levels, LEVELS, MIDDLE, DTYPE)
+                low = _taken_apart(lows[strip], levels, LEVELS, MIDDLE, DTYPE)
             else:
-                low = _taken_apart(tl.load(strip_at + plane), levels, LEVELS, 0.0, DTYPE)
-                high = _taken_apart(tl.load(strip_at), levels, LEVELS, MIDDLE, DTYPE)
+                low = _taken_apart(lows[strip], levels, LEVELS, 0.0, DTYPE)
+                high = _taken_apart(highs[strip], levels, LEVELS, MIDDLE, DTYPE)
             nothing = tl.zeros([STRIP, BLOCK], tl.float32)
             total = nothing if DOUBLE else totals[strip]
-            lows = nothing if DOUBLE else total
+            below = nothing if DOUBLE else total
             for group in tl.static_range(GROUPS):
                 # What the first part's numbers are too small by, of one part its scale makes good.
                 small = EVEN if EACH > 1 or group % 2 == 0 else 1.0
@@ -468,7 +478,7 @@ def _codes_product(
                         zero = (8.0 - zero if PLANES == 1 else -zero) * scale
                     wide_zero = tl.broadcast_to(zero[:, None], [STRIP, BLOCK])
                     if DOUBLE and ZERO == "low":
-                        lows = tl.fma(owns[group], wide_zero, lows)
+                        below = tl.fma(owns[group], wide_zero, below)
                     else:
                         total = tl.fma(owns[group], wide_zero, total)
             if DOUBLE:
@@ -476,7 +486,7 @@ def _codes_product(
                 total = tl.fma(total, factor, totals[strip])
                 if ZERO == "low":
                     factor = zero_block[strip].to(tl.float32) * -1.0
-                    total = tl.fma(lows, tl.broadcast_to(factor[:, None], [STRIP, BLOCK]), total)
+                    total = tl.fma(below, tl.broadcast_to(factor[:, None], [STRIP, BLOCK]), total)
             added += (total,)
         totals = added
         if not APART and SECTIONS > 1:  # noqa: SIM102 (one is known to the compiler)

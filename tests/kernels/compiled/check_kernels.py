@@ -47,7 +47,7 @@ def check_products(compiled: list[Any]) -> None:
 @pytest.mark.parametrize("capability", [87, 90, 110])
 def check_instructions_of_products(compiled: list[Any], capability: int) -> None:
     def code(name: str, rows: int) -> tuple[Code, float]:
-        product = empty(FORMS[name])
+        product = empty(FORMS[name], 256)
         product(torch.zeros(rows, 4096, dtype=FORMS[name].rows))
         found = code_of(compiled[-1], capability)
         return found, len(found.loop) / weights_of_turn(product, rows)
