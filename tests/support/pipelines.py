@@ -60,12 +60,14 @@ class Pipeline:
         source: TensorSource | None = None,
     ) -> None:
         """`model` is what to compare with, if not transformers' own form of the same folder, and
-        `source` where tensors come from, if not from the model's own files."""
+        `source` where tensors come from, if not from the model's own files. `dtype` may name that
+        of caches behind a "+"."""
+        dtype, _, held = dtype.partition("+")
         source = source or open_source(folder)
         owners = key_owners(source.config)
         last = min(owners.values(), default=source.layers)
         blocks = pairwise([*(cut for cut in cuts[:-1] if cut <= last), source.layers])
-        self.stages = [Stage(Block(source, *one, dtype)) for one in blocks]
+        self.stages = [Stage(Block(source, *one, dtype, cache_dtype=held)) for one in blocks]
         self.model = model or reference(folder, getattr(torch, dtype))
         self.reset()
 
