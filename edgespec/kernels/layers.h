@@ -36,7 +36,7 @@ typedef struct {
     float *const *states;        /* [layers with states, count] */
     int64_t count;
     const Step *steps;
-    int64_t of_steps;
+    int64_t of_steps, held_as; /* see state_rows */
 } Request;
 
 typedef struct {
@@ -110,7 +110,8 @@ static int64_t mixed_width(const Layer *layer)
  * the queries, or the inputs behind the gates. Tell where all of it are. */
 static void hold(const Pass *pass, const Layer *layer, int64_t number, Between *between)
 {
-    int64_t kv_heads = key_heads(layer), dim = width_of(layer), head = dim * item_size(pass->held_as);
+    int64_t kv_heads = key_heads(layer), dim = width_of(layer), width = held_width(pass->held_as, dim);
+    int64_t head = width * item_size(pass->held_as);
     int64_t own = dim * item_size(pass->dtype), stride = mixed_width(layer) * item_size(pass->dtype);
     const char *from = between->qkv + in_front(layer) * own;
     Piece *piece = between->pieces;
@@ -120,7 +121,7 @@ static void hold(const Pass *pass, const Layer *layer, int64_t number, Between *
         for (int64_t i = 0; i < request->pieces; i++, piece++) {
             int64_t slots = memory[i][1];
             const char *keys = (const char *)memory[i][0], *values = keys + kv_heads * slots * head;
-            *piece = (Piece){keys, values, slots * dim, dim, slots};
+            *piece = (Piece){keys, values, slots * width, width, slots};
         }
         char *keys = (char *)piece[-1].keys, *values = (char *)piece[-1].values;
         int64_t slots = piece[-1].rows, slot = request->begin;
@@ -192,11 +193,12 @@ static int recall(const Pass *pass, const Layer *layer, Between *between, char *
             else if (step->source != step->state)
                 memcpy(state, states[step->source], bytes);
             for (int64_t slot = step->begin; slot < step->boundary; slot += FOLDED)
-                state_fold(FLOAT32, mixer, pass->held_as, slots, slot, FOLDED, state, pass->threads);
+                state_fold(FLOAT32, mixer, request->held_as, slots, slot, FOLDED, state,
+                           pass->threads);
             int64_t row = between->part_rows[part] + step->first;
             if (state_rows(pass->dtype, mixer, step->end - step->first, between->qkv + row * wide,
                            seen->firsts + row, seen->ends, request->places + step->first,
-                           step->boundary, pass->held_as, slots, state, out + row * narrow,
+                           step->boundary, request->held_as, slots, state, out + row * narrow,
                            pass->threads))
                 return 1;
         }

@@ -63,8 +63,10 @@ class _CLayer(ctypes.Structure):
 class Folding(NamedTuple):
     """One request's rows in layers that keep a state: their positions `places` int64 [R]; `slots`
     int64 [layers, 2]: where all rows are, as Slots in rows.c; `states` int64 [layers, n]: addresses
-    of states; `steps` int64 [m, 6]: as Step in layers.h. Layers are those with states."""
+    of states; `steps` int64 [m, 6]: as Step in layers.h. Layers are those with states; `dtype`: of
+    what is held of rows there."""
 
+    dtype: torch.dtype
     places: torch.Tensor
     slots: torch.Tensor
     states: torch.Tensor
@@ -136,9 +138,9 @@ def _numbers(one: Memory) -> tuple[int, ...]:
     """As Request of layers.h has them."""
     found = one.pieces.data_ptr(), one.pieces.shape[1], one.begin, one.rows
     if one.folding is None:
-        return (*found, 0, 0, 0, 0, 0, 0)
-    places, slots, states, steps = one.folding
-    of_states = states.data_ptr(), states.shape[1], steps.data_ptr(), steps.shape[0]
+        return (*found, 0, 0, 0, 0, 0, 0, 0)
+    dtype, places, slots, states, steps = one.folding
+    of_states = states.data_ptr(), states.shape[1], steps.data_ptr(), steps.shape[0], NUMBERS[dtype]
     return (*found, places.data_ptr(), slots.data_ptr(), *of_states)
 
 

@@ -20,8 +20,9 @@ from edgespec.model.model_config import (
     ModelConfig,
 )
 from edgespec.model.packed.settings import packing_of
-from edgespec.planning.architecture import MOST_EXPERTS, MOST_LAYERS
+from edgespec.planning.architecture import ACTIVE, EXPERTS, MOST_EXPERTS, MOST_LAYERS
 from edgespec.planning.refused import refusal_of
+from edgespec.planning.text_part import DELTA, LATENT
 
 
 @dataclass(frozen=True)
@@ -63,9 +64,11 @@ FAMILIES: dict[str, Family] = {
     "ministral3": Family(windows="all"),
     "granite": Family(multipliers=True),
     "granitemoehybrid": Family(multipliers=True, besides=frozenset((RECURRENT,))),
-    "qwen3_5_text": Family(besides=frozenset((RECURRENT,))),
     "falcon_h1": Family(multipliers=True, besides=frozenset((BOTH,))),
     "nemotron_h": Family(besides=frozenset((RECURRENT, MLP))),
+    **dict.fromkeys(DELTA, Family(besides=frozenset((RECURRENT,)))),
+    "qwen2_moe": Family(windows="by type"),
+    "glm4_moe": Family(),
     "smollm3": Family(windows="by type"),
     "olmo2": Family(),
     "olmo3": Family(windows="by type", own_angles=True),
@@ -78,6 +81,9 @@ FAMILIES: dict[str, Family] = {
     "olmoe": Family(),
     "mixtral": Family(windows="all"),
     "hunyuan_v1_dense": Family(),
+    **dict.fromkeys(LATENT, Family()),
+    "ernie4_5_moe": Family(),
+    "hunyuan_v1_moe": Family(),
     "lfm2": Family(besides=frozenset((CONVOLUTION,))),
     "lfm2_moe": Family(besides=frozenset((CONVOLUTION,))),
 }
@@ -90,6 +96,7 @@ _MOST = {
     "num_hidden_layers": MOST_LAYERS,
     "num_experts": MOST_EXPERTS,
     "num_local_experts": MOST_EXPERTS,
+    "n_routed_experts": MOST_EXPERTS,
 }
 """Numbers in config.json of parts that are made one by one."""
 
@@ -209,18 +216,22 @@ def check_config(folder: Path, settings: dict[str, Any], config: ModelConfig) ->
             f"the model in {folder} lets tokens see later ones (use_bidirectional_attention in "
             "config.json), so it does not write text from left to right; use a causal model"
         )
-    experts = getattr(config, "num_experts", None) or getattr(config, "num_local_experts", None)
-    name = "top_k_experts" if kind == "gemma4_text" else "num_experts_per_tok"
-    active = int(getattr(config, name, None) or 0)
+    experts = getattr(config, EXPERTS.get(kind, "num_experts"), None)
+    if isinstance(getattr(config, "moe_topk", None), list) or isinstance(experts, list):
+        raise ModelError(
+            f"the model in {folder} says that experts differ among layers (moe_topk, num_experts "
+            "in config.json), which edgespec does not run; use another model"
+        )
+    active = int(getattr(config, ACTIVE.get(kind, "num_experts_per_tok"), None) or 0)
     if experts and not 0 < active <= int(experts):
         raise ModelError(
             f"the model in {folder} says that a token goes to {active} of "
             f"{experts} experts; download the model again"
         )
-    if kind == "granitemoehybrid" and config.num_local_experts:
+    if kind == "ernie4_5_moe" and config.use_bias:
         raise ModelError(
-            f"the model in {folder} is of type {kind!r} with experts (num_local_experts in "
-            "config.json), and edgespec runs that type without experts only; use a dense Granite 4"
+            f"the model in {folder} has biases, its head too (use_bias in config.json), which "
+            "edgespec does not add to logits; use another model"
         )
     if kind == "ministral3" and "llama_4_scaling_beta" not in config.rope_parameters:
         raise ModelError(
@@ -284,7 +295,7 @@ def _check_angles(folder: Path, family: Family, config: ModelConfig) -> None:
                     "in its config.json; download the model again"
                 )
         elif (rope not in _FIXED_ROPE and _ONLY.get(rope) != config.model_type) and not (
-            config.model_type == "hunyuan_v1_dense" and one.get("alpha")  # by which it is fixed
+            config.model_type.startswith("hunyuan_v1") and one.get("alpha")  # by which it is fixed
         ):
             # A cached key would not be what one machine computes.
             raise ModelError(

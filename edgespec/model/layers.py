@@ -13,8 +13,9 @@ from edgespec.kernels.states import CompiledMixer
 from edgespec.model.gemma4 import Gemma4Layers
 from edgespec.model.joint import JointCache, RowCache
 from edgespec.model.kv_cache import RowForm
-from edgespec.model.layer_form import LayerForm, layer_form
-from edgespec.model.matrices import MatrixReader, Product, row_products
+from edgespec.model.latent import LatentMixer
+from edgespec.model.layer_form import MLP_GATE, LayerForm, layer_form
+from edgespec.model.matrices import MatrixReader, Product, plain_product, row_products
 from edgespec.model.mixture import Mixture
 from edgespec.model.model_config import ModelConfig
 from edgespec.model.rope import Angles, Rotary
@@ -130,17 +131,23 @@ class DecoderLayer:
         def norm(name: str, times: float = 1.0) -> Norm | None:
             return Norm(vector(name), form.eps, form.above_one, times) if name else None
 
-        self._mixer: StateMixer | None = None
+        self._mixer: StateMixer | LatentMixer | None = None
         if form.state is not None:
             self._mixer = StateMixer(index, form.state, source, dtype, device, math)
-        if form.heads:
+        elif form.latent is not None:
+            self._mixer = LatentMixer(index, form.latent, source, dtype, device, math)
+        if form.projects:
             self._qkv = product(*form.qkv_names)
             self._out = product(form.out_name)
         self.mixture: Mixture | None = None
         if form.mixture is not None:
             how = form.mixture, form.activation, f"{prefix}mlp.", source, dtype, device, math
             self.mixture = Mixture(*how)
-        elif form.inner:
+        self._mlp_gate: Product | None = None
+        if form.mlp_gate:
+            weight = load_parameter(source, prefix + MLP_GATE, shapes[MLP_GATE], dtype, device)
+            self._mlp_gate = plain_product(weight)
+        if form.inner:
             self._gate_up = product(*form.gate_up_names)
             self._down = product("mlp.down_proj")
         enter, attended, middle, left = form.norm_names
@@ -160,7 +167,7 @@ class DecoderLayer:
     @property
     def mixer(self) -> CompiledMixer | None:
         """What is compiled of a layer that keeps a state."""
-        return None if self._mixer is None else self._mixer.compiled
+        return self._mixer.compiled if isinstance(self._mixer, StateMixer) else None
 
     def compiled(self, angles: int, runs: int, folded: int, every: int) -> CompiledLayer | None:
         """The layer for `kernels.layers`, by the numbers of the angles and of the runs that it is
@@ -169,8 +176,9 @@ class DecoderLayer:
         form, mixer = self.form, self._mixer
         if form.gated or self.mixture is not None or (mixer is not None and self.mixer is None):
             return None
+        assert not isinstance(mixer, LatentMixer)
         ways: list[Product | None] = [None] * 6
-        if form.heads:
+        if form.projects:
             ways[:2] = self._qkv, self._out
         if form.inner:
             ways[2:4] = self._gate_up, self._down
@@ -198,7 +206,7 @@ class DecoderLayer:
             runs=runs,
             folded=folded,
             every=every,
-            state_share=1.0 if mixer is None else mixer.share,
+            state_share=1.0 if form.state is None else form.state.share,
             softcap=form.softcap or 0.0,
             **{name: getattr(form, name) for name in _NUMBERS},
         )
@@ -216,20 +224,29 @@ class DecoderLayer:
             entering = math.norm(hidden, middle)
         else:
             entering, share = math.norm(hidden, self._enter), form.share
-            if form.heads:
+            if form.projects:
                 added = self._out(self._mixed(self._qkv(entering), rotary, cache, seen))
             if self._mixer is not None:
-                if form.heads:
+                if form.projects:
                     hidden = math.add(hidden, added, share, before)
-                added, share = self._mixer(entering, cache, seen), self._mixer.share
+                added = self._mixer(entering, rotary, cache, seen)
+                share = share if form.state is None else form.state.share
             if middle is None:
                 return math.add(hidden, added, share, before)
             hidden, entering = math.add_and_norm(hidden, added, share, before, middle)
-        if self.mixture is not None:
-            added = self.mixture(entering)
-        else:
-            added = self._down(math.gated(self._gate_up(entering), form.activation))
-        return math.add(hidden, added, form.mlp_share, self._left)
+        return math.add(hidden, self._fed_forward(entering), form.mlp_share, self._left)
+
+    def _fed_forward(self, rows: torch.Tensor) -> torch.Tensor:
+        """What MLP and mixture make of normed rows [R, H]."""
+        form, math = self.form, self._math
+        mixed = None if self.mixture is None else self.mixture(rows)
+        if not form.inner:
+            assert mixed is not None
+            return mixed
+        made = self._down(math.gated(self._gate_up(rows), form.activation))
+        if self._mlp_gate is not None:
+            made *= math.by_row(torch.sigmoid, self._mlp_gate(rows))
+        return made if mixed is None else mixed.add_(made)
 
     def _mixed(
         self, qkv: torch.Tensor, rotary: Rotary, cache: RowCache | JointCache, seen: Seen

@@ -24,7 +24,8 @@ from edgespec.model.gguf.reader import tensor_samples
 from edgespec.model.hub import HubFiles, ModelFiles, model_files
 from edgespec.model.model_config import ModelConfig
 from edgespec.model.reading import read_object, reading
-from edgespec.planning.text_part import CONVOLVING, text_settings
+from edgespec.planning.architecture import EXPERTS
+from edgespec.planning.text_part import CONVOLVING, GROUPED, LATENT, SHARING, text_settings
 
 _SINGLE_FILE = "model.safetensors"
 _INDEX_FILE = "model.safetensors.index.json"
@@ -243,6 +244,10 @@ _LFM2 = {
 _GRANITE = {
     r"\.shared_mlp\.input_linear\.": ".mlp.gate_up_proj.",
     r"\.shared_mlp\.output_linear\.": ".mlp.down_proj.",
+    r"\.block_sparse_moe\.router\.(layer\.)?": ".mlp.gate.",
+    r"\.block_sparse_moe\.input_linear\.weight$": ".mlp.experts.gate_up_proj",
+    r"\.block_sparse_moe\.output_linear\.weight$": ".mlp.experts.down_proj",
+    r"\.block_sparse_moe\.experts\.": ".mlp.experts.",
 }
 """The same in Granite 4's."""
 _FALCON = {
@@ -261,19 +266,34 @@ _NEMOTRON = {
     r"\.mixer\.": ".mamba.",
 }
 """The same in Nemotron-H's."""
-_OTHERS = {
+_SHARED = {
+    r"\.mlp\.shared_experts?\.": ".mlp.",
+    r"\.mlp\.gate\.e_score_correction_bias$": ".mlp.expert_bias",
+}
+"""The same where an MLP is beside the experts."""
+_ERNIE = {r"\.mlp\.moe_statics\.": ".mlp.gate.moe_statics."}
+"""The same in Ernie's mixtures."""
+_NAMES = {
+    **dict.fromkeys(CONVOLVING, _LFM2),
     "granitemoehybrid": _GRANITE,
     "falcon_h1": _FALCON,
     "nemotron_h": _NEMOTRON,
-    **dict.fromkeys(CONVOLVING, _LFM2),
+    "mixtral": _MIXTRAL,
+    "ernie4_5_moe": _ERNIE,
+    **dict.fromkeys((*SHARING, *GROUPED), _SHARED),
 }
-_WITH_FUSED = ("gpt_oss", "qwen3_moe", "lfm2_moe", "gemma4_text")
-"""Families of which some folders have one tensor for all experts of a layer."""
+_TURNED = ("gemma4_text", "granitemoehybrid", "qwen3_5_moe_text")
+_WITH_FUSED = ("gpt_oss", "qwen3_moe", "lfm2_moe", *_TURNED)
+"""Families of which some folders have one tensor for all experts of a layer, and those of them that
+have it turned."""
 _FUSED = re.compile(r"(.*\.experts)\.(gate_up_proj|down_proj)(?:_(bias|blocks|scales))?")
 _OF_ALL_LAYERS = re.compile(
     r"model\.(embed_tokens_per_layer|per_layer_model_projection|per_layer_projection_norm)\.weight"
 )
 """What Gemma 4 has for all layers in one tensor: columns, rows, or the same for each."""
+_BY_HEAD = re.compile(r"(model\.layers\.\d+\.self_attn\.)kv_b_proj\.weight")
+"""What models with latents have for all heads in one matrix: of each the rows that make keys, then
+those that make values."""
 _UNREAD = re.compile(r"model\.layers\.(\d+)\.self_attn\.[kv]_(proj|norm)\.\w+")
 """What is stored of a layer that reads the keys of another, and not read."""
 
@@ -284,7 +304,8 @@ class TensorPlace:
 
     Where a tensor there holds `experts` of them, [experts, in, out] or, of biases, [experts, out],
     this is number `expert`, and of its outputs those of `part`. Packed ones are `turned`: [experts,
-    out, ...]. `cut`: of a tensor for all layers what this one has, a view of it.
+    out, ...]. `cut`: of a tensor for all layers, or all heads, what this one has, a view of it;
+    `mirrored`: its columns are rows.
     """
 
     file: str
@@ -294,6 +315,7 @@ class TensorPlace:
     part: slice | None = None
     turned: bool = False
     cut: tuple[slice, ...] = ()
+    mirrored: bool = False
 
     def read(self, tensors: Any) -> torch.Tensor:
         """The tensor of the opened `file`, a view of what is mapped unless it is an expert's.
@@ -301,8 +323,7 @@ class TensorPlace:
         Raises what safetensors does, and ValueError for another number of experts.
         """
         if not self.experts:
-            whole: torch.Tensor = tensors.get_tensor(self.name)
-            return whole[self.cut] if self.cut else whole
+            return self.part_of(tensors.get_tensor(self.name))
         fused = tensors.get_slice(self.name)
         held = fused.get_shape()[0]
         if held != self.experts:
@@ -314,6 +335,11 @@ class TensorPlace:
         one: torch.Tensor = fused[self.expert][..., part]
         return (one.mT if one.dim() > 1 else one).contiguous()
 
+    def part_of(self, whole: torch.Tensor) -> torch.Tensor:
+        """What is its own of a tensor for all layers, or all heads."""
+        own = whole[self.cut] if self.cut else whole
+        return own.T.contiguous() if self.mirrored else own
+
 
 def places(files: Mapping[str, str], config: ModelConfig) -> dict[str, TensorPlace]:
     """Where each tensor of a model is, by the name that a block asks for it by.
@@ -321,14 +347,18 @@ def places(files: Mapping[str, str], config: ModelConfig) -> dict[str, TensorPla
     `files`: names of all stored tensors, and the file of each.
     """
     found: dict[str, TensorPlace] = {}
-    others = _OTHERS.get(config.model_type, _MIXTRAL)
+    kind = config.model_type
+    packed = {stored.rpartition(".")[0] for stored in files if not stored.endswith(".weight")}
     for stored, file in files.items():
         name = stored
-        for inside, plain in (TEXT_PART | others).items():
+        for inside, plain in (TEXT_PART | _NAMES.get(kind, {})).items():
             name = re.sub(inside, plain, name)
-        fused = _FUSED.fullmatch(name) if config.model_type in _WITH_FUSED else None
+        fused = _FUSED.fullmatch(name) if kind in _WITH_FUSED else None
         shared = _OF_ALL_LAYERS.fullmatch(name)
-        if shared is not None:
+        of_heads = _BY_HEAD.fullmatch(name) if kind in LATENT else None
+        if of_heads is not None and stored.removesuffix(".weight") not in packed:
+            found.update(_by_head(of_heads[1], TensorPlace(file, stored), config))
+        elif shared is not None:
             found.update(_by_layer(shared[1], TensorPlace(file, stored), config))
         elif fused is None:
             found[name] = TensorPlace(file, stored)
@@ -339,6 +369,19 @@ def places(files: Mapping[str, str], config: ModelConfig) -> dict[str, TensorPla
     for name in unread:
         del found[name]
     return found
+
+
+def _by_head(
+    prefix: str, whole: TensorPlace, config: ModelConfig
+) -> Iterator[tuple[str, TensorPlace]]:
+    """The places of the two matrices that each head has (see model.latent)."""
+    keys, values = int(config.qk_nope_head_dim), int(config.v_head_dim)
+    for head in range(int(config.num_attention_heads)):
+        first = head * (keys + values)
+        cut = (slice(first, first + keys),)
+        yield f"{prefix}k_b.{head}.weight", replace(whole, cut=cut, mirrored=True)
+        cut = (slice(first + keys, first + keys + values),)
+        yield f"{prefix}v_b.{head}.weight", replace(whole, cut=cut)
 
 
 def _by_layer(
@@ -358,14 +401,15 @@ def _experts(
 ) -> Iterator[tuple[str, TensorPlace]]:
     """The places of single experts. Outputs of gate and up take turns in gpt-oss."""
     owner, matrix, leaf = fused.groups()
-    turned = leaf in ("blocks", "scales") or config.model_type == "gemma4_text"
+    turned = leaf in ("blocks", "scales") or config.model_type in _TURNED
     parts: dict[str, slice | None] = {matrix: None}
     if matrix == "gate_up_proj" and config.model_type == "gpt_oss":
         parts = {"gate_proj": slice(0, None, 2), "up_proj": slice(1, None, 2)}
     elif matrix == "gate_up_proj":
-        half = int(config.moe_intermediate_size)
+        granite = config.model_type == "granitemoehybrid"
+        half = int(config.intermediate_size if granite else config.moe_intermediate_size)
         parts = {"gate_proj": slice(0, half), "up_proj": slice(half, None)}
-    experts = int(config.num_experts)
+    experts = int(getattr(config, EXPERTS.get(config.model_type, "num_experts")))
     for name, part in parts.items():
         for expert in range(experts):
             place = TensorPlace(file, stored, experts, expert, part, turned)

@@ -17,6 +17,7 @@ from msgspec import Meta, Struct, convert, structs
 
 from edgespec.planning.architecture import MOST_LAYERS
 from edgespec.planning.operations import OWN_OPERATIONS
+from edgespec.planning.text_part import DELTA, GROUPED, LATENT
 from edgespec.types.boundaries import AHEAD
 
 if TYPE_CHECKING:
@@ -145,6 +146,24 @@ class _Fields(Struct, kw_only=True):
     use_expert_bias: bool = True
     norm_topk_prob: bool = True
     routed_scaling_factor: float = 1.0
+    shared_expert_intermediate_size: Width = 512
+    decoder_sparse_step: Count = 1
+    mlp_only_layers: list[int] | None = None
+    qkv_bias: bool = True
+    n_routed_experts: Count = 128
+    n_shared_experts: Annotated[int, Meta(ge=0)] = 1
+    first_k_dense_replace: Annotated[int, Meta(ge=0)] = 1
+    n_group: Count | None = 1
+    topk_group: Count | None = 1
+    use_qk_norm: bool = False
+    mlp_layer_types: list[str] | None = None
+    topk_method: str | None = "greedy"
+    kv_lora_rank: Width = 512
+    q_lora_rank: Width | None = None
+    qk_nope_head_dim: Width = 128
+    qk_rope_head_dim: Width = 64
+    v_head_dim: Width = 128
+    rope_interleave: bool = True
 
 
 def _sizes(
@@ -180,15 +199,34 @@ _GEMMA = {
     "sliding_window": 4_096,
 }
 _LFM2 = {"rms_norm_eps": 1e-5, "num_key_value_heads": 8, "tie_word_embeddings": True}
+_DELTA = {"num_key_value_heads": 2, "head_dim": 256, "partial_rotary_factor": 0.25}
 _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "llama": _LLAMA,
     "granite": _LLAMA,
-    "granitemoehybrid": {**_LLAMA, "num_local_experts": 8},
-    "qwen3_5_text": {
-        **_sizes(248_320, 4_096, 12_288, 32, 16, 32_768),
-        "num_key_value_heads": 4,
-        "head_dim": 256,
-        "partial_rotary_factor": 0.25,
+    "granitemoehybrid": {**_LLAMA, "num_local_experts": 8, "num_experts_per_tok": 2},
+    "qwen3_5_text": {**_sizes(248_320, 4_096, 12_288, 32, 16, 32_768), **_DELTA}
+    | {"num_key_value_heads": 4},
+    "qwen3_5_moe_text": {**_sizes(248_320, 2_048, 5_632, 40, 16, 32_768), **_DELTA}
+    | {"num_experts": 256, "num_experts_per_tok": 8, "moe_intermediate_size": 512},
+    "qwen3_next": {**_sizes(151_936, 2_048, 5_632, 48, 16, 32_768), **_DELTA}
+    | {"num_experts": 512, "num_experts_per_tok": 10, "moe_intermediate_size": 512},
+    "qwen2_moe": {
+        **_sizes(151_936, 2_048, 5_632, 24, 16, 32_768),
+        "num_key_value_heads": 16,
+        "sliding_window": 4_096,
+        "num_experts": 60,
+        "num_experts_per_tok": 4,
+        "moe_intermediate_size": 1_408,
+        "shared_expert_intermediate_size": 5_632,
+        "norm_topk_prob": False,
+    },
+    "glm4_moe": {
+        **_sizes(151_552, 4_096, 10_944, 46, 96, 131_072),
+        "rms_norm_eps": 1e-5,
+        "num_key_value_heads": 8,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 1_408,
+        "partial_rotary_factor": 0.5,
     },
     "falcon_h1": {
         **_sizes(128_000, 4_096, 14_336, 32, 32, 8_192),
@@ -247,6 +285,39 @@ _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "num_experts": 32,
         "num_experts_per_tok": 4,
         "moe_intermediate_size": 1_792,
+    },
+    "deepseek_v2": {
+        **_sizes(102_400, 4_096, 11_008, 32, 32, 2_048),
+        "q_lora_rank": 1_536,
+        "n_routed_experts": 64,
+        "n_shared_experts": 2,
+        "first_k_dense_replace": 0,
+        "norm_topk_prob": False,
+        "moe_intermediate_size": 1_407,
+    },
+    "deepseek_v3": {
+        **_sizes(129_280, 7_168, 18_432, 61, 128, 4_096),
+        "num_key_value_heads": 128,
+        "q_lora_rank": 1_536,
+        "n_routed_experts": 256,
+        "n_group": 8,
+        "topk_group": 4,
+        "num_experts_per_tok": 8,
+        "routed_scaling_factor": 2.5,
+        "first_k_dense_replace": 3,
+        "moe_intermediate_size": 2_048,
+    },
+    "glm4_moe_lite": {
+        **_sizes(154_880, 2_048, 10_240, 47, 20, 202_752),
+        "num_key_value_heads": 20,
+        "rms_norm_eps": 1e-5,
+        "q_lora_rank": 768,
+        "qk_nope_head_dim": 192,
+        "v_head_dim": 256,
+        "n_routed_experts": 64,
+        "num_experts_per_tok": 4,
+        "routed_scaling_factor": 1.8,
+        "moe_intermediate_size": 1_536,
     },
 }
 """By model type, what a field that config.json leaves out stands for, if not _Fields says it."""
@@ -324,12 +395,16 @@ def _infinite(found: Any) -> Any:
 def _completed(kind: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     found = convert({**_DEFAULTS[kind], **settings}, _Fields)
     heads = found.num_attention_heads
-    if found.head_dim is None and found.hidden_size % heads:
+    if kind in LATENT:
+        _complete_latents(kind, found)
+    if found.head_dim is None and found.hidden_size % heads and kind not in GROUPED:
         raise ValueError(f"hidden_size {found.hidden_size} is no multiple of {heads} heads")
     found.head_dim = found.head_dim or found.hidden_size // heads
     found.num_key_value_heads = found.num_key_value_heads or heads
     if kind in _WINDOW_ON_REQUEST and not found.use_sliding_window:
         found.sliding_window = None
+    if kind == "qwen2_moe" and not found.use_sliding_window:
+        found.sliding_window = 0  # as transformers says it
     if kind == "smollm3" and found.no_rope_layers is None:
         every = found.no_rope_layer_interval
         found.no_rope_layers = [int(n % every != 0) for n in range(1, found.num_hidden_layers + 1)]
@@ -346,19 +421,32 @@ def _completed(kind: str, settings: Mapping[str, Any]) -> dict[str, Any]:
         _complete_states(kind, found)
         key, value = found.mamba_d_state, found.mamba_d_head
         _check_convolved(2 * found.mamba_n_groups * key + found.mamba_n_heads * int(value))
-    if kind == "qwen3_5_text":
+    if kind in DELTA:
         key, value = found.linear_key_head_dim, found.linear_value_head_dim
         keys, values = found.linear_num_key_heads * key, found.linear_num_value_heads * value
         _check_convolved(2 * keys + values)
-    if kind == "qwen3_5_text" and found.linear_num_value_heads % found.linear_num_key_heads:
-        raise ValueError(
-            f"linear_num_value_heads {found.linear_num_value_heads} is no multiple of "
-            f"linear_num_key_heads, {found.linear_num_key_heads}"
-        )
+        if found.linear_num_value_heads % found.linear_num_key_heads:
+            raise ValueError(
+                f"linear_num_value_heads {found.linear_num_value_heads} is no multiple of "
+                f"linear_num_key_heads, {found.linear_num_key_heads}"
+            )
+    if kind in GROUPED:
+        _check_groups(found)
     found.rope_parameters = _rope_parameters(kind, found)
     if kind == "gemma4_text":
         _complete_full_layers(found)
     return structs.asdict(found)
+
+
+def _check_groups(found: _Fields) -> None:
+    """Raises ValueError for groups of experts that do not fit."""
+    groups, kept, active = found.n_group or 1, found.topk_group or 1, found.num_experts_per_tok or 0
+    each, rest = divmod(found.n_routed_experts, groups)
+    if rest or kept > groups or each < 2 or active > kept * each:
+        raise ValueError(
+            f"{found.n_routed_experts} experts in n_group {groups}, of which topk_group {kept} "
+            f"are chosen from, do not fit num_experts_per_tok {active}"
+        )
 
 
 def _check_convolved(numbers: int) -> None:
@@ -387,6 +475,31 @@ def _complete_states(kind: str, found: _Fields) -> None:
     if not isinstance(low, int | float) or not isinstance(high, int | float) or low > high:
         raise ValueError(f"time_step_limit is {found.time_step_limit}")
     found.time_step_limit = low, high
+
+
+def _complete_latents(kind: str, found: _Fields) -> None:
+    """Of MLA: the part of a head that is turned is its `head_dim`, as transformers has it.
+
+    Raises ValueError for parts that do not fit, and for what transformers leaves out.
+    """
+    found.head_dim = found.qk_rope_head_dim
+    heads, of_head = found.num_attention_heads, found.qk_nope_head_dim + found.qk_rope_head_dim
+    widest = heads * max(of_head, found.v_head_dim, found.kv_lora_rank + found.qk_rope_head_dim)
+    if widest > MOST_WIDTH:
+        raise ValueError(f"{heads} heads have {widest} numbers of a row; {MOST_WIDTH} at most can")
+    layers, dense = found.num_hidden_layers, found.first_k_dense_replace
+    types = [("dense", "sparse")[n >= dense] for n in range(layers)]
+    if kind == "glm4_moe_lite" and found.mlp_layer_types not in (None, types):
+        raise ValueError(f"mlp_layer_types is not dense at first, then sparse, of {layers}")
+    if kind == "deepseek_v2":
+        if found.norm_topk_prob or found.topk_method not in ("greedy", "group_limited_greedy"):
+            raise ValueError(
+                f"topk_method {found.topk_method!r} with norm_topk_prob {found.norm_topk_prob}, "
+                f"which models of type {kind!r} do not have"
+            )
+        if found.topk_method == "greedy":
+            found.n_group = found.topk_group = None
+    found.n_group, found.topk_group = found.n_group or 1, found.topk_group or 1
 
 
 def _complete_full_layers(found: _Fields) -> None:
@@ -441,7 +554,10 @@ def _layer_types(kind: str, found: _Fields) -> list[str] | None:
             return [RECURRENT for _ in numbers]
         case "falcon_h1":
             return [BOTH for _ in numbers]
-        case "qwen3_5_text":
+        case "qwen2_moe":
+            used, first = found.use_sliding_window, found.max_window_layers
+            slides = [used and n % 2 == 0 and n < first for n in numbers]
+        case _ if kind in DELTA:
             every = found.full_attention_interval
             return [RECURRENT if (n + 1) % every else FULL for n in numbers]
         case _:

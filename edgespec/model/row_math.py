@@ -2,8 +2,8 @@
 
 Exact text needs that a row's result does not depend, to the bit, on which rows are beside it, where
 its keys lie, nor how a prompt was cut. CompiledRows and SingleRows hold to that. RowMath itself is
-torch's own arithmetic over all rows together, as an accelerator needs it and as a CUDA graph can
-hold it: there the bits of a row follow from the shape of the pass too.
+torch's own arithmetic over all rows together, as an accelerator needs it: there the bits of a row
+follow from the shape of the pass too.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from torch.nn.functional import gelu, silu
 from edgespec.kernels.rows import UNGATED, RowKernels, Runs, joined
 from edgespec.model.kv_cache import AnyHeld, Held
 from edgespec.model.rope import Angles, Rotary, apply_rotary
+from edgespec.model.row_codes import decoded
 from edgespec.model.tree_attention import (
     AttentionForm,
     JointVisibility,
@@ -84,7 +85,7 @@ class Taps:
         """The sum over the rows [1, 1, T, n] before each row and itself, times its gate [R, n], by
         torch: each number by itself, so that nothing beside it counts."""
         slots, absent = seen.behind(len(self.weights))
-        first, *others = pieces(held)
+        first, *others = (decoded(one, gates.shape[1], gates.dtype) for one in pieces(held))
         rows, before = first[0, 0][slots if not others else slots.clamp(max=first.shape[2] - 1)], 0
         for piece, other in zip((first, *others), others, strict=False):
             before += piece.shape[2]

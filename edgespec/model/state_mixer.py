@@ -22,6 +22,7 @@ from edgespec.model.folded_rows import FoldedRows
 from edgespec.model.joint import JointCache, RowCache
 from edgespec.model.kv_cache import TwoRegionCache
 from edgespec.model.matrices import MatrixReader
+from edgespec.model.rope import Rotary
 from edgespec.model.row_math import CompiledRows, RowMath
 from edgespec.model.source import TensorSource, load_parameter
 from edgespec.model.state_form import StateForm, wide
@@ -35,8 +36,8 @@ _NUMBERS = ("eps", "delta", "heads", "groups", "key", "value", "kernel", "normed
 
 
 class StateMixer:
-    """A mixer of this form, read from a source; what it gives counts `share` times. `products`:
-    before and behind it; `compiled`: what is between them, if that is compiled."""
+    """A mixer of this form, read from a source. `products`: before and behind it; `compiled`: what
+    is between them, if that is compiled, and all that is."""
 
     def __init__(
         self,
@@ -48,7 +49,7 @@ class StateMixer:
         row_math: RowMath,
     ) -> None:
         """Of layer `index`. Raises ModelError for tensors that the source does not have so."""
-        self._index, self._form, self.share = index, form, form.share
+        self._index, self._form = index, form
         shapes = form.shapes()
         reader = MatrixReader(source, dtype, device)
 
@@ -66,6 +67,8 @@ class StateMixer:
 
         self._enter = product(*(name for name, _ in form.entering))
         self._leave = product("out_proj")
+        order = form.order
+        self._order = None if order is None else order.to(device)
         self.products = self._enter, self._leave
         self.compiled: CompiledMixer | None = None
         vectors: Vectors = {
@@ -86,14 +89,16 @@ class StateMixer:
         kernels = compiled_states()
         if isinstance(row_math, CompiledRows) and kernels is not None:
             self._math = states = _CompiledStates(form, vectors, kernels, row_math)
-            self.compiled = states.mixer
+            self.compiled = states.mixer if order is None else None
 
     def __call__(
-        self, rows: torch.Tensor, cache: RowCache | JointCache, seen: Seen
+        self, rows: torch.Tensor, rotary: Rotary, cache: RowCache | JointCache, seen: Seen
     ) -> torch.Tensor:
         """Normed rows [R, H] to what is added to the rows, [R, H]; what they keep goes into the
-        cache."""
+        cache. No angles are needed."""
         projected = self._enter(rows)
+        if self._order is not None:
+            projected = projected.index_select(1, self._order)
         if isinstance(cache, JointCache):
             assert isinstance(seen, JointVisibility)
             shares = zip(cache.caches, projected.split(seen.rows), seen.parts, strict=True)

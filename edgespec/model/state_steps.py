@@ -100,7 +100,7 @@ class CompiledFolding:
                 self._states[layer] = every
             addresses.append([one.data_ptr() for one in every] or [0] * steps.numbers)
         self.folding = Folding(
-            places, rows.places(), torch.tensor(addresses), torch.tensor(steps.steps)
+            rows.dtype, places, rows.places(), torch.tensor(addresses), torch.tensor(steps.steps)
         )
 
     def keep(self, first: int, end: int) -> None:

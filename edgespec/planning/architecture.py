@@ -5,11 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from operator import mul
+from typing import Any
 
 from edgespec.config import Quantisation
 from edgespec.errors import ConfigError
 from edgespec.planning.refused import refusal_of
-from edgespec.planning.text_part import CONVOLVING, FOLDING, text_settings
+from edgespec.planning.text_part import (
+    CONVOLVING,
+    DELTA,
+    FOLDING,
+    GROUPED,
+    LATENT,
+    SHARING,
+    text_settings,
+)
 from edgespec.planning.uneven import FULL, SLIDING, Uneven
 from edgespec.types.boundaries import HELD_ROWS, HELD_STATES
 
@@ -19,38 +28,47 @@ MOST_LAYERS, MOST_EXPERTS = 1024, 4096
 _DEFAULT_HEAD_DIM = (
     *("llama", "mistral", "qwen2", "phi3", "granite", "granitemoehybrid", "smollm3", "falcon_h1"),
     *("olmo2", "olmo3", "exaone4", "cohere2", "olmoe", "mixtral", "hunyuan_v1_dense"),
-    *CONVOLVING,
+    *("qwen2_moe", "ernie4_5_moe", "hunyuan_v1_moe", *CONVOLVING),
 )
 """Families whose config.json may leave head_dim out: hidden_size / num_attention_heads."""
 _DEFAULT_KV_HEADS = (
     *("llama", "phi3", "granite", "granitemoehybrid", "olmo2", "olmo3", "cohere2", "olmoe"),
+    *LATENT,
 )
 """Families whose config.json may leave num_key_value_heads out: as many as heads."""
 _TIED = (
     *("gemma", "gemma2", "gemma3_text", "gemma4_text", "smollm3", "ernie4_5", "cohere2"),
+    "ernie4_5_moe",
     *CONVOLVING,
 )
 """Families whose head is the embedding unless config.json says otherwise."""
-_EXPERTS = {
+EXPERTS = {
     "qwen3_moe": "num_experts",
     "gpt_oss": "num_local_experts",
     "olmoe": "num_experts",
     "mixtral": "num_local_experts",
     "lfm2_moe": "num_experts",
+    "granitemoehybrid": "num_local_experts",
+    **dict.fromkeys(SHARING, "num_experts"),
+    **dict.fromkeys(GROUPED, "n_routed_experts"),
+    "ernie4_5_moe": "moe_num_experts",
+    "hunyuan_v1_moe": "num_experts",
 }
 """Mixtures, and the field that counts their experts."""
-_WIDTHS = {
+ACTIVE = {"gemma4_text": "top_k_experts", "ernie4_5_moe": "moe_k", "hunyuan_v1_moe": "moe_topk"}
+"""Mixtures that have another field for how many of them a row goes through than
+num_experts_per_tok."""
+WIDTHS = {
     "qwen3_moe": "moe_intermediate_size",
-    "lfm2_moe": "moe_intermediate_size",
-    "granitemoehybrid": "shared_intermediate_size",
+    **dict.fromkeys(("lfm2_moe", "ernie4_5_moe", *SHARING, *GROUPED), "moe_intermediate_size"),
 }
 """Families that have another field for the inner width than intermediate_size."""
 FAMILIES = tuple(
     dict.fromkeys(
         (
-            *(*_DEFAULT_HEAD_DIM, *_TIED, *_EXPERTS),
-            *("qwen3", "qwen3_5_text", "ministral", "ministral3", "seed_oss", "glm4", "nemotron_h"),
-            "gemma4_text",
+            *(*_DEFAULT_HEAD_DIM, *_TIED, *EXPERTS),
+            *("qwen3", *DELTA, "ministral", "ministral3", "seed_oss", "glm4", "gemma4_text"),
+            "nemotron_h",
         )
     )
 )
@@ -59,6 +77,25 @@ FAMILIES = tuple(
 
 Matrices = tuple[tuple[int, int], ...]
 """Shapes [out, in]."""
+
+
+@dataclass(frozen=True, slots=True)
+class Latent:
+    """Of layers that hold one latent of a row for all heads (see model.latent.LatentForm)."""
+
+    rank: int
+    turned: int
+    straight: int
+    value: int
+    query_rank: int = 0
+
+    def matrices(self, heads: int, hidden: int) -> Matrices:
+        """Shapes [out, in] of a layer's, of which some are of one head."""
+        queries, narrow = heads * (self.straight + self.turned), self.query_rank
+        down = ((narrow, hidden), (queries, narrow)) if narrow else ((queries, hidden),)
+        of_head = ((self.rank, self.straight), (self.value, self.rank))
+        entering = (*down, (self.rank + self.turned, hidden))
+        return (*entering, *of_head * heads, (hidden, heads * self.value))
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +108,11 @@ class Architecture:
 
     `intermediate`: inner width of the gated MLP, or of one expert. `head_dim` 0: hidden / heads.
     `tied`: the output head is the input embedding. `experts` 0: no mixture; else each row goes
-    through `active` of them. A state has a matrix [`state_key`, `state_value`] for each of its
-    `state_heads`, whose keys are `state_groups`. `gated`: attention and states have a gate more, by
-    number or by head. `family`: its `model_type`.
+    through `active` of them, and through an MLP beside them that is `shared` wide, if that is not
+    0. A state has a matrix [`state_key`, `state_value`] for each of its `state_heads`, whose keys
+    are `state_groups`. `gated`: attention and states have a gate more, by number or by head.
+    `latent`: what attention is over, if not over keys. `family`: its `model_type`. `coded`: caches
+    hold rows in 8 bits, not 16.
     """
 
     layers: int
@@ -86,6 +125,7 @@ class Architecture:
     tied: bool = False
     experts: int = 0
     active: int = 0
+    shared: int = 0
     convolutions: int = 0
     states: int = 0
     state_heads: int = 0
@@ -99,6 +139,8 @@ class Architecture:
     dense_width: int = 0
     family: str = "llama"
     uneven: Uneven | None = None
+    latent: Latent | None = None
+    coded: bool = False
 
     @property
     def width(self) -> int:
@@ -108,7 +150,7 @@ class Architecture:
 
     @property
     def kv_width(self) -> int:
-        """Numbers in the keys (or the values) of one row in one layer."""
+        """Numbers in the keys (or the values) of one row in one layer; half of its latent."""
         return self.mean(self._kv_width)
 
     @property
@@ -145,22 +187,26 @@ class Architecture:
     def matrices(self, layer: int) -> tuple[Matrices, Matrices]:
         """Of one layer: those beside the MLP or the experts, and those of the MLP or an expert."""
         hidden, uneven = self.hidden, self.uneven
-        kv = (self._held(layer), hidden)
+        kv, shared = (self._held(layer), hidden), _gated(self.shared, hidden)
         if uneven is None:
             queries = (self.width * (1 + self.gated), hidden)
+            attention: Matrices = queries, kv, kv, (hidden, self.width)
+            if self.latent is not None:
+                attention = self.latent.matrices(self.heads, hidden)
             mlp = _gated(self.intermediate, hidden)
-            return (queries, kv, kv, (hidden, self.width)), mlp[1:] if self.alone else mlp
+            return (*attention, *shared), mlp[1:] if self.alone else mlp
         full, shares = uneven.kind(layer) == FULL, layer >= self.layers - uneven.shared
         width = self.heads * (uneven.head_dim if full else self.head_dim)
         own = 0 if shares else 1 if full and not uneven.values else 2
         told = ((uneven.told, hidden),) * 2 + ((hidden, uneven.told),) if uneven.told else ()
-        dense = _gated(uneven.dense, hidden) if uneven.dense else ()
         inner = self.intermediate * (2 if shares and uneven.wider else 1)
-        beside = ((width, hidden), *(kv,) * own, (hidden, width), *told, *dense)
+        beside = ((width, hidden), *(kv,) * own, (hidden, width), *told, *shared)
         return beside, _gated(inner, hidden)
 
     def _held(self, layer: int) -> int:
         """Numbers in one layer's keys, which are another layer's where it has none."""
+        if self.latent is not None:
+            return -(-(self.latent.rank + self.latent.turned) // 2)
         if self.uneven is None:
             return self.kv_heads * (self.head_dim or self.hidden // self.heads)
         if self.uneven.kind(layer) == FULL:
@@ -188,7 +234,7 @@ class Architecture:
         """Of layers [first, end): their weights as a multiple of those that as many usual layers
         have, and the mean of `kv_bytes`."""
         weights = self.mean(self._weights, first, end) / self.layer_weights
-        return weights, 2 * 2 * self.mean(self._kv_width, first, end)
+        return weights, 2 * self._row_bytes(self.mean(self._kv_width, first, end))
 
     def _weights(self, layer: int) -> int:
         beside, mlp = self.matrices(layer)
@@ -219,17 +265,29 @@ class Architecture:
         """Bytes of the output head in 16 bit; the input embedding has as many."""
         return 2 * self.vocab * self.hidden
 
+    def _row_bytes(self, numbers: int) -> int:
+        """Bytes of so many numbers of a row, of which those of a head share a scale."""
+        if not self.coded:
+            return 2 * numbers
+        if self.latent is not None:  # of which this is a half
+            return numbers + 2
+        return numbers + 4 * -(-numbers // (self.head_dim or self.hidden // self.heads))
+
     @property
     def kv_bytes(self) -> int:
-        """Bytes of what one layer holds of one row, keys and values, in 16 bit."""
-        keys = self.attending * 2 * self.kv_width
-        return 2 * (keys + self.convolutions * self.hidden) // self.layers
+        """Bytes of what one layer holds of one row, keys and values."""
+        convolved = self.convolutions * self._row_bytes(self.hidden)
+        return (self._attended + convolved) // self.layers
+
+    @property
+    def _attended(self) -> int:
+        """Bytes of the keys and values of one row in all layers."""
+        return self.attending * 2 * self._row_bytes(self.kv_width)
 
     @property
     def seen_share(self) -> float:
         """How much of these is read of each earlier row: a convolution reads a few rows alone."""
-        keys = 2 * 2 * self.kv_width * self.attending
-        return keys / self.layers / self.kv_bytes if self.convolutions else 1.0
+        return self._attended / self.layers / self.kv_bytes if self.convolutions else 1.0
 
     @property
     def request_bytes(self) -> int:
@@ -256,12 +314,14 @@ class Architecture:
         return self.mean(lambda layer: _bytes_of(self.matrices(layer)[0], quantisation))
 
     def _mixed(self, of: Callable[[int, int], int]) -> int:
-        """That of the matrices around what mixes rows, of a layer on average."""
-        attention = sum(of(*shape) for shape in self.attention_matrices)
+        """That of the matrices around what mixes rows, and of an MLP beside experts, of a layer on
+        average."""
+        shared = sum(of(*shape) for shape in _gated(self.shared, self.hidden))
+        attention = sum(of(*shape) for shape in self.attention_matrices) - shared
         convolution = sum(of(*shape) for shape in self.convolution_matrices)
         state = sum(of(*shape) for shape in self.state_matrices) if self.states else 0
         every = self.attending * attention + self.convolutions * convolution + self.states * state
-        return every // self.layers
+        return every // self.layers + shared * (self.layers - self.dense) // self.layers
 
     def mlp_bytes(self, quantisation: Quantisation) -> int:
         """Bytes of one layer's MLP; of all its experts, if it is a mixture."""
@@ -286,7 +346,7 @@ class Architecture:
 
 
 def _gated(inner: int, hidden: int) -> Matrices:
-    return ((inner, hidden), (inner, hidden), (hidden, inner))
+    return ((inner, hidden), (inner, hidden), (hidden, inner)) if inner else ()
 
 
 def _weights_of(matrices: Matrices) -> int:
@@ -340,7 +400,8 @@ def gguf_bytes(of: Architecture, name: str, fused: bool = False) -> int:
     )
     values = of.kv_width * of.hidden
     of_values = 0 if fused else values * of.attending // of.layers
-    finer = fine * (of.mlp_weights // len(of.mlp_matrices) + of_values) + of.head_bytes // 2
+    of_mlps = of.mlp_weights // len(of.mlp_matrices) + of.shared * of.hidden
+    finer = fine * (of_mlps + of_values) + of.head_bytes // 2
     one = of.layers * (of.hidden * of.width + 2 * values) if fused else 0
     bits = (of.layers * of.layer_weights + ends) * Q4_K + one * (Q5_K - Q4_K)
     bits += of.table_weights * Q5_K
@@ -373,21 +434,22 @@ def architecture_of(config: Mapping[str, object], where: str) -> Architecture:
         )
     default_dim = hidden // heads if family in _DEFAULT_HEAD_DIM else 0
     default_dim = 256 if family == "gemma4_text" else default_dim
-    experts, active = _experts(config, where, family) if family in _EXPERTS else (0, 0)
+    latent = _latent(config, where, family) if family in LATENT else None
+    if latent is not None:
+        config = config | {"head_dim": latent.straight + latent.turned}
+    experts, active = _experts(config, where, family) if family in EXPERTS else (0, 0)
     layers = _count(config, where, "num_hidden_layers", most=MOST_LAYERS)
-    inner, uneven = _count(config, where, _WIDTHS.get(family, "intermediate_size")), None
+    inner, uneven = _count(config, where, WIDTHS.get(family, "intermediate_size")), None
+    shared = _shared(config, where, family, inner)
     if family == "gemma4_text":
         uneven = _uneven(config, where, layers, kv_heads)
-        if uneven.dense:
-            inner = _count(config, where, "moe_intermediate_size")
+        if config.get("enable_moe_block") is True:
+            inner, shared = _count(config, where, "moe_intermediate_size"), inner
             experts = _count(config, where, "num_experts", most=MOST_EXPERTS)
-            active = _count(config, where, "top_k_experts", most=experts)
-    dense = 0
-    if family == "lfm2_moe":
-        dense = min(
-            _count({"num_dense_layers": 2, **config}, where, "num_dense_layers", least=0),
-            _count(config, where, "num_hidden_layers", most=MOST_LAYERS) - 1,
-        )
+            active = _count(config, where, ACTIVE[family], most=experts)
+    if family == "granitemoehybrid" and not experts:
+        inner, shared = shared, 0
+    dense = _dense(config, where, family, layers) if experts else 0
     return Architecture(
         layers=layers,
         hidden=hidden,
@@ -399,8 +461,9 @@ def architecture_of(config: Mapping[str, object], where: str) -> Architecture:
         tied=_flag(config, where, "tie_word_embeddings", family in _TIED),
         experts=experts,
         active=active,
+        shared=shared,
         convolutions=_of_type(config, where, "conv") if family in CONVOLVING else 0,
-        gated=family == "qwen3_5_text",
+        gated=family in DELTA,
         beside=family == "falcon_h1",
         alone=_of_type(config, where, "mlp") if family == "nemotron_h" else 0,
         dense=dense,
@@ -408,6 +471,20 @@ def architecture_of(config: Mapping[str, object], where: str) -> Architecture:
         **_states(config, where, family, hidden),
         family=family,
         uneven=uneven,
+        latent=latent,
+    )
+
+
+def _latent(config: Mapping[str, object], where: str, family: str) -> Latent:
+    """The sizes of latents; what config.json leaves out is what transformers takes for it."""
+    glm = family == "glm4_moe_lite"
+    narrow = config.get("q_lora_rank", 768 if glm else 1536)
+    return Latent(
+        rank=_count(config, where, "kv_lora_rank", 512),
+        turned=_count(config, where, "qk_rope_head_dim", 64),
+        straight=_count(config, where, "qk_nope_head_dim", 192 if glm else 128),
+        value=_count(config, where, "v_head_dim", 256 if glm else 128),
+        query_rank=0 if narrow is None else _count({"q_lora_rank": narrow}, where, "q_lora_rank"),
     )
 
 
@@ -436,7 +513,6 @@ def _uneven(config: Mapping[str, object], where: str, layers: int, kv_heads: int
     ):
         raise ConfigError(f"{where}: num_kv_shared_layers is {shared!r}, which cannot be")
     told = config.get("hidden_size_per_layer_input", 256)
-    mixture = config.get("enable_moe_block") is True
     return Uneven(
         kinds,
         head_dim=dim,
@@ -445,8 +521,44 @@ def _uneven(config: Mapping[str, object], where: str, layers: int, kv_heads: int
         shared=shared,
         wider=config.get("use_double_wide_mlp") is True,
         told=told if isinstance(told, int) and 0 < told < 1 << 31 else 0,
-        dense=_count(config, where, "intermediate_size") if mixture else 0,
     )
+
+
+def _shared(config: Mapping[str, object], where: str, family: str, inner: int) -> int:
+    """The width of the MLP beside the experts, which are `inner` wide; 0 where there is none."""
+    if family == "granitemoehybrid":
+        return _count(config, where, "shared_intermediate_size")
+    if family in SHARING:
+        usual = 5632 if family == "qwen2_moe" else 512
+        return _count(config, where, "shared_expert_intermediate_size", usual)
+    if family in GROUPED or family == "ernie4_5_moe":
+        field, usual = "n_shared_experts", 1
+        if family == "ernie4_5_moe":
+            field, usual = "moe_num_shared_experts", 2
+        return inner * _count({field: usual, **config}, where, field, least=0)
+    return inner if family == "hunyuan_v1_moe" else 0
+
+
+def _dense(config: Mapping[str, object], where: str, family: str, layers: int) -> int:
+    """How many layers of a mixture have no experts; at least one has some."""
+    field, usual = ("num_dense_layers", 2) if family == "lfm2_moe" else ("first_k_dense_replace", 1)
+    usual = {"deepseek_v2": 0, "deepseek_v3": 3}.get(family, usual)
+    if family == "lfm2_moe" or family in GROUPED:
+        return min(_count({field: usual, **config}, where, field, least=0), layers - 1)
+    if family == "ernie4_5_moe":
+        given = {"moe_layer_start_index": 1, "moe_layer_end_index": -1, **config}
+        step = _count(config, where, "moe_layer_interval", 1)
+        first = _count(given, where, "moe_layer_start_index", least=0)
+        end = _count(given, where, "moe_layer_end_index", least=-1)
+        last = layers - 1 if end == -1 else end
+        found = sum((n + 1) % step > 0 or not first <= n <= last for n in range(layers))
+        return min(found, layers - 1)
+    step = _count(config, where, "decoder_sparse_step", 1)
+    named = config.get("mlp_only_layers") or []
+    if not isinstance(named, list):
+        raise ConfigError(f"{where}: mlp_only_layers is {named!r}, it must be a list")
+    found = sum(n in named or (n + 1) % step > 0 for n in range(layers))
+    return min(found, layers - 1)
 
 
 def longest_context(config: Mapping[str, object], where: str) -> int:
@@ -454,9 +566,9 @@ def longest_context(config: Mapping[str, object], where: str) -> int:
     return _count(text_settings(config), where, "max_position_embeddings")
 
 
-def _states(config: Mapping[str, object], where: str, family: str, hidden: int) -> dict[str, int]:
+def _states(config: Mapping[str, object], where: str, family: str, hidden: int) -> dict[str, Any]:
     """Sizes of states, where there are some."""
-    if family == "qwen3_5_text":
+    if family in DELTA:
         layers = _count(config, where, "num_hidden_layers", most=MOST_LAYERS)
         listed = config.get("layer_types") is not None
         every = _count(config, where, "full_attention_interval", 4)
@@ -495,16 +607,15 @@ def _of_type(config: Mapping[str, object], where: str, kind: str) -> int:
 
 
 def _experts(config: Mapping[str, object], where: str, family: str) -> tuple[int, int]:
-    experts = _count(config, where, _EXPERTS[family])
-    active = _count(config, where, "num_experts_per_tok")
+    least = int(family != "granitemoehybrid")  # which has dense models, too
+    experts = _count(config, where, EXPERTS[family], least=least)
+    if not experts:
+        return 0, 0
+    field = ACTIVE.get(family, "num_experts_per_tok")
+    active = _count(config, where, field)
     if active > experts:
         raise ConfigError(
-            f"{where}: num_experts_per_tok is {active}, more than the {_EXPERTS[family]}, {experts}"
-        )
-    if config.get("decoder_sparse_step", 1) != 1 or config.get("mlp_only_layers"):
-        raise ConfigError(
-            f"{where}: decoder_sparse_step or mlp_only_layers leave some layers without experts; "
-            "only models whose layers are all alike can be planned"
+            f"{where}: {field} is {active}, more than the {EXPERTS[family]}, {experts}"
         )
     return experts, active
 

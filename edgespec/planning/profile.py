@@ -129,7 +129,6 @@ class Profile(FileStruct, frozen=True, kw_only=True):
     what the device takes for a layer on top in every forward pass, whatever its size, were it a
     CUDA graph. `launch_seconds`: what the host takes to launch the operations one by one of a
     layer that has USUAL_OPERATIONS (see planning.operations);
-    `replay_seconds`: the same of a layer in a CUDA graph, None where none is made;
     `launches_ahead`: whether the device computes meanwhile, as GPUs do. `least_row_seconds`: by the
     data sheet's arithmetic, of one row through 10^9 bytes in 4 bits; None: as the tables have it.
     `choosing`: taking the
@@ -143,9 +142,8 @@ class Profile(FileStruct, frozen=True, kw_only=True):
     Known only from measurements on a device; empty or None in other profiles:
     `quantisations`: a table for each quantisation that runs here, by name, for 10^9 bytes as
     packed by it ("file": in the file of the model that was measured); `unusable`: why the others
-    do not. `quantisation`: the one that `four_bit` was taken from. `disk_bandwidth`: at which a
-    block file is read. `kernels`: what multiplied the rows, one of KERNELS. `draft_seconds`: one
-    forward pass of the draft model that its origin names, head included. `board`: facts for users.
+    do not. `quantisation`: the one that `four_bit` was taken from. `kernels`: what multiplied the
+    rows, one of KERNELS. `board`: facts for users.
     """
 
     name: Text
@@ -157,7 +155,6 @@ class Profile(FileStruct, frozen=True, kw_only=True):
     link_bandwidth: Figure
     layer_seconds: Figure
     launch_seconds: Figure
-    replay_seconds: Figure | None = None
     launches_ahead: bool
     least_row_seconds: Figure | None = None
     choosing: LogitTimes
@@ -171,14 +168,11 @@ class Profile(FileStruct, frozen=True, kw_only=True):
     kernels: str = ""
     quantisations: dict[str, RowTable] = field(default_factory=dict)
     unusable: dict[str, Text] = field(default_factory=dict)
-    disk_bandwidth: Figure | None = None
-    draft_seconds: RowTable | None = None
     board: dict[str, Text] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name in ("memory_bytes", "memory_bandwidth", "copy_bandwidth", "link_bandwidth"):
             _check_positive(name, getattr(self, name))
-        _check_positive("disk_bandwidth", self.disk_bandwidth)
         packed = [name for name in NAMED if name != "none"]
         for where, names, known in (
             ("quantisations", self.quantisations, packed),
@@ -218,6 +212,6 @@ class Profile(FileStruct, frozen=True, kw_only=True):
         return {"format": FORMAT, **kept}
 
 
-def _check_positive(name: str, figure: Figure | None) -> None:
-    if figure is not None and figure.value == 0:
+def _check_positive(name: str, figure: Figure) -> None:
+    if figure.value == 0:
         raise ValueError(f"{name}.value is 0; it must be a number > 0")
