@@ -34,7 +34,7 @@ Embed = Callable[[torch.Tensor], torch.Tensor]
 """The vectors [R, hidden] of tokens int64 [R]."""
 
 
-class Beside(NamedTuple):
+class GuesserParts(NamedTuple):
     """What the passes of a head take of its guesser. `ran` is told the rows of every pass, whose
     they were, and how many of them are of the base (see Guesser.ran)."""
 
@@ -49,13 +49,13 @@ class HeadPasses:
     """Passes of a head over the rows [R, hidden] of one or several requests."""
 
     def __init__(
-        self, beside: Beside, hidden: int, forms: Sequence[RowForm], first_layer: int = 0
+        self, parts: GuesserParts, hidden: int, forms: Sequence[RowForm], first_layer: int = 0
     ) -> None:
         """`forms`: of what is kept of rows in the head's layers, of which the first has that
         number."""
-        self.hidden, self.dtype, self.device = hidden, beside.dtype, beside.device
-        self._embed, self._ran = beside.embed, beside.ran
-        self._between_layers = beside.between_layers
+        self.hidden, self.dtype, self.device = hidden, parts.dtype, parts.device
+        self._embed, self._ran = parts.embed, parts.ran
+        self._between_layers = parts.between_layers
         self._forms, self._first_layer = forms, first_layer
 
     def new_cache(self) -> TwoRegionCache:
@@ -108,7 +108,7 @@ class HeadGuesser(Guesser, Generic[Request]):
             embed = InputEmbedding(source, dtype, device, share=base).rows
         else:
             embed = embedding.to(self._device, self._dtype, copy=True).__getitem__
-        self._beside = Beside(embed, self._dtype, self._device, self.ran, self.between_layers)
+        self._parts = GuesserParts(embed, self._dtype, self._device, self.ran, self.between_layers)
         self._tokens = None if tokens is None else tokens.numpy()
         self._launches = Launches(device)
         self._ranking = Ranking(self.ranked, self.allowed)

@@ -24,7 +24,7 @@ from edgespec.model.gguf.reader import tensor_samples
 from edgespec.model.hub import HubFiles, ModelFiles, model_files
 from edgespec.model.model_config import ModelConfig
 from edgespec.model.reading import read_object, reading
-from edgespec.planning.text_part import CONVOLVING, FOLDING, text_settings
+from edgespec.planning.text_part import CONVOLVING, FOLDING, WITH_MTP, text_settings
 
 _SINGLE_FILE = "model.safetensors"
 _INDEX_FILE = "model.safetensors.index.json"
@@ -245,6 +245,15 @@ _GRANITE = {
     r"\.shared_mlp\.output_linear\.": ".mlp.down_proj.",
 }
 """The same in Granite 4's."""
+_MTP = {
+    r"^mtp\.layers\.0\.": "",
+    r"^mtp\.fc\.": "eh_proj.",
+    r"^mtp\.pre_fc_norm_embedding\.": "enorm.",
+    r"^mtp\.pre_fc_norm_hidden\.": "hnorm.",
+    r"^mtp\.norm\.": "shared_head.norm.",
+}
+"""How names begin in the head of Qwen 3.5 that guesses, and what they are in a layer behind the
+last one, where others have it."""
 _WITH_FUSED = ("gpt_oss", "qwen3_moe", "lfm2_moe", "gemma4_text")
 """Families of which some folders have one tensor for all experts of a layer."""
 _FUSED = re.compile(r"(.*\.experts)\.(gate_up_proj|down_proj)(?:_(bias|blocks|scales))?")
@@ -301,6 +310,9 @@ def places(files: Mapping[str, str], config: ModelConfig) -> dict[str, TensorPla
     found: dict[str, TensorPlace] = {}
     kind = config.model_type
     others = _LFM2 if kind in CONVOLVING else _GRANITE if kind in FOLDING else _MIXTRAL
+    if kind in WITH_MTP:
+        behind = f"model.layers.{config.num_hidden_layers}."
+        others = {inside: behind + plain for inside, plain in _MTP.items()}
     for stored, file in files.items():
         name = stored
         for inside, plain in (TEXT_PART | others).items():

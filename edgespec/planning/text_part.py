@@ -32,6 +32,9 @@ CONVOLVING = ("lfm2", "lfm2_moe")
 FOLDING = ("granitemoehybrid", "qwen3_5_text")
 """Types with layers that fold the rows before a boundary into a state."""
 
+WITH_MTP = ("qwen3_5_text",)
+"""Types whose published models bring a head that guesses, of a form that is run."""
+
 _NEWER = {"mamba": "linear_attention", "attention": "full_attention"}
 """Values of `layer_types`, and what transformers 5 has for them."""
 

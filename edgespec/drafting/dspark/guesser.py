@@ -84,7 +84,7 @@ class DSparkGuesser(HeadGuesser[_BlockRequest]):
             lent = output_product(rows, head_quantisation, self._dtype, self._device)
             self._matrix = lambda out: logits_from(source.config, lent(out))
         self._scored = None if files.tokens is None else files.tokens.to(self._device)
-        self._passes = BlockPasses(self._head, self._beside)
+        self._passes = BlockPasses(self._head, self._parts)
 
     @property
     def one_pass(self) -> bool:

@@ -13,7 +13,7 @@ import torch
 from edgespec.drafting.base import PASS_ROWS, TokenPath
 from edgespec.drafting.dspark.head import Attend, BlockPlaces, DSparkHead, packed_masks
 from edgespec.drafting.eagle.head import attention
-from edgespec.drafting.held_head import Beside, HeadPasses
+from edgespec.drafting.held_head import GuesserParts, HeadPasses
 from edgespec.drafting.steps import Steps, call
 from edgespec.model.kv_cache import RowForm, TwoRegionCache
 
@@ -42,10 +42,10 @@ class NextSlots(NamedTuple):
 class BlockPasses(HeadPasses):
     """Passes of a one-pass head over the rows of one or several requests."""
 
-    def __init__(self, head: DSparkHead, beside: Beside) -> None:
+    def __init__(self, head: DSparkHead, parts: GuesserParts) -> None:
         shape, self.head = head.shape, head
         form = RowForm(shape.kv_heads, shape.head_dim)
-        super().__init__(beside, shape.hidden, [form] * shape.layers)
+        super().__init__(parts, shape.hidden, [form] * shape.layers)
 
     @torch.inference_mode()
     def run(self, every: Sequence[NextSlots]) -> Sequence[torch.Tensor]:

@@ -166,7 +166,7 @@ class EagleGuesser(PairGuesser):
         if matrix is not None:
             self._matrix = output_product(matrix, head_quantisation, self._dtype, self._device)
         self._ropes = shape.ropes
-        self._passes = EaglePasses(self._head, self._beside)
+        self._passes = EaglePasses(self._head, self._parts)
 
     def _read(self, given: torch.Tensor) -> torch.Tensor:
         return self._head.features(given)

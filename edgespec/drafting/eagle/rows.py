@@ -12,7 +12,7 @@ import torch
 from edgespec.drafting.base import PASS_ROWS, TokenPath
 from edgespec.drafting.eagle.head import EagleHead, RopeAngles, attention, rope_at
 from edgespec.drafting.eagle.shape import Rope
-from edgespec.drafting.held_head import Beside, HeadPasses
+from edgespec.drafting.held_head import GuesserParts, HeadPasses
 from edgespec.drafting.steps import Steps, call
 from edgespec.model.kv_cache import RowForm, TwoRegionCache
 
@@ -45,9 +45,9 @@ class PairPasses(HeadPasses):
 class EaglePasses(PairPasses):
     """Those of an EAGLE head."""
 
-    def __init__(self, head: EagleHead, beside: Beside) -> None:
+    def __init__(self, head: EagleHead, parts: GuesserParts) -> None:
         shape = self._shape = head.shape
-        super().__init__(beside, shape.hidden, [RowForm(shape.kv_heads, shape.head_dim)])
+        super().__init__(parts, shape.hidden, [RowForm(shape.kv_heads, shape.head_dim)])
         self._head = head
 
     @torch.inference_mode()
