@@ -146,7 +146,7 @@ def _base(model: str, quants: Quants) -> ModelToPlan:
     packed = known is not None and model == known.gguf
     if known is None or Path(model).exists() or (packed and is_here(model)):
         return stored_model(model, quants.stages, quants.head)
-    of, quantisation = ARCHITECTURES[known_name(model)], quantisation_for(model, quants.stages)
+    of, quantisation = known.sizes, quantisation_for(model, quants.stages)
     head = head_quantisation_for(model, quantisation, quants.head)
     planned = PlannedModel(
         known_name(model),
@@ -293,7 +293,9 @@ def _draft(choice: DraftChoice, base: PlannedModel, quantisation: Quantisation) 
     one = next((one for one in choice.members if one.weights or one.name in _HEADS), None)
     if one is None:
         return replace(NO_DRAFT, name=_names(choice))
-    if one.name == "mtp" and base.of.family not in WITH_MTP:
+    listed = MODELS.get(base.name)  # whose sizes alone do not say of which family they are
+    of = ARCHITECTURES[base.name] if listed and listed.sizes == base.of else base.of
+    if one.name == "mtp" and of.family not in WITH_MTP:
         raise ConfigError(
             f"{base.name} ships no MTP head that edgespec reads; plan another --draft"
         )
@@ -302,15 +304,15 @@ def _draft(choice: DraftChoice, base: PlannedModel, quantisation: Quantisation) 
             require_model(one.folder)
         bits, head = bits_of(quantisation), base.costs.head
         if one.name == "dspark":
-            form = _head_form(one.folder, base.of)
-            return one_pass_costs(base.name, base.of, bits, head, form)
-        return _HEADS[one.name](base.name, base.of, bits, head)
-    known = known_name(one.folder)
-    of = ARCHITECTURES[known] if known else architecture_of(*read_config(one.folder))
-    name = known or Path(one.folder).resolve().name
+            form = _head_form(one.folder, of)
+            return one_pass_costs(base.name, of, bits, head, form)
+        return _HEADS[one.name](base.name, of, bits, head)
+    known = MODELS.get(known_name(one.folder))
+    of = known.sizes if known else architecture_of(*read_config(one.folder))
+    name = known_name(one.folder) or Path(one.folder).resolve().name
     packed = NO_FILE
     if quantisation == FILE:
-        here = not known or is_here(one.folder)
+        here = known is None or is_here(one.folder)
         packed = _file_of(one.folder, None) if here else _usual_file(one.folder, of)
     return draft_costs_of(name, of, quantisation, draft_head(base.head), packed)
 
