@@ -79,11 +79,7 @@ def init(
         "blocks on a GPU or a processor that is faster by it, else float32; with "
         "a plan (--devices) always 16 bit.",
     ),
-    cache_dtype: str = typer.Option(
-        "",
-        help="float16 or bfloat16: of keys and values on CPUs in a float32 ring, for half the "
-        "memory.",
-    ),
+    cache_dtype: options.CacheDtype = AUTO,
     head: options.Head = AUTO,
     host: str = typer.Option(EVERY_ADDRESS, help="Address to listen on."),
     port: int = typer.Option(DEFAULT_PORT, help="Port to listen on; 0: any free."),
@@ -109,7 +105,7 @@ def init(
                 "one is on the coordinator's device; leave --stages, --layers and the number of "
                 "--with-stage out"
             )
-        quants = Quants(quant, head_quant, draft_quant)
+        quants = Quants(quant, head_quant, draft_quant, cache_dtype)
         found = _planned(model, draft, quants, context, devices, head, notes)
         plan = found[0].plan
         head = HEADS[plan.problem.head_last]
@@ -164,6 +160,7 @@ def _settings(ring: RingOptions, address: Address) -> tuple[ClusterSettings, lis
         port=address.port,
         with_stage=config.with_stage,
         head=config.head,
+        cache_dtype=config.cache_dtype,
     )
     return ClusterSettings(**asdict(made)), later
 

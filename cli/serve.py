@@ -41,6 +41,7 @@ def serve(
     with_stage: int | None = options.WITH_STAGE,
     context: int = options.CONTEXT,
     dtype: options.Dtype = "",
+    cache_dtype: options.CacheDtype = "",
     head: options.Head = "",
     cluster: str = options.CLUSTER,
     cache: str = options.CACHE,
@@ -98,6 +99,7 @@ def serve(
         *(host, port),
         with_stage=with_stage,
         head=head,
+        cache_dtype=cache_dtype,
     )
     config = replace(
         served_config(folder.settings, asked, emulation),

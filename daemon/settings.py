@@ -20,6 +20,7 @@ from edgespec.daemon.cluster import ClusterSettings
 from edgespec.daemon.model_names import known_name, resolved, spoken, weights_at_hand
 from edgespec.daemon.precision import (
     AUTO,
+    cache_dtype_for,
     draft_quantisation_for,
     dtype_for,
     head_quantisation_for,
@@ -33,7 +34,7 @@ from edgespec.model.manifest import manifest_of
 from edgespec.model.reading import read_object, reading
 from edgespec.planning.catalogue import MODELS, KnownModel
 from edgespec.planning.partition import blocks_of, parse_split
-from edgespec.planning.text_part import WITH_MTP, text_settings
+from edgespec.planning.text_part import DELTA, text_settings
 from edgespec.planning.uneven import bound_layers
 
 Value = TypeVar("Value", str, int, tuple[int, ...])
@@ -108,7 +109,8 @@ def coordinator_config(
 
     Without `quant` ("", or "auto"), `stages` (0) or `layers` those of a folder that `edgespec
     shard` made count; a folder with other ones is refused. `usual_stages`: how many if nothing else
-    says so. "auto" becomes what daemon.precision chooses. Raises ConfigError, ModelError.
+    says so. "auto" becomes what daemon.precision chooses, and so do caches that options
+    say nothing of. Raises ConfigError, ModelError.
     """
     model, stages, quant, split = ring.model, ring.stages, ring.quant, parse_split(ring.layers)
     if stages < 0:
@@ -128,11 +130,13 @@ def coordinator_config(
     if not stages:
         raise ConfigError("how many stages has the ring? Give --stages N, or --layers N,N,...")
     quantisation = quantisation_for(model, quant or "none")
+    dtype = dtype_for(quantisation, ring.dtype)
+    cache_dtype = ring.cache_dtype or (AUTO if isinstance(ring, RingOptions) else "")
     return CoordinatorConfig(
         model,
         str(choice),
         stages,
-        dtype_for(quantisation, ring.dtype),
+        dtype,
         address,
         emulation=emulation,
         quantisation=quantisation,
@@ -142,7 +146,7 @@ def coordinator_config(
         context=ring.context,
         with_stage=stages if ring.with_stage == LAST_STAGE else ring.with_stage or 0,
         head=head,
-        cache_dtype=ring.cache_dtype,
+        cache_dtype=cache_dtype_for(quantisation, dtype, cache_dtype),
     )
 
 
@@ -181,9 +185,9 @@ def _ships_head(model: str) -> bool:
     """Whether a base brings an MTP head, by what was published or by its files if they are here."""
     known = MODELS.get(known_name(model))
     if known is not None and model == known.hub:
-        return known.family in WITH_MTP
+        return known.family in DELTA
     try:
-        if text_settings(read_object(_config_of(model))).get("model_type") not in WITH_MTP:
+        if text_settings(read_object(_config_of(model))).get("model_type") not in DELTA:
             return False
         from edgespec.drafting.mtp import has_mtp  # late: they import torch
         from edgespec.model.sources import open_source

@@ -25,7 +25,7 @@ from edgespec.model.layers import OwnLayers
 from edgespec.model.matrices import MatrixReader
 from edgespec.model.model_config import FULL, ModelConfig
 from edgespec.model.source import TensorSource, check_names
-from edgespec.planning.text_part import WITH_MTP
+from edgespec.planning.text_part import DELTA
 
 NAME = "mtp"
 
@@ -102,7 +102,7 @@ def mtp_form(source: TensorSource) -> LayerForm:
             "cut already; give --model a base that ships one, or another --draft"
         )
     form = None
-    if config.model_type in WITH_MTP and FULL in config.layer_types:
+    if config.model_type in DELTA and FULL in config.layer_types:
         form = layer_form(config, config.layer_types.index(FULL))
     more = min((name for name in source.names if name.startswith("mtp.")), default="")
     if form is None or more:

@@ -43,7 +43,7 @@
 #define MOST (REGISTERS / 2) /* vectors of sums at a time: the others hold what is added */
 #define UNROLL _Pragma("GCC unroll 32")
 
-enum { INT8 = FLOAT64 + 1, NF4, INT4, FP8 }; /* kinds of matrices beside those of numbers */
+enum { INT8 = CODED, NF4, INT4, FP8 }; /* kinds of matrices beside those of numbers */
 
 typedef struct {
     const void *weight;    /* [out, columns]; NF4: [out, columns / 2]; INT4: [tiles, columns, 32] */

@@ -18,8 +18,14 @@ from edgespec.kernels.compiled import load
 TILE = 64
 """Outputs of a stored tile of 4-bit codes."""
 
-NUMBERS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.float64: 3}
-"""Types of numbers as numbers.h has them."""
+NUMBERS = {
+    torch.float32: 0,
+    torch.float16: 1,
+    torch.bfloat16: 2,
+    torch.float64: 3,
+    torch.int8: 4,
+}
+"""Types of numbers as numbers.h has them; int8: what model.row_codes makes."""
 
 _CODES = {"int8": 4, "nf4": 5, "iq4": 5, "fp4": 5, "int4": 6, "fp8": 7}
 _BLOCK = 16  # rows of torch's own product, always

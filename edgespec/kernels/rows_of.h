@@ -19,7 +19,13 @@ static void NAME(load)(int dtype, const void *from, int64_t n, REAL *to)
     } else if (dtype == BFLOAT16)
         for (int64_t i = 0; i < n; i++)
             to[i] = brain_to_float(halves[i]);
-    else
+    else if (dtype == CODED) {
+        const int8_t *codes = from;
+        float scale;
+        memcpy(&scale, codes + scale_at(n), sizeof scale);
+        for (int64_t i = 0; i < n; i++)
+            to[i] = (float)codes[i] * scale;
+    } else
         memcpy(to, from, n * sizeof(REAL));
 }
 
@@ -32,7 +38,19 @@ static void NAME(store)(int dtype, const REAL *from, int64_t n, void *to)
     else if (dtype == BFLOAT16)
         for (int64_t i = 0; i < n; i++)
             halves[i] = float_to_brain((float)from[i]);
-    else
+    else if (dtype == CODED) {
+        int8_t *codes = to;
+        float greatest = 0; /* or NaN */
+        for (int64_t i = 0; i < n; i++) {
+            float size = fabsf((float)from[i]);
+            greatest = size > greatest || size != size ? size : greatest;
+        }
+        float scale = greatest < 1e-30f ? 0 : greatest / 127;
+        for (int64_t i = 0; i < n; i++)
+            codes[i] = scale > 0 && scale < INFINITY ? (int8_t)rintf((float)from[i] / scale) : 0;
+        memset(codes + n, 0, scale_at(n) - n);
+        memcpy(codes + scale_at(n), &scale, sizeof scale);
+    } else
         memcpy(to, from, n * sizeof(REAL));
 }
 
@@ -338,7 +356,7 @@ static int NAME(attend)(NAME(Tile) tile, int dtype, int held_as, int64_t kv_head
         NAME(load)(dtype, query + at * size, head_dim, queries + q * head_dim);
     }
     NAME(Walk) walk = {tile.pieces, 0, NULL};
-    int64_t bytes = BLOCK * head_dim * item_size(held_as);
+    int64_t bytes = BLOCK * held_width(held_as, head_dim) * item_size(held_as);
     for (int64_t block = tile.first; block < tile.last; block += BLOCK) {
         int64_t some = tile.last - block < BLOCK ? tile.last - block : BLOCK;
         NAME(turned)(NAME(near)(&walk, held_as, 0, block, some, kv_head, head_dim, copy), some,
