@@ -26,7 +26,9 @@ class StateForm:
     which have `key` numbers, values have `value`. `kernel`: taps of the convolution. `normed`:
     numbers that are normed together, 0: none; `gate_last`: before they are gated. `steps`: bounds
     of a step. `scale`: what the gate, values, keys, queries and steps that are projected are
-    multiplied by, if not by 1. `share`: what comes out counts so much in the layer.
+    multiplied by, if not by 1. `share`: what comes out counts so much in the layer. `tiled`: heads
+    of a group are as many places apart as there are groups, as GGUF files have them; else
+    neighbours.
     """
 
     delta: bool
@@ -46,6 +48,7 @@ class StateForm:
     gate_last: bool = False
     scale: tuple[float, ...] = ()
     share: float = 1.0
+    tiled: bool = False
     by_group: bool = False
 
     @property
@@ -80,6 +83,12 @@ class StateForm:
     def terms(self) -> int:
         """Numbers that it adds to the state."""
         return self.keys + self.inner + self.heads
+
+    def by_head(self, of_groups: torch.Tensor, dim: int) -> torch.Tensor:
+        """What groups have, for each of their heads."""
+        heads = torch.arange(self.heads, device=of_groups.device)
+        each = heads % self.groups if self.tiled else heads // (self.heads // self.groups)
+        return of_groups.index_select(dim, each)
 
     def scales(self) -> torch.Tensor:
         """`scale` of each number that is projected."""
@@ -182,6 +191,7 @@ def _delta(config: ModelConfig) -> StateForm:
         eps=float(config.rms_norm_eps),
         normed=value,
         gate_last=True,
+        tiled=bool(config.linear_value_heads_tiled),
         by_group=by_group,
     )
 

@@ -31,7 +31,10 @@ from edgespec.model.state_torch import TorchStates, Vectors
 from edgespec.model.tree_attention import JointVisibility, Seen, Visibility
 from edgespec.types.boundaries import STRIDE
 
-_NUMBERS = ("eps", "delta", "heads", "groups", "key", "value", "kernel", "normed", "gate_last")
+_NUMBERS = (
+    *("eps", "delta", "heads", "groups", "key", "value", "kernel", "normed", "tiled"),
+    "gate_last",
+)
 """Of a StateForm what a compiled mixer takes as it is."""
 
 
