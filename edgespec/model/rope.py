@@ -109,9 +109,10 @@ def _ramped(settings: Mapping[str, Any], dim: int) -> torch.Tensor:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, dim - 1)
     span = 0.001 if low == high else high - low
-    waves = base ** (torch.arange(0, dim, 2, dtype=torch.float) / dim)
+    waves: torch.Tensor = base ** (torch.arange(0, dim, 2, dtype=torch.float) / dim)
     stays = 1 - ((torch.arange(dim // 2, dtype=torch.float) - low) / span).clamp(0, 1)
-    return 1.0 / (settings["factor"] * waves) * (1 - stays) + 1.0 / waves * stays
+    longer: torch.Tensor = settings["factor"] * waves
+    return 1.0 / longer * (1 - stays) + 1.0 / waves * stays
 
 
 def _louder(settings: Mapping[str, Any]) -> float:
