@@ -74,6 +74,12 @@ class _Keys:
         return self.real(name) if self.get(name) else None
 
     @property
+    def layers(self) -> int:
+        """Those of the model; in a file such that guess may be behind them."""
+        count, name = self.whole("block_count", most=MOST_LAYERS), "nextn_predict_layers"
+        return count - (self.whole(name, most=count - 1) if self.get(name) else 0)
+
+    @property
     def head(self) -> int:
         """Numbers of one head."""
         usual = self.whole("embedding_length") // self.whole("attention.head_count")
@@ -318,6 +324,35 @@ def _glm4(keys: _Keys) -> Settings:
     }
 
 
+def _glm4_moe(keys: _Keys) -> Settings:
+    layers = keys.layers
+    return _glm4(keys) | {
+        "num_hidden_layers": layers,
+        "use_qk_norm": "blk.0.attn_q_norm.weight" in keys.file.tensors,
+        **_grouped(keys, layers),
+    }
+
+
+def _grouped(keys: _Keys, layers: int) -> Settings:
+    """Of experts in groups, as DeepSeek V3 has them, in all layers behind the first ones."""
+    experts, with_experts = _experts(keys)
+    dense = min(with_experts)
+    if with_experts & set(range(layers)) != set(range(dense, layers)):
+        raise keys.refusal("has layers without experts behind such that have them")
+    groups = keys.whole("expert_group_count", 1, most=experts)
+    return {
+        "n_routed_experts": experts,
+        "n_shared_experts": keys.whole("expert_shared_count"),
+        "num_experts_per_tok": keys.whole("expert_used_count", most=experts),
+        "moe_intermediate_size": keys.whole("expert_feed_forward_length"),
+        "first_k_dense_replace": dense,
+        "norm_topk_prob": bool(keys.get("expert_weights_norm")),
+        "routed_scaling_factor": keys.maybe("expert_weights_scale") or 1.0,
+        "n_group": groups,
+        "topk_group": keys.whole("expert_group_used_count", 1, most=groups),
+    }
+
+
 def _cohere2(keys: _Keys) -> Settings:
     return {
         "layer_norm_eps": keys.real("attention.layer_norm_epsilon"),
@@ -382,6 +417,29 @@ def _granite_hybrid(keys: _Keys) -> Settings:
             "mamba_proj_bias": "ssm_in.bias" in ends,
         }
     )
+
+
+def _qwen35(keys: _Keys) -> Settings:
+    # Heads of values lie round by round, so that llama.cpp finds the keys of each by a remainder.
+    # What keeps a state shows in the tensors; a layer behind the others is a head that guesses.
+    name = "nextn_predict_layers"
+    layers = keys.whole("block_count", most=MOST_LAYERS)
+    layers -= keys.whole(name, most=layers - 1) if keys.get(name) else 0
+    inner, heads = keys.whole("ssm.inner_size"), keys.whole("ssm.time_step_rank")
+    if inner % heads or inner // heads > MOST_STATE:
+        raise keys.refusal(f"says that states have {inner} numbers in {heads} heads")
+    states = [f"blk.{layer}.ssm_out.weight" in keys.file.tensors for layer in range(layers)]
+    return {
+        "num_hidden_layers": layers,
+        "layer_types": ["linear_attention" if one else "full_attention" for one in states],
+        "partial_rotary_factor": keys.whole("rope.dimension_count", keys.head) / keys.head,
+        "linear_num_key_heads": keys.whole("ssm.group_count"),
+        "linear_num_value_heads": heads,
+        "linear_key_head_dim": keys.whole("ssm.state_size", most=MOST_STATE),
+        "linear_value_head_dim": inner // heads,
+        "linear_conv_kernel_dim": keys.whole("ssm.conv_kernel", most=MOST_TAPS),
+        "linear_value_heads_tiled": True,
+    }
 
 
 def _smollm3(keys: _Keys) -> Settings:
@@ -550,6 +608,7 @@ _FAMILY: Mapping[str, Callable[[_Keys], Settings]] = {
     "lfm2": _lfm2,
     "lfm2moe": _lfm2_moe,
     "smollm3": _smollm3,
+    "qwen35": _qwen35,
     "qwen2moe": _qwen2_moe,
     "qwen3moe": _qwen3_moe,
     "qwen3vlmoe": _qwen3_moe,
@@ -561,6 +620,7 @@ _FAMILY: Mapping[str, Callable[[_Keys], Settings]] = {
     "hunyuan-moe": _hunyuan_moe,
     "exaone4": _exaone4,
     "glm4": _glm4,
+    "glm4moe": _glm4_moe,
     "cohere2": _cohere2,
     "phi3": _phi3,
     "gemma2": _gemma2,
