@@ -85,6 +85,12 @@ def init(
         "memory.",
     ),
     head: options.Head = AUTO,
+    add: str = typer.Option(
+        "",
+        metavar="NAME",
+        help="Add this model to those of the cluster, under that name: `edgespec serve` then "
+        "loads the one that a request asks for.",
+    ),
     host: str = typer.Option(EVERY_ADDRESS, help="Address to listen on."),
     port: int = typer.Option(DEFAULT_PORT, help="Port to listen on; 0: any free."),
     cluster: str = options.CLUSTER,
@@ -97,6 +103,9 @@ def init(
     """
     notes = Notes()
     folder = folder_of(cluster)
+    if add:
+        there = ClusterFolder.open(folder)
+        there.path_of_added(add)
     kept = _is_cluster(folder)
     if not draft and not devices and head in ("", AUTO, HEAD_ON_COORDINATOR):
         draft = usual_draft(resolved(model))
@@ -132,6 +141,13 @@ def init(
         base, chosen = model or bundled("base"), str(chosen_draft(draft, model))
         commands = list(commands_of(plan, base, chosen, draft_quant))
         text = json.dumps(plan_as_json(found, commands), ensure_ascii=False) + "\n"
+    if add:
+        own = there.settings
+        there.add(add, structs.replace(settings, host=own.host, port=own.port))
+        for line in _device_lines(plan) if plan else ():
+            notes.say(line)
+        notes.say(f"the cluster {there.cluster_id} has {add} too: restart the coordinator")
+        return
     made = ClusterFolder.create(folder, settings)
     made.keep_plan(text)
     token = AccessStore(made).new_token(STAGE, 0, TOKEN_S)

@@ -19,6 +19,7 @@ from edgespec.net.zmq_transport import Incoming, ZmqTransport
 from edgespec.ring.effects import (
     CloseRing,
     ConnectRing,
+    DropBlock,
     FetchBlock,
     LoadBlock,
     OpenRing,
@@ -189,6 +190,9 @@ class StageNode(RingNode):
                 self.transport.close_ring()
             case FetchBlock(assign):
                 self._begin_fetch(assign)
+            case DropBlock():
+                self.machine = None  # whatever still comes is for the block that is gone
+                self.worker.submit(effect, self.happened_at)
             case ResetStage(assign):
                 self.perform_all(self._reset(assign), now)
             case _:
@@ -257,6 +261,9 @@ class StageNode(RingNode):
     def _perform(self, effect: Effect, stop: StopCheck) -> Event | None:
         if isinstance(effect, LoadBlock):
             return self._load_block(effect.assign, stop)
+        if isinstance(effect, DropBlock):
+            self._compute = None
+            return None
         if self._compute is None and not isinstance(effect, RunBlock):
             return None  # it was for a block that is gone
         assert self._compute is not None, "compute comes after the block is loaded"
