@@ -39,6 +39,7 @@ from edgespec.daemon.settings import (
     look_into_models,
     usual_draft,
 )
+from edgespec.daemon.shelf import models_of
 from edgespec.drafting.choice import NONE, DraftChoice
 from edgespec.errors import AccessRefused, ConfigError
 from edgespec.net.discovery_interfaces import EVERY_ADDRESS
@@ -106,6 +107,8 @@ def init(
     if add:
         there = ClusterFolder.open(folder)
         there.path_of_added(add)
+        if add == next(iter(models_of(there))):
+            raise ConfigError(f"the cluster's own model is called {add}; choose another name")
     kept = _is_cluster(folder)
     if not draft and not devices and head in ("", AUTO, HEAD_ON_COORDINATOR):
         draft = usual_draft(resolved(model))

@@ -89,6 +89,7 @@ class StageNode(RingNode):
         self._fetches = 0
         self._instrumentation = instrumentation
         self._compute: Perform | None = None  # the worker's
+        self._is_empty = False  # its block was given up
         self._keeps_tokens = False  # as the block that was loaded last has it
         self.machine: StageMachine | None = None
         """Computes here; None before the first ring."""
@@ -137,7 +138,7 @@ class StageNode(RingNode):
         return effects + self._compute_on(Tick(), now)
 
     def _compute_on(self, event: Event, now: float) -> list[Effect]:
-        if self.machine is None:
+        if self.machine is None or (self._is_empty and isinstance(event, SegmentArrived)):
             return []
         try:
             self._stage_load.ended(event, now)
@@ -191,7 +192,9 @@ class StageNode(RingNode):
             case FetchBlock(assign):
                 self._begin_fetch(assign)
             case DropBlock():
-                self.machine = None  # whatever still comes is for the block that is gone
+                self._is_empty = True
+                if self.machine is not None:  # it is kept: no number of a job comes twice
+                    self.perform_all(self.machine.reset(), now)
                 self.worker.submit(effect, self.happened_at)
             case ResetStage(assign):
                 self.perform_all(self._reset(assign), now)
@@ -200,6 +203,7 @@ class StageNode(RingNode):
 
     def _reset(self, assign: Assign) -> list[Effect]:
         """Begin a new ring, in which the loaded block is this stage."""
+        self._is_empty = False
         self._stage_load.take_place(assign.block)
         is_first, is_last = assign.stage == 1, assign.stage == assign.stages
         row_limit = assign.rows + SPECULATIVE_LIMIT

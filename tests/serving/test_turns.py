@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+import httpx
 import pytest
+from support.apis import api
+from support.nodes import PATIENCE_S, NodeRing, until
 
 from edgespec.errors import EdgespecError
+from edgespec.runtime.access_policy import CLIENT
+from edgespec.serving.limits import HttpLimits
 from edgespec.serving.problems import ApiProblem
 from edgespec.serving.turns import MOST_WAIT_S, Turn, Turns
 from edgespec.wire.client_messages import Status
@@ -221,3 +227,76 @@ def test_a_model_is_found_by_each_of_its_names() -> None:
         assert here.turns.named("") == "b"
 
     played(play)
+
+
+# --- over HTTP ----------------------------------------------------------------------------------
+
+
+class Ring:
+    """A loader for the one model of a ring, `toy`, which it has once the gate is open."""
+
+    runs = True
+
+    def __init__(self) -> None:
+        self.gate = threading.Event()
+        self.turns = Turns(self, [Status(False, (), model=one) for one in ("toy", "other")], 0.0)
+
+    async def load(self, name: str, is_wanted: Callable[[], bool]) -> Status:
+        while not self.gate.is_set():
+            await asyncio.sleep(0.01)
+        if name == "other":
+            raise EdgespecError("the model other cannot be loaded")
+        return Status(True, (), model=name, context_length=7)
+
+    async def unload(self) -> None:
+        pass
+
+
+def test_clients_of_several_models_wait_and_are_told_for_what() -> None:
+    ring = Ring()
+    body = {"model": "toy:latest", "prompt": "hello", "max_tokens": 3, "temperature": 0}
+    limits = HttpLimits(pause_seconds=0.05)
+    with NodeRing(2) as nodes:
+        nodes.await_up()
+        identity = nodes.keys.add("the API", CLIENT)
+        more: dict[str, Any] = {"timing": nodes.timing, "turns": ring.turns, "limits": limits}
+        with api(nodes.address, identity, **more) as url, httpx.Client(base_url=url) as client:
+
+            def ask(path: str = "/v1/completions", **more: Any) -> httpx.Response:
+                return client.post(path, json={**body, **more}, timeout=PATIENCE_S)
+
+            listed = client.get("/v1/models").json()["data"]
+            assert [one["id"] for one in listed] == ["toy", "other"]
+            assert client.get("/api/ps").json() == {"models": []}
+            assert client.get("/health").status_code == 200
+            assert client.get("/readyz").status_code == 503
+            at_once = ask(wait=False)
+            assert (at_once.status_code, at_once.json()["error"]["code"]) == (
+                503,
+                "model_not_loaded",
+            )
+            with client.stream("POST", "/v1/completions", json={**body, "stream": True}) as reply:
+                parts = reply.iter_text()
+                assert next(parts).startswith(": loading the model toy\n\n")
+                ring.gate.set()
+                assert "".join(parts).endswith("data: [DONE]\n\n")
+            whole = ask()
+            assert (whole.status_code, whole.json()["model"]) == (200, "toy")
+            assert client.get("/readyz").status_code == 200
+            assert [one["model"] for one in client.get("/api/ps").json()["models"]] == ["toy"]
+            tokens = client.post("/tokenize", json={"prompt": "hello"}).json()
+            assert tokens["count"] == 5, tokens
+            other = ask(model="other")
+            assert other.status_code == 503
+            assert "other cannot be loaded" in other.json()["error"]["message"]
+            streamed = ask(model="other", stream=True)
+            assert streamed.status_code == 503
+            none = ask(model="third")
+            assert none.status_code == 404
+            assert "those that are served are 'toy' and 'other'" in none.json()["error"]["message"]
+            assert client.get("/readyz").json() == {"status": "ready", "stages": 0}
+            loaded = client.post("/api/generate", json={"model": "toy"}, timeout=PATIENCE_S).json()
+            assert (loaded["model"], loaded["done_reason"]) == ("toy", "load")
+            gone = client.post("/api/generate", json={"model": "toy", "keep_alive": 0}).json()
+            assert gone["done_reason"] == "unload"
+            until(lambda: client.get("/api/ps").json() == {"models": []})
