@@ -22,7 +22,7 @@ from edgespec.serving.events import routes
 from edgespec.serving.guard import Door
 from edgespec.serving.limits import CONNECT_S, HttpLimits
 from edgespec.serving.protocol import ApiServer, opened, settings_of
-from edgespec.serving.turns import Turns
+from edgespec.serving.turns import ModelTurns
 
 BACKLOG = 512
 
@@ -44,7 +44,7 @@ class Several:
     """Of an API whose process loads several models by turns: how they are made, and what is called
     every few seconds while its loop turns."""
 
-    turns: Callable[[AsyncClient], Turns]
+    turns: Callable[[AsyncClient], ModelTurns]
     beat: Callable[[], None]
 
 

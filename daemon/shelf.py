@@ -45,7 +45,7 @@ log = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True)
 class ShelfOptions:
     """How `edgespec serve` shares the ring among models. `turn`, `idle`, `drain`: seconds, see
-    serving.turns.Turns. `passed_on`: options for each coordinator."""
+    serving.turns.ModelTurns. `passed_on`: options for each coordinator."""
 
     turn: float
     idle: float = math.inf
@@ -83,7 +83,7 @@ def run_shelf(
     """
     # Late: uvicorn and starlette take their time to import.
     from edgespec.daemon.api import ApiConfig, Several, run_api
-    from edgespec.serving.turns import Turns
+    from edgespec.serving.turns import ModelTurns
 
     with kept_port(own) as address, ExitStack() as ends:
         host = LOOPBACK if listens_everywhere(address.host) else address.host
@@ -94,11 +94,11 @@ def run_shelf(
         notifier = Notifier(slow=slowness())
         ends.callback(notifier.close)
 
-        def turns_over(client: AsyncClient) -> Turns:
+        def turns_over(client: AsyncClient) -> ModelTurns:
             shelf = Shelf(client, [*command, *own_policy_options()], {VARIABLE: str(folder.path)})
             known = [_unloaded(*one) for one in models.items()]
             notifier.ready(f"serving {', '.join(models)} by turns")
-            return Turns(shelf, known, options.turn, options.idle, options.drain)
+            return ModelTurns(shelf, known, options.turn, options.idle, options.drain)
 
         several = Several(turns_over, notifier.beat)
         config = ApiConfig(http, Address(host, address.port), told)

@@ -16,7 +16,7 @@ from edgespec.runtime.client import Answer
 from edgespec.serving.formats import Format, Object, encoded
 from edgespec.serving.problems import ApiProblem, problem_of
 from edgespec.serving.token_details import log_probs_of
-from edgespec.serving.turns import Turn
+from edgespec.serving.turns import ModelTurn
 from edgespec.wire.client_messages import Echoed, Finished, Progress, Tokens
 
 WAITING = "waiting for the next token"
@@ -154,7 +154,7 @@ class WaitingResponse:
 
     def __init__(
         self,
-        turn: Turn,
+        turn: ModelTurn,
         form: Format | None,
         headers: Mapping[str, str],
         pause_seconds: float,

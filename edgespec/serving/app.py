@@ -41,7 +41,7 @@ from edgespec.serving.request_bodies import MOST_INT, ChatRequest, TextRequest
 from edgespec.serving.requests import Body, Kind, checked, submits_of
 from edgespec.serving.responses import ResponsesFormat, ResponsesRequest
 from edgespec.serving.tokens import TokensApi
-from edgespec.serving.turns import Turns
+from edgespec.serving.turns import ModelTurns
 from edgespec.types.grammar_spec import LEFT_OUT, leaves_out
 from edgespec.types.tool_forms import form_named
 from edgespec.wire.client_messages import Echoed, Finished, Status, Submit
@@ -60,7 +60,7 @@ class Service:
         client: AsyncClient,
         limits: HttpLimits | None = None,
         aliases: frozenset[str] = frozenset(),
-        turns: Turns | None = None,
+        turns: ModelTurns | None = None,
     ) -> None:
         """`aliases`: further names by which the model may be asked for. `turns`: of several models;
         None: the coordinator has its one all the time."""

@@ -43,11 +43,11 @@ class Loader(Protocol):
         """Have nothing loaded."""
 
 
-class Turn:
+class ModelTurn:
     """A request's turn: from its wait for a model to its `end`."""
 
-    def __init__(self, turns: Turns, name: str, since: float) -> None:
-        """`since`: when it came, as `Turns.now` tells."""
+    def __init__(self, turns: ModelTurns, name: str, since: float) -> None:
+        """`since`: when it came, as `ModelTurns.now` tells."""
         self.name, self.since = name, since
         self._turns = turns
         self.given: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -70,7 +70,7 @@ class Turn:
         self._turns.ended(self)
 
 
-class Turns:
+class ModelTurns:
     """The models, of which one has the ring. Everything runs in one event loop."""
 
     def __init__(
@@ -95,8 +95,8 @@ class Turns:
         """Why nothing more is taken."""
         self._loading = ""
         self._loaded_at = 0.0
-        self._running: set[Turn] = set()
-        self._waiting: list[Turn] = []
+        self._running: set[ModelTurn] = set()
+        self._waiting: list[ModelTurn] = []
         self._work: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._when_quiet: Callable[[], None] | None = None
@@ -130,11 +130,11 @@ class Turns:
         )
         return next(called, "")
 
-    def take(self, name: str) -> Turn:
+    def take(self, name: str) -> ModelTurn:
         """A turn of that model. Raises ApiProblem if nothing is taken any more."""
         if self.closing:
             raise _not_now(self.closing)
-        turn = Turn(self, name, self.now())
+        turn = ModelTurn(self, name, self.now())
         self._waiting.append(turn)
         self._step()
         return turn
@@ -185,8 +185,8 @@ class Turns:
         running = len(self._running)
         return f"the model {self.loaded} answers {running} request(s), and others wait{behind}"
 
-    def ended(self, turn: Turn) -> None:
-        """See Turn.end."""
+    def ended(self, turn: ModelTurn) -> None:
+        """See ModelTurn.end."""
         self._running.discard(turn)
         if turn in self._waiting:
             self._waiting.remove(turn)

@@ -16,7 +16,7 @@ from edgespec.errors import EdgespecError
 from edgespec.runtime.access_policy import CLIENT
 from edgespec.serving.limits import HttpLimits
 from edgespec.serving.problems import ApiProblem
-from edgespec.serving.turns import MOST_WAIT_S, Turn, Turns
+from edgespec.serving.turns import MOST_WAIT_S, ModelTurn, ModelTurns
 from edgespec.wire.client_messages import Status
 
 LONGEST = 30.0
@@ -29,7 +29,7 @@ class Here:
         self.now, self.loads, self.runs = 0.0, ["nothing"], True
         self.gate: asyncio.Future[None] | None = None
         known = [Status(False, (), model=name, names=(name.upper(),)) for name in names]
-        self.turns = Turns(self, known, LONGEST, idle, now=lambda: self.now)
+        self.turns = ModelTurns(self, known, LONGEST, idle, now=lambda: self.now)
 
     async def load(self, name: str, is_wanted: Callable[[], bool]) -> Status:
         self.loads.append(name)
@@ -51,7 +51,7 @@ class Here:
         self.gate = None
         await settled()
 
-    async def loaded(self, name: str) -> Turn:
+    async def loaded(self, name: str) -> ModelTurn:
         """The model is there, and one request for it runs."""
         turn = self.turns.take(name)
         await self.done()
@@ -239,7 +239,9 @@ class Ring:
 
     def __init__(self) -> None:
         self.gate = threading.Event()
-        self.turns = Turns(self, [Status(False, (), model=one) for one in ("toy", "other")], 0.0)
+        self.turns = ModelTurns(
+            self, [Status(False, (), model=one) for one in ("toy", "other")], 0.0
+        )
 
     async def load(self, name: str, is_wanted: Callable[[], bool]) -> Status:
         while not self.gate.is_set():

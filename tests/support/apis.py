@@ -19,7 +19,7 @@ from edgespec.runtime.async_client import AsyncClient
 from edgespec.serving.app import Service
 from edgespec.serving.guard import Door
 from edgespec.serving.limits import HttpLimits
-from edgespec.serving.turns import Turns
+from edgespec.serving.turns import ModelTurns
 
 HOST = "127.0.0.1"
 
@@ -36,7 +36,7 @@ def api(
     exchanged: Callable[[str], str | None] = lambda key: None,
     timing: Timing | None = None,
     wait: float = 2.0,
-    turns: Turns | None = None,
+    turns: ModelTurns | None = None,
 ) -> Iterator[str]:
     """Serve it, and give its base URL when it has reached the coordinator. `accepts`: keys; None:
     none is needed, but where a `door` says so. `turns`: see Service."""
