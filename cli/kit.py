@@ -131,7 +131,6 @@ def _tried(part: Callable[[], dict[str, Any]]) -> dict[str, Any]:
 
 def _measured(waiting: Callable[[str], None]) -> dict[str, Any]:
     """The profile, the seconds of a layer by rows for each kernel, and the bytes of the layer."""
-    from edgespec.daemon.blocks import default_folder
     from edgespec.daemon.kernels import tried_kernels
     from edgespec.daemon.measure import MeasureRequest, measure
 
@@ -139,9 +138,7 @@ def _measured(waiting: Callable[[str], None]) -> dict[str, Any]:
     if not kernels.has_four_bit:
         return {"failed": "no 4-bit quantisation runs here", "unusable": dict(kernels.unusable)}
     address, identity = _coordinator()
-    request = MeasureRequest(
-        "measured", default_folder(), coordinator=address, identity=identity, seconds=SECONDS
-    )
+    request = MeasureRequest("measured", coordinator=address, identity=identity, seconds=SECONDS)
     found = measure(request, kernels.usable, kernels.unusable, waiting)
     return {
         "profile": found.profile.to_dict(),

@@ -35,9 +35,6 @@ def profile(
         "short.",
         callback=options.check_model,
     ),
-    draft: str = typer.Option(
-        "", help="A draft model to measure too, named likewise.", callback=options.check_model
-    ),
     coordinator: str = typer.Option(
         "", help="HOST:PORT of a running coordinator: measure the way to it too."
     ),
@@ -47,13 +44,12 @@ def profile(
     ),
     out: str = typer.Option("", metavar="FILE.json", help="Where to write it. Default: NAME.json."),
     cluster: str = options.CLUSTER,
-    cache: str = options.CACHE,
     as_json: bool = options.JSON,
 ) -> None:
     """Measure this device and write its profile, for simulate, --emulate and plan.
 
-    Times a decoder layer with every quantisation that runs here, memory, disk, and, if asked, a
-    draft model and the way to a coordinator. Nothing else should run meanwhile.
+    Times a decoder layer with every quantisation that runs here, memory and, if asked, the way to a
+    coordinator. Nothing else should run meanwhile.
     """
     if not _LEAST_SECONDS <= seconds <= _MOST_SECONDS:
         raise ConfigError(
@@ -67,13 +63,11 @@ def profile(
     notes = Notes()
     with notes.waiting("trying the quantisations") as waiting:
         # Imported late, as torch takes seconds: a wrong option is refused at once.
-        from edgespec.daemon.blocks import default_folder
         from edgespec.daemon.measure import MeasureRequest, measure
 
         waiting("trying the quantisations")
         kernels = _kernels(notes)
-        folder = Path(cache) if cache else default_folder()
-        request = MeasureRequest(name, folder, model, draft, address, identity, seconds)
+        request = MeasureRequest(name, model, address, identity, seconds)
         measured = measure(request, kernels.usable, kernels.unusable, waiting)
     content = json.dumps(measured.profile.to_dict(), indent=2, ensure_ascii=False) + "\n"
     file.write_text(content, encoding="utf-8")
@@ -144,10 +138,6 @@ def _as_json(measured: Measured, file: Path) -> dict[str, object]:
 
 def _show(measured: Measured) -> None:
     of = measured.profile
-    draft = ""
-    if of.draft_seconds is not None:
-        draft = f"; draft {of.draft_seconds.at(1) * 1e3:.3g} ms a pass of 1 row"
-    disk = "not measured" if of.disk_bandwidth is None else _rate(of.disk_bandwidth.value)
     show_table(
         ("rows", *("16 bit" if name == "none" else name for name in measured.layer)),
         _rows(measured),
@@ -158,8 +148,7 @@ def _show(measured: Measured) -> None:
         "on 10^6 logits, at temperature 0, above it, and with filters: "
         f"{_each_way(of.choosing)} to choose a token, {_each_way(of.ranking)} to rank guesses",
         f"memory {of.memory_bytes.value / 2**30:.1f} GiB free, read at "
-        f"{_rate(of.memory_bandwidth.value)}; cache rows {_rate(of.copy_bandwidth.value)}; disk "
-        f"{disk}{draft}",
+        f"{_rate(of.memory_bandwidth.value)}; cache rows {_rate(of.copy_bandwidth.value)}",
         f"link {of.link_latency.value * 1e3:.3g} ms one way, {_rate(of.link_bandwidth.value)} "
         f"({of.link_latency.origin.partition(':')[0].partition(' on ')[0]})",
         *(f"{name}: {fact}" for name, fact in of.board.items()),

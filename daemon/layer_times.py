@@ -15,11 +15,9 @@ from edgespec.daemon.random_layers import RandomLayers, in_layer
 from edgespec.daemon.timing import Sample, timed
 from edgespec.errors import CapacityError, ConfigError, ModelError
 from edgespec.model.block import Block
-from edgespec.model.ends import OutputHead
 from edgespec.model.inventory import block_inventory
 from edgespec.model.model_config import ModelConfig
 from edgespec.model.source import TensorSource
-from edgespec.model.sources import open_source
 from edgespec.model.tree_attention import tree_mask
 from edgespec.planning.cost_model import ARCHITECTURES
 from edgespec.planning.profile import ROWS
@@ -179,22 +177,6 @@ def measure_layer(
     )
 
 
-def measure_draft(
-    folder: str, dtype: str, device: torch.device, seconds: float
-) -> dict[int, Sample]:
-    """By rows, a pass through the whole model in a folder and its output head, from an empty cache.
-
-    Raises ModelError for a folder that cannot be used.
-    """
-    source = open_source(folder)
-    block = Block(source, 0, source.layers, dtype, device)
-    head = OutputHead(source, dtype, device, share=block)
-    found = timed({rows: passes([block], rows, 0, head) for rows in ROWS}, seconds)
-    del block, head
-    _free(device)
-    return found
-
-
 def settled(device: torch.device) -> None:
     """Wait until the device has done all that it was given."""
     if device.type == "cuda":
@@ -208,7 +190,7 @@ def _narrow(form: Quantisation) -> Quantisation:
 
 
 def passes(
-    blocks: list[Block], rows: int, seen: int, head: OutputHead | None = None, settle: bool = True
+    blocks: list[Block], rows: int, seen: int, *, settle: bool = True
 ) -> Callable[[], torch.Tensor]:
     """One pass of `rows` rows after `seen` cached ones, through the next block at each call; done
     when it returns its hidden rows if it is to `settle`, else only launched."""
@@ -232,8 +214,6 @@ def passes(
         cache.gather(seen, nothing)
         hidden = block.forward(inputs, positions, cache, mask, tokens=tokens)
         assert hidden is not None, "it is never stopped"
-        if head is not None:
-            head.logits(hidden)
         if settle:
             settled(device)
         return hidden

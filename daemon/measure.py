@@ -8,14 +8,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import accumulate
 from pathlib import Path
 
 import torch
 
 from edgespec import __version__
 from edgespec.config import FILE, Address, Quantisation
-from edgespec.daemon.bandwidths import Rate, disk_rate, gather_rate, memory_rate
+from edgespec.daemon.bandwidths import Rate, gather_rate, memory_rate
 from edgespec.daemon.coordinator_times import measure_logits, measure_loop
 from edgespec.daemon.device import (
     board_facts,
@@ -32,7 +31,6 @@ from edgespec.daemon.layer_times import (
     check_room,
     default_shape,
     depth_on,
-    measure_draft,
     measure_layer,
     misfits,
     shape_of,
@@ -47,18 +45,17 @@ from edgespec.daemon.profile_figures import (
     called,
     doubts,
     fit,
-    row_table,
     tidy,
 )
 from edgespec.daemon.timing import round_trips
-from edgespec.errors import ConfigError, ModelError
+from edgespec.errors import ModelError
 from edgespec.model.block import row_math
 from edgespec.model.sources import open_source
 from edgespec.model.tensors import best_device, compute_dtype
 from edgespec.net.keys import Identity
 from edgespec.net.slowness import slowness
 from edgespec.net.sockets import own_address_towards
-from edgespec.planning.profile import ROWS, Figure, Profile, RowTable
+from edgespec.planning.profile import Figure, Profile
 
 PAYLOAD = 0.936
 """The share of an Ethernet's bits that TCP has for its payload."""
@@ -68,20 +65,16 @@ ROUND_TRIPS = 30
 COORDINATOR_WAIT_S = 5.0
 
 _MEMORY_SHARE = 0.03  # of the given time, for each of the two kinds of copying
-_DRAFT_SHARE = 0.15
 _LOGITS_SHARE = 0.1
 _BUSY = 0.7  # load average, before anything is measured
-_MISLEADING = 0.5  # of a file in memory: reading it says nothing about the disk
 
 
 @dataclass(frozen=True, slots=True)
 class MeasureRequest:
-    """What to measure. `model`, `draft`: folders, "" for none; `seconds`: about how long."""
+    """What to measure. `model`: a folder, "" for none; `seconds`: about how long."""
 
     name: str
-    cache: Path
     model: str = ""
-    draft: str = ""
     coordinator: Address | None = None
     identity: Identity | None = None
     seconds: float = 60.0
@@ -197,9 +190,6 @@ def measure(
     heads = int(shape.config.num_key_value_heads)
     dtype = compute_dtype(session.dtype)
     gather = session.rate(gather_rate, dtype, heads, shape.config.head_dim)
-    say("reading the disk")
-    disk = _disk(session)
-    draft = _draft(session)
     say("choosing tokens and ranking guesses")
     choosing, ranking, noise = measure_logits(
         session.device, session.conditions, _LOGITS_SHARE * request.seconds
@@ -238,8 +228,6 @@ def measure(
         kernels=row_math(session.device, compute_dtype(session.dtype), False).kernels,
         quantisations={name: figures.table(name) for name in times if name != SIXTEEN_BIT},
         unusable=dict(unusable),
-        disk_bandwidth=disk,
-        draft_seconds=draft,
         board=session.facts,
     )
     stored = {name: one.stored for name, one in times.items()}
@@ -275,42 +263,6 @@ def _layers(
 
 def _until(end: float) -> float:
     return max(0.0, end - time.perf_counter())
-
-
-def _disk(session: _Session) -> Figure | None:
-    try:
-        found = disk_rate(session.request.cache)
-    except ConfigError as problem:
-        session.notes.append(str(problem))
-        return None
-    if found.cached > _MISLEADING:
-        session.notes.append(
-            f"no figure for the disk: {found.cached:.0%} of a file just written in {found.folder} "
-            "stayed in memory, so that reading it says nothing (is that folder in RAM?)"
-        )
-        return None
-    rate = found.rate
-    origin = (
-        f"{session.conditions}: one reading of {rate.bytes / 1e6:.0f} MB, just written to "
-        f"{found.folder}, after the kernel was asked to forget them; {found.cached:.0%} of it "
-        "was still in memory"
-    )
-    return Figure(tidy(rate.per_second), origin)
-
-
-def _draft(session: _Session) -> RowTable | None:
-    folder = session.request.draft
-    if not folder:
-        return None
-    session.say("the draft model")
-    seconds = _DRAFT_SHARE * session.request.seconds
-    found = measure_draft(folder, session.dtype, session.device, seconds)
-    origin = (
-        f"{session.conditions}: one forward pass of {Path(folder).name}, output head included, "
-        f"from an empty cache; at 1 row {found[1]}; at 64 rows {found[64]}; more rows taken to "
-        "last no less than fewer"
-    )
-    return row_table(accumulate((found[rows].median for rows in ROWS), max), origin)
 
 
 def _link(session: _Session) -> tuple[Figure, Figure]:

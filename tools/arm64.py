@@ -41,7 +41,7 @@ CORE = "cortex-a76"
 FORMATS = Path("/proc/sys/fs/binfmt_misc")
 ENTRY = Path("/usr/lib/binfmt.d/qemu-aarch64.conf")
 TOOLS = ("debootstrap", "dpkg-deb", "qemu-aarch64-static", "unshare", "chroot", "git")
-BESIDE = ("bitsandbytes", "gguf", "hypothesis", "pytest", "pytest-timeout", "pytest-xdist")
+BESIDE = ("bitsandbytes", "gguf", "httpx", "hypothesis", "pytest", "pytest-timeout", "pytest-xdist")
 """What the tests need beside `edgespec[stage]`."""
 DESCRIBED_BY = ("setup.cfg", "pyproject.toml", "constraints.txt", "tools/install.sh")
 SITE = f"opt/venv/lib/python{PYTHON}/site-packages"
@@ -197,13 +197,21 @@ class System:
         """What git knows of, with its times, so that nothing is compiled twice."""
         listed = ("ls-files", "-z", "--cached", "--others", "--exclude-standard")
         git = ("git", "-c", f"safe.directory={REPOSITORY}", "-C", REPOSITORY)
-        names = {name for name in run(*git, *listed).split("\0") if (REPOSITORY / name).is_file()}
+        listing = run(*git, *listed).split("\0")
+        # Links to folders are files to git: without them edgespec has no `cli` and no `daemon`.
+        names = {
+            name
+            for name in listing
+            if (REPOSITORY / name).is_file() or (REPOSITORY / name).is_symlink()
+        }
         for old in self.sources.glob("*/**/*.py"):
             if str(old.relative_to(self.sources)) not in names:
                 old.unlink()
         for name in names:
-            (self.sources / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(REPOSITORY / name, self.sources / name)
+            copy = self.sources / name
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            copy.unlink(missing_ok=True)  # a link is not copied over one
+            shutil.copy2(REPOSITORY / name, copy, follow_symlinks=False)
 
     def unpack_wheels(self) -> None:
         """Of the versions that are pinned there. Emulated, it would take ten times as long."""

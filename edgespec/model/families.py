@@ -12,8 +12,9 @@ import torch
 from edgespec.errors import ModelError
 from edgespec.model.model_config import CONVOLUTION, FULL, RECURRENT, SLIDING, ModelConfig
 from edgespec.model.packed.settings import packing_of
-from edgespec.planning.architecture import MOST_EXPERTS, MOST_LAYERS
+from edgespec.planning.architecture import EXPERTS, MOST_EXPERTS, MOST_LAYERS
 from edgespec.planning.refused import refusal_of
+from edgespec.planning.text_part import DELTA
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,9 @@ FAMILIES: dict[str, Family] = {
     "ministral3": Family(windows="all"),
     "granite": Family(multipliers=True),
     "granitemoehybrid": Family(multipliers=True, besides=frozenset((RECURRENT,))),
-    "qwen3_5_text": Family(besides=frozenset((RECURRENT,))),
+    **dict.fromkeys(DELTA, Family(besides=frozenset((RECURRENT,)))),
+    "qwen2_moe": Family(windows="by type"),
+    "glm4_moe": Family(),
     "smollm3": Family(windows="by type"),
     "olmo2": Family(),
     "olmo3": Family(windows="by type", own_angles=True),
@@ -80,6 +83,7 @@ _MOST = {
     "num_hidden_layers": MOST_LAYERS,
     "num_experts": MOST_EXPERTS,
     "num_local_experts": MOST_EXPERTS,
+    "n_routed_experts": MOST_EXPERTS,
 }
 """Numbers in config.json of parts that are made one by one."""
 
@@ -198,18 +202,13 @@ def check_config(folder: Path, settings: dict[str, Any], config: ModelConfig) ->
             f"the model in {folder} lets tokens see later ones (use_bidirectional_attention in "
             "config.json), so it does not write text from left to right; use a causal model"
         )
-    experts = getattr(config, "num_experts", None) or getattr(config, "num_local_experts", None)
+    experts = getattr(config, EXPERTS.get(kind, "num_experts"), None)
     name = "top_k_experts" if kind == "gemma4_text" else "num_experts_per_tok"
     active = int(getattr(config, name, None) or 0)
     if experts and not 0 < active <= int(experts):
         raise ModelError(
             f"the model in {folder} says that a token goes to {active} of "
             f"{experts} experts; download the model again"
-        )
-    if kind == "granitemoehybrid" and config.num_local_experts:
-        raise ModelError(
-            f"the model in {folder} is of type {kind!r} with experts (num_local_experts in "
-            "config.json), and edgespec runs that type without experts only; use a dense Granite 4"
         )
     if kind == "ministral3" and "llama_4_scaling_beta" not in config.rope_parameters:
         raise ModelError(

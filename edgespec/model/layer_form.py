@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -11,11 +11,16 @@ from edgespec.model.kv_cache import RowForm
 from edgespec.model.mixture import ROUTER, MixtureForm
 from edgespec.model.model_config import CONVOLUTION, SLIDING, ModelConfig
 from edgespec.model.state_form import StateForm, state_form
+from edgespec.planning.architecture import EXPERTS, WIDTHS
 from edgespec.planning.operations import OWN_OPERATIONS
-from edgespec.planning.text_part import CONVOLVING
+from edgespec.planning.text_part import CONVOLVING, DELTA, GROUPED, SHARING
 
-_NORMED_HEADS = ("qwen3", "qwen3_5_text", "gemma3_text", *CONVOLVING)
+MLP_GATE = "mlp.shared_expert_gate.weight"
+"""Makes of a row the number whose sigmoid is the share of what the MLP gives."""
+
+_NORMED_HEADS = ("qwen3", *DELTA, "gemma3_text", *CONVOLVING)
 _GEMMAS = ("gemma2", "gemma3_text")
+_QWENS = ("qwen2", "qwen2_moe")
 _MLP_BIAS = ("llama", "granite", "smollm3")
 _NO_BIAS = ("mistral", "ministral", "phi3", *CONVOLVING)
 _GRANITES = ("granite", "granitemoehybrid")
@@ -28,9 +33,10 @@ class LayerForm:
     mixes a row with those before it is attention, or a short convolution if there are `taps`, or
     the `state` that they left.
 
-    `taps`: rows that a convolution reads, its own included. `inner`: width of the MLP, if that is
-    no `mixture`. `fused`: whether the checkpoint has one matrix for queries, keys and values, and
-    one for gate and up; `fused_up`: the latter alone.
+    `taps`: rows that a convolution reads, its own included. `inner`: width of the MLP, 0 where a
+    `mixture` stands in its place; with both, what they give is added, of the MLP the share that a
+    `mlp_gate` makes of the row, if there is one. `fused`: whether the checkpoint has one matrix for
+    queries, keys and values, and one for gate and up; `fused_up`: the latter alone.
     `gated`: queries come with a gate each, of what their attention gives. `head_norms`: each
     head's queries and keys are normed.
     `around`: what attention and MLP give is normed too, before it is added. `above_one`: a norm's
@@ -49,6 +55,7 @@ class LayerForm:
     qkv_bias: bool = False
     out_bias: bool = False
     mlp_bias: bool = False
+    mlp_gate: bool = False
     fused: bool = False
     fused_up: bool = False
     gated: bool = False
@@ -108,10 +115,10 @@ class LayerForm:
 
     @property
     def matrices(self) -> frozenset[str]:
-        """The tensors that rows are multiplied by, but for a router: it is small, and its errors
-        change everything."""
-        every = self.shapes().items()
-        return frozenset(n for n, shape in every if len(shape) == 2 and n != f"mlp.{ROUTER}")
+        """The tensors that rows are multiplied by, but for a router and a gate of the MLP: they are
+        small, and their errors change everything."""
+        every, plain = self.shapes().items(), (f"mlp.{ROUTER}", MLP_GATE)
+        return frozenset(n for n, shape in every if len(shape) == 2 and n not in plain)
 
     def shapes(self) -> dict[str, torch.Size]:
         """All tensors of a layer, by their names in it; matrices [out, in], all else flat."""
@@ -141,7 +148,9 @@ class LayerForm:
                 found[f"self_attn.{name}_norm.weight"] = torch.Size((self.head_dim,))
         if self.mixture is not None:
             found |= {f"mlp.{name}": shape for name, shape in self.mixture.shapes().items()}
-        else:
+        if self.mlp_gate:
+            found[MLP_GATE] = torch.Size((1, self.hidden))
+        if self.inner:
             inner = 2 * self.inner if self.fused or self.fused_up else self.inner
             for name in self.gate_up_names:
                 add(name, inner, self.hidden, self.mlp_bias)
@@ -162,11 +171,15 @@ def layer_form(config: ModelConfig, index: int) -> LayerForm | None:
     head_dim = int(getattr(config, "head_dim", None) or hidden // heads)
     hybrid = kind == "granitemoehybrid"
     convolves = kind in CONVOLVING and config.layer_types[index] == CONVOLUTION
-    biased = kind == "qwen2" or (kind not in _NO_BIAS and bool(config.attention_bias))
+    if kind in _QWENS:
+        biased = kind == "qwen2" or bool(config.qkv_bias)
+    else:
+        biased = kind not in _NO_BIAS and bool(config.attention_bias)
     softcap = config.attn_logit_softcapping if kind == "gemma2" else None
+    mixture = _mixture(config, index)
     return LayerForm(
         hidden=hidden,
-        inner=int(config.shared_intermediate_size if hybrid else config.intermediate_size),
+        inner=_inner(config, mixture),
         heads=heads,
         kv_heads=int(config.num_key_value_heads),
         head_dim=head_dim,
@@ -174,14 +187,15 @@ def layer_form(config: ModelConfig, index: int) -> LayerForm | None:
         scaling=_scaling(config, head_dim),
         activation=activation,
         qkv_bias=biased,
-        out_bias=biased and kind != "qwen2",
+        out_bias=biased and kind not in (*_QWENS, "glm4_moe"),
         mlp_bias=kind in _MLP_BIAS and bool(config.mlp_bias),
+        mlp_gate=mixture is not None and kind in SHARING,
         fused=kind == "phi3",
         fused_up=hybrid,
-        head_norms=kind in _NORMED_HEADS,
+        head_norms=kind in _NORMED_HEADS or (kind == "glm4_moe" and bool(config.use_qk_norm)),
         around=gemma,
-        above_one=gemma or kind == "qwen3_5_text",
-        gated=kind == "qwen3_5_text",
+        above_one=gemma or kind in DELTA,
+        gated=kind in DELTA,
         window=_window(config, index),
         softcap=None if softcap is None else float(softcap),
         turned=_is_turned(config, index),
@@ -189,23 +203,60 @@ def layer_form(config: ModelConfig, index: int) -> LayerForm | None:
         taps=int(config.conv_L_cache) if convolves else 0,
         taps_bias=convolves and bool(config.conv_bias),
         state=state_form(config, index),
-        mixture=_mixture(config, index) if kind == "lfm2_moe" else None,
+        mixture=mixture,
     )
 
 
 def _mixture(config: ModelConfig, index: int) -> MixtureForm | None:
-    """The experts of layer `index`; None where its MLP is one."""
-    if index < int(config.num_dense_layers):
+    """The experts of layer `index`; None where it has none."""
+    kind = config.model_type
+    experts = int(getattr(config, EXPERTS[kind]) or 0) if kind in EXPERTS else 0
+    if not experts or _is_dense(config, index):
         return None
-    return MixtureForm(
+    form = MixtureForm(
         hidden=int(config.hidden_size),
-        inner=int(config.moe_intermediate_size),
-        experts=int(config.num_experts),
+        inner=int(getattr(config, WIDTHS.get(kind, "intermediate_size"))),
+        experts=experts,
         active=int(config.num_experts_per_tok),
-        biased=bool(config.use_expert_bias),
-        normed=bool(config.norm_topk_prob),
-        scaling=float(config.routed_scaling_factor),
+        biased=False,
+        normed=True,
+        softmax=True,
     )
+    if kind == "granitemoehybrid":  # the softmax of what the chosen have, which is the same
+        return form
+    if kind in SHARING:  # a Qwen 3.5 always does it
+        return replace(form, normed=bool(getattr(config, "norm_topk_prob", True)))
+    normed, scaling = bool(config.norm_topk_prob), float(config.routed_scaling_factor)
+    form = replace(form, softmax=False, normed=normed, scaling=scaling)
+    if kind == "lfm2_moe":
+        return replace(form, biased=bool(config.use_expert_bias), least=1e-6)
+    groups, kept = int(config.n_group), int(config.topk_group)
+    return replace(form, biased=True, least=1e-20, wide=True, groups=groups, kept_groups=kept)
+
+
+def _is_dense(config: ModelConfig, index: int) -> bool:
+    """Whether a layer of a mixture has no experts."""
+    kind = config.model_type
+    if kind == "lfm2_moe":
+        return index < int(config.num_dense_layers)
+    if kind in GROUPED:
+        return index < int(config.first_k_dense_replace)
+    if kind not in ("qwen2_moe", "qwen3_next"):
+        return False
+    step = int(config.decoder_sparse_step)
+    return index in (config.mlp_only_layers or ()) or (index + 1) % step > 0
+
+
+def _inner(config: ModelConfig, mixture: MixtureForm | None) -> int:
+    """The width of a layer's MLP, 0 where there is none beside the experts."""
+    kind = config.model_type
+    if kind == "granitemoehybrid":
+        return int(config.shared_intermediate_size)
+    if mixture is None:
+        return int(config.intermediate_size)
+    if kind in GROUPED:
+        return int(config.n_shared_experts) * mixture.inner
+    return int(config.shared_expert_intermediate_size) if kind in SHARING else 0
 
 
 def _is_turned(config: ModelConfig, index: int) -> bool:

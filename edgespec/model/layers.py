@@ -12,8 +12,8 @@ from edgespec.kernels.layers import CompiledLayer
 from edgespec.model.gemma4 import Gemma4Layers
 from edgespec.model.joint import JointCache, RowCache
 from edgespec.model.kv_cache import RowForm
-from edgespec.model.layer_form import LayerForm, layer_form
-from edgespec.model.matrices import MatrixReader, row_products
+from edgespec.model.layer_form import MLP_GATE, LayerForm, layer_form
+from edgespec.model.matrices import MatrixReader, Product, plain_product, row_products
 from edgespec.model.mixture import Mixture
 from edgespec.model.model_config import ModelConfig
 from edgespec.model.rope import Angles, Rotary
@@ -136,7 +136,11 @@ class DecoderLayer:
         if form.mixture is not None:
             how = form.mixture, form.activation, f"{prefix}mlp.", source, dtype, device, math
             self.mixture = Mixture(*how)
-        else:
+        self._mlp_gate: Product | None = None
+        if form.mlp_gate:
+            weight = load_parameter(source, prefix + MLP_GATE, shapes[MLP_GATE], dtype, device)
+            self._mlp_gate = plain_product(weight)
+        if form.inner:
             self._gate_up = product(*form.gate_up_names)
             self._down = product("mlp.down_proj")
         enter, self._attended, middle, self._left = map(norm, form.norm_names)
@@ -197,11 +201,19 @@ class DecoderLayer:
         hidden, entering = math.add_and_norm(
             hidden, added, form.share, self._attended, self._middle
         )
-        if self.mixture is not None:
-            added = self.mixture(entering)
-        else:
-            added = self._down(math.gated(self._gate_up(entering), form.activation))
-        return math.add(hidden, added, form.share, self._left)
+        return math.add(hidden, self._fed_forward(entering), form.share, self._left)
+
+    def _fed_forward(self, rows: torch.Tensor) -> torch.Tensor:
+        """What MLP and mixture make of normed rows [R, H]."""
+        form, math = self.form, self._math
+        mixed = None if self.mixture is None else self.mixture(rows)
+        if not form.inner:
+            assert mixed is not None
+            return mixed
+        made = self._down(math.gated(self._gate_up(rows), form.activation))
+        if self._mlp_gate is not None:
+            made *= math.by_row(torch.sigmoid, self._mlp_gate(rows))
+        return made if mixed is None else mixed.add_(made)
 
     def _mixed(
         self, qkv: torch.Tensor, rotary: Rotary, cache: RowCache | JointCache, seen: Seen

@@ -24,7 +24,8 @@ from edgespec.model.gguf.reader import tensor_samples
 from edgespec.model.hub import HubFiles, ModelFiles, model_files
 from edgespec.model.model_config import ModelConfig
 from edgespec.model.reading import read_object, reading
-from edgespec.planning.text_part import CONVOLVING, FOLDING, text_settings
+from edgespec.planning.architecture import EXPERTS
+from edgespec.planning.text_part import CONVOLVING, GROUPED, SHARING, text_settings
 
 _SINGLE_FILE = "model.safetensors"
 _INDEX_FILE = "model.safetensors.index.json"
@@ -243,10 +244,27 @@ _LFM2 = {
 _GRANITE = {
     r"\.shared_mlp\.input_linear\.": ".mlp.gate_up_proj.",
     r"\.shared_mlp\.output_linear\.": ".mlp.down_proj.",
+    r"\.block_sparse_moe\.router\.(layer\.)?": ".mlp.gate.",
+    r"\.block_sparse_moe\.input_linear\.weight$": ".mlp.experts.gate_up_proj",
+    r"\.block_sparse_moe\.output_linear\.weight$": ".mlp.experts.down_proj",
+    r"\.block_sparse_moe\.experts\.": ".mlp.experts.",
 }
 """The same in Granite 4's."""
-_WITH_FUSED = ("gpt_oss", "qwen3_moe", "lfm2_moe", "gemma4_text")
-"""Families of which some folders have one tensor for all experts of a layer."""
+_SHARED = {
+    r"\.mlp\.shared_experts?\.": ".mlp.",
+    r"\.mlp\.gate\.e_score_correction_bias$": ".mlp.expert_bias",
+}
+"""The same where an MLP is beside the experts."""
+_NAMES = {
+    **dict.fromkeys(CONVOLVING, _LFM2),
+    "granitemoehybrid": _GRANITE,
+    "mixtral": _MIXTRAL,
+    **dict.fromkeys((*SHARING, *GROUPED), _SHARED),
+}
+_TURNED = ("gemma4_text", "granitemoehybrid", "qwen3_5_moe_text")
+_WITH_FUSED = ("gpt_oss", "qwen3_moe", "lfm2_moe", *_TURNED)
+"""Families of which some folders have one tensor for all experts of a layer, and those of them that
+have it turned."""
 _FUSED = re.compile(r"(.*\.experts)\.(gate_up_proj|down_proj)(?:_(bias|blocks|scales))?")
 _OF_ALL_LAYERS = re.compile(
     r"model\.(embed_tokens_per_layer|per_layer_model_projection|per_layer_projection_norm)\.weight"
@@ -300,12 +318,11 @@ def places(files: Mapping[str, str], config: ModelConfig) -> dict[str, TensorPla
     """
     found: dict[str, TensorPlace] = {}
     kind = config.model_type
-    others = _LFM2 if kind in CONVOLVING else _GRANITE if kind in FOLDING else _MIXTRAL
     for stored, file in files.items():
         name = stored
-        for inside, plain in (TEXT_PART | others).items():
+        for inside, plain in (TEXT_PART | _NAMES.get(kind, {})).items():
             name = re.sub(inside, plain, name)
-        fused = _FUSED.fullmatch(name) if config.model_type in _WITH_FUSED else None
+        fused = _FUSED.fullmatch(name) if kind in _WITH_FUSED else None
         shared = _OF_ALL_LAYERS.fullmatch(name)
         if shared is not None:
             found.update(_by_layer(shared[1], TensorPlace(file, stored), config))
@@ -337,14 +354,15 @@ def _experts(
 ) -> Iterator[tuple[str, TensorPlace]]:
     """The places of single experts. Outputs of gate and up take turns in gpt-oss."""
     owner, matrix, leaf = fused.groups()
-    turned = leaf in ("blocks", "scales") or config.model_type == "gemma4_text"
+    turned = leaf in ("blocks", "scales") or config.model_type in _TURNED
     parts: dict[str, slice | None] = {matrix: None}
     if matrix == "gate_up_proj" and config.model_type == "gpt_oss":
         parts = {"gate_proj": slice(0, None, 2), "up_proj": slice(1, None, 2)}
     elif matrix == "gate_up_proj":
-        half = int(config.moe_intermediate_size)
+        granite = config.model_type == "granitemoehybrid"
+        half = int(config.intermediate_size if granite else config.moe_intermediate_size)
         parts = {"gate_proj": slice(0, half), "up_proj": slice(half, None)}
-    experts = int(config.num_experts)
+    experts = int(getattr(config, EXPERTS.get(config.model_type, "num_experts")))
     for name, part in parts.items():
         for expert in range(experts):
             place = TensorPlace(file, stored, experts, expert, part, turned)

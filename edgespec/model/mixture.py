@@ -14,11 +14,14 @@ from edgespec.model.source import TensorSource, load_parameter
 
 @dataclass(frozen=True, slots=True)
 class MixtureForm:
-    """Experts of a layer, and how a row's are chosen: the `active` ones with the largest sigmoid of
-    what the router gives, to which a bias is added if there is one (`biased`).
+    """Experts of a layer, and how a row's are chosen: the `active` ones with the largest weights,
+    to which a bias is added if there is one (`biased`). Weights are the softmax of what the router
+    gives (`softmax`), or its sigmoid.
 
-    `inner`: width of an expert. A row's shares are these sigmoids without the bias, over their sum
-    if they are `normed`, times `scaling`.
+    `inner`: width of an expert. `wide`: the router multiplies in float32, whatever the rows are of,
+    as softmax is always taken. If there are several `groups` of experts, `kept_groups` are chosen
+    from: those with the largest sums of their `best` weights. A row's shares are its weights
+    without the bias, over their sum and `least` if they are `normed`, times `scaling`.
     """
 
     hidden: int
@@ -27,7 +30,13 @@ class MixtureForm:
     active: int
     biased: bool
     normed: bool
-    scaling: float
+    scaling: float = 1.0
+    least: float = 0.0
+    softmax: bool = False
+    wide: bool = False
+    groups: int = 1
+    kept_groups: int = 1
+    best: int = 2
 
     def shapes(self) -> dict[str, torch.Size]:
         """All tensors, by their names in the MLP; matrices [out, in], the bias flat."""
@@ -60,8 +69,9 @@ class Mixture:
         """Read those whose names begin with `prefix`. Raises ModelError as the source does."""
         self._form, self._activation, self._math = form, activation, math
         reader, shapes = MatrixReader(source, dtype, device), form.shapes()
+        self._routed_as = torch.float32 if form.wide else dtype
         # Never packed (see LayerForm.matrices).
-        router = load_parameter(source, prefix + ROUTER, shapes[ROUTER], dtype, device)
+        router = load_parameter(source, prefix + ROUTER, shapes[ROUTER], self._routed_as, device)
         self._router = plain_product(router)
         # As wide as transformers keeps it: what is rounded chooses another expert.
         wide = torch.promote_types(dtype, torch.float32)
@@ -83,18 +93,26 @@ class Mixture:
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
         """The sum of what the experts of each row [R, hidden] make of it, by their shares. One that
         no row chose is not touched."""
-        chosen, shares = self._math.by_row(self._route, self._router(rows))
+        scores = self._router(rows.to(self._routed_as))
+        chosen, shares = self._math.by_row(self._route, scores)
         how = rows, self._activation, self._math
         return sum_of_experts(self.experts, chosen, shares, *how)
 
     def _route(self, scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The experts [R, active] of rows whose scores are [R, experts], and their shares."""
-        form, weights = self._form, scores.sigmoid()
+        form = self._form
+        weights = scores.softmax(-1, torch.float32) if form.softmax else scores.sigmoid()
         by = weights if self._bias is None else weights + self._bias
+        if form.groups > 1:
+            each = by.unflatten(-1, (form.groups, -1))
+            worth = each.topk(form.best, -1).values.sum(-1)
+            left_out = torch.ones_like(worth, dtype=torch.bool)
+            left_out.scatter_(1, worth.topk(form.kept_groups, -1).indices, False)
+            by = each.masked_fill(left_out[..., None], -torch.inf).flatten(1)
         chosen = torch.topk(by, form.active, -1).indices
         shares = weights.gather(1, chosen)
         if form.normed:
-            shares = shares / (shares.sum(-1, keepdim=True) + 1e-6)
+            shares = shares / (shares.sum(-1, keepdim=True) + form.least)
         return chosen, shares * form.scaling
 
 

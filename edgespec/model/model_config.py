@@ -17,6 +17,7 @@ from msgspec import Meta, Struct, convert, structs
 
 from edgespec.planning.architecture import MOST_LAYERS
 from edgespec.planning.operations import OWN_OPERATIONS
+from edgespec.planning.text_part import DELTA, GROUPED
 from edgespec.types.boundaries import AHEAD
 
 if TYPE_CHECKING:
@@ -129,6 +130,16 @@ class _Fields(Struct, kw_only=True):
     use_expert_bias: bool = True
     norm_topk_prob: bool = True
     routed_scaling_factor: float = 1.0
+    shared_expert_intermediate_size: Width = 512
+    decoder_sparse_step: Count = 1
+    mlp_only_layers: list[int] | None = None
+    qkv_bias: bool = True
+    n_routed_experts: Count = 128
+    n_shared_experts: Annotated[int, Meta(ge=0)] = 1
+    first_k_dense_replace: Annotated[int, Meta(ge=0)] = 1
+    n_group: Count = 1
+    topk_group: Count = 1
+    use_qk_norm: bool = False
 
 
 def _sizes(
@@ -164,15 +175,34 @@ _GEMMA = {
     "sliding_window": 4_096,
 }
 _LFM2 = {"rms_norm_eps": 1e-5, "num_key_value_heads": 8, "tie_word_embeddings": True}
+_DELTA = {"num_key_value_heads": 2, "head_dim": 256, "partial_rotary_factor": 0.25}
 _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "llama": _LLAMA,
     "granite": _LLAMA,
-    "granitemoehybrid": {**_LLAMA, "num_local_experts": 8},
-    "qwen3_5_text": {
-        **_sizes(248_320, 4_096, 12_288, 32, 16, 32_768),
-        "num_key_value_heads": 4,
-        "head_dim": 256,
-        "partial_rotary_factor": 0.25,
+    "granitemoehybrid": {**_LLAMA, "num_local_experts": 8, "num_experts_per_tok": 2},
+    "qwen3_5_text": {**_sizes(248_320, 4_096, 12_288, 32, 16, 32_768), **_DELTA}
+    | {"num_key_value_heads": 4},
+    "qwen3_5_moe_text": {**_sizes(248_320, 2_048, 5_632, 40, 16, 32_768), **_DELTA}
+    | {"num_experts": 256, "num_experts_per_tok": 8, "moe_intermediate_size": 512},
+    "qwen3_next": {**_sizes(151_936, 2_048, 5_632, 48, 16, 32_768), **_DELTA}
+    | {"num_experts": 512, "num_experts_per_tok": 10, "moe_intermediate_size": 512},
+    "qwen2_moe": {
+        **_sizes(151_936, 2_048, 5_632, 24, 16, 32_768),
+        "num_key_value_heads": 16,
+        "sliding_window": 4_096,
+        "num_experts": 60,
+        "num_experts_per_tok": 4,
+        "moe_intermediate_size": 1_408,
+        "shared_expert_intermediate_size": 5_632,
+        "norm_topk_prob": False,
+    },
+    "glm4_moe": {
+        **_sizes(151_552, 4_096, 10_944, 46, 96, 131_072),
+        "rms_norm_eps": 1e-5,
+        "num_key_value_heads": 8,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 1_408,
+        "partial_rotary_factor": 0.5,
     },
     "mistral": _MISTRAL,
     "ministral": _MISTRAL,
@@ -289,12 +319,14 @@ def _infinite(found: Any) -> Any:
 def _completed(kind: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     found = convert({**_DEFAULTS[kind], **settings}, _Fields)
     heads = found.num_attention_heads
-    if found.head_dim is None and found.hidden_size % heads:
+    if found.head_dim is None and found.hidden_size % heads and kind not in GROUPED:
         raise ValueError(f"hidden_size {found.hidden_size} is no multiple of {heads} heads")
     found.head_dim = found.head_dim or found.hidden_size // heads
     found.num_key_value_heads = found.num_key_value_heads or heads
     if kind in _WINDOW_ON_REQUEST and not found.use_sliding_window:
         found.sliding_window = None
+    if kind == "qwen2_moe" and not found.use_sliding_window:
+        found.sliding_window = 0  # as transformers says it
     if kind == "smollm3" and found.no_rope_layers is None:
         every = found.no_rope_layer_interval
         found.no_rope_layers = [int(n % every != 0) for n in range(1, found.num_hidden_layers + 1)]
@@ -311,19 +343,32 @@ def _completed(kind: str, settings: Mapping[str, Any]) -> dict[str, Any]:
         _complete_states(found)
         key, value = found.mamba_d_state, found.mamba_d_head
         _check_convolved(2 * found.mamba_n_groups * key + found.mamba_n_heads * int(value))
-    if kind == "qwen3_5_text":
+    if kind in DELTA:
         key, value = found.linear_key_head_dim, found.linear_value_head_dim
         keys, values = found.linear_num_key_heads * key, found.linear_num_value_heads * value
         _check_convolved(2 * keys + values)
-    if kind == "qwen3_5_text" and found.linear_num_value_heads % found.linear_num_key_heads:
-        raise ValueError(
-            f"linear_num_value_heads {found.linear_num_value_heads} is no multiple of "
-            f"linear_num_key_heads, {found.linear_num_key_heads}"
-        )
+        if found.linear_num_value_heads % found.linear_num_key_heads:
+            raise ValueError(
+                f"linear_num_value_heads {found.linear_num_value_heads} is no multiple of "
+                f"linear_num_key_heads, {found.linear_num_key_heads}"
+            )
+    if kind in GROUPED:
+        _check_groups(found)
     found.rope_parameters = _rope_parameters(kind, found)
     if kind == "gemma4_text":
         _complete_full_layers(found)
     return structs.asdict(found)
+
+
+def _check_groups(found: _Fields) -> None:
+    """Raises ValueError for groups of experts that do not fit."""
+    groups, kept, active = found.n_group, found.topk_group, found.num_experts_per_tok or 0
+    each, rest = divmod(found.n_routed_experts, groups)
+    if rest or kept > groups or each < 2 or active > kept * each:
+        raise ValueError(
+            f"{found.n_routed_experts} experts in n_group {groups}, of which topk_group {kept} "
+            f"are chosen from, do not fit num_experts_per_tok {active}"
+        )
 
 
 def _check_convolved(numbers: int) -> None:
@@ -398,7 +443,10 @@ def _layer_types(kind: str, found: _Fields) -> list[str] | None:
             return [FULL for _ in numbers]
         case "granitemoehybrid":
             return [RECURRENT for _ in numbers]
-        case "qwen3_5_text":
+        case "qwen2_moe":
+            used, first = found.use_sliding_window, found.max_window_layers
+            slides = [used and n % 2 == 0 and n < first for n in numbers]
+        case _ if kind in DELTA:
             every = found.full_attention_interval
             return [RECURRENT if (n + 1) % every else FULL for n in numbers]
         case _:

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 
 from edgespec.model.model_config import FULL, ModelConfig
+from edgespec.planning.text_part import DELTA, GROUPED
 
-_PARTIAL = ("phi3", "qwen3_5_text")
+_PARTIAL = ("phi3", *GROUPED, *DELTA)
 """Types that turn a part of each head where their angles are the usual ones too."""
 
 Rotary = tuple[torch.Tensor, ...]

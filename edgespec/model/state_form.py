@@ -9,7 +9,7 @@ import torch
 
 from edgespec.model.kv_cache import RowForm
 from edgespec.model.model_config import RECURRENT, ModelConfig
-from edgespec.planning.text_part import FOLDING
+from edgespec.planning.text_part import DELTA, FOLDING
 
 _LINE = 64
 """Bytes: a row takes a multiple of them, as kernels/states_of.h has it."""
@@ -22,9 +22,10 @@ class StateForm:
 
     `delta`: by the gated delta rule, else Mamba2's. `name`: of the module in its layer. `entering`:
     names and rows of the matrices that make, in this order, the gate [heads * value], what is
-    convolved, and one number a head, or two. `heads` share the keys of `groups`, which have `key`
-    numbers, values have `value`. `kernel`: taps of the convolution. `normed`: numbers that are
-    normed together, 0: none. `steps`: bounds of a step.
+    convolved, and one number a head, or two; `by_group`: they make all but the numbers of heads
+    first, then these, each group's together (see `order`). `heads` share the keys of `groups`,
+    which have `key` numbers, values have `value`. `kernel`: taps of the convolution. `normed`:
+    numbers that are normed together, 0: none. `steps`: bounds of a step.
     """
 
     delta: bool
@@ -41,6 +42,20 @@ class StateForm:
     bias: bool = False
     conv_bias: bool = False
     steps: tuple[float, float] = (0.0, math.inf)
+    by_group: bool = False
+
+    @property
+    def order(self) -> torch.Tensor | None:
+        """Where among what the matrices make the numbers are in their order; None: they are so."""
+        if not self.by_group:
+            return None
+        share = self.heads // self.groups
+        parts = [self.key, self.key, share * self.value, share * self.value]
+        whole = torch.arange(self.conv + self.inner).view(self.groups, -1)
+        query, key, value, gate = whole.split(parts, 1)
+        of_heads = torch.arange(2 * self.heads).view(self.groups, -1) + whole.numel()
+        parts_of = (gate, query, key, value, *of_heads.split(share, 1))
+        return torch.cat([one.flatten() for one in parts_of])
 
     @property
     def keys(self) -> int:
@@ -92,7 +107,7 @@ def state_form(config: ModelConfig, index: int) -> StateForm | None:
     """The form of layer `index`, if it keeps a state."""
     if config.model_type not in FOLDING or config.layer_types[index] != RECURRENT:
         return None
-    return _delta(config) if config.model_type == "qwen3_5_text" else _mamba2(config)
+    return _delta(config) if config.model_type in DELTA else _mamba2(config)
 
 
 def _mamba2(config: ModelConfig) -> StateForm:
@@ -120,18 +135,22 @@ def _mamba2(config: ModelConfig) -> StateForm:
 
 
 def _delta(config: ModelConfig) -> StateForm:
-    """As Qwen 3.5 has it."""
+    """As Qwen 3.5 has it, and Qwen3-Next, whose matrices are two."""
     heads, groups = int(config.linear_num_value_heads), int(config.linear_num_key_heads)
     value, key = int(config.linear_value_head_dim), int(config.linear_key_head_dim)
-    inner = heads * value
+    inner, by_group = heads * value, config.model_type == "qwen3_next"
     return StateForm(
         delta=True,
         name="linear_attn",
         entering=(
-            ("in_proj_z", inner),
-            ("in_proj_qkv", 2 * groups * key + inner),
-            ("in_proj_b", heads),
-            ("in_proj_a", heads),
+            (("in_proj_qkvz", 2 * groups * key + 2 * inner), ("in_proj_ba", 2 * heads))
+            if by_group
+            else (
+                ("in_proj_z", inner),
+                ("in_proj_qkv", 2 * groups * key + inner),
+                ("in_proj_b", heads),
+                ("in_proj_a", heads),
+            )
         ),
         hidden=int(config.hidden_size),
         heads=heads,
@@ -141,6 +160,7 @@ def _delta(config: ModelConfig) -> StateForm:
         kernel=int(config.linear_conv_kernel_dim),
         eps=float(config.rms_norm_eps),
         normed=value,
+        by_group=by_group,
     )
 
 

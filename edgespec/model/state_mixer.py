@@ -64,6 +64,8 @@ class StateMixer:
 
         self._enter = product(*(name for name, _ in form.entering))
         self._leave = product("out_proj")
+        order = form.order
+        self._order = None if order is None else order.to(device)
         vectors: Vectors = {
             "taps": vector("conv1d.weight")[:, 0].T.contiguous(),
             "step_bias": vector("dt_bias"),
@@ -87,6 +89,8 @@ class StateMixer:
         """Normed rows [R, H] to what is added to the rows, [R, H]; what they keep goes into the
         cache."""
         projected = self._enter(rows)
+        if self._order is not None:
+            projected = projected.index_select(1, self._order)
         if isinstance(cache, JointCache):
             assert isinstance(seen, JointVisibility)
             shares = zip(cache.caches, projected.split(seen.rows), seen.parts, strict=True)

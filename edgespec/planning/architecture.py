@@ -9,7 +9,14 @@ from operator import mul
 from edgespec.config import Quantisation
 from edgespec.errors import ConfigError
 from edgespec.planning.refused import refusal_of
-from edgespec.planning.text_part import CONVOLVING, FOLDING, text_settings
+from edgespec.planning.text_part import (
+    CONVOLVING,
+    DELTA,
+    FOLDING,
+    GROUPED,
+    SHARING,
+    text_settings,
+)
 from edgespec.planning.uneven import FULL, SLIDING, Uneven
 from edgespec.types.boundaries import HELD_ROWS, HELD_STATES
 
@@ -19,7 +26,7 @@ MOST_LAYERS, MOST_EXPERTS = 1024, 4096
 _DEFAULT_HEAD_DIM = (
     *("llama", "mistral", "qwen2", "phi3", "granite", "granitemoehybrid", "smollm3"),
     *("olmo2", "olmo3", "exaone4", "cohere2", "olmoe", "mixtral", "hunyuan_v1_dense"),
-    *CONVOLVING,
+    *("qwen2_moe", *CONVOLVING),
 )
 """Families whose config.json may leave head_dim out: hidden_size / num_attention_heads."""
 _DEFAULT_KV_HEADS = (
@@ -31,26 +38,27 @@ _TIED = (
     *CONVOLVING,
 )
 """Families whose head is the embedding unless config.json says otherwise."""
-_EXPERTS = {
+EXPERTS = {
     "qwen3_moe": "num_experts",
     "gpt_oss": "num_local_experts",
     "olmoe": "num_experts",
     "mixtral": "num_local_experts",
     "lfm2_moe": "num_experts",
+    "granitemoehybrid": "num_local_experts",
+    **dict.fromkeys(SHARING, "num_experts"),
+    **dict.fromkeys(GROUPED, "n_routed_experts"),
 }
 """Mixtures, and the field that counts their experts."""
-_WIDTHS = {
+WIDTHS = {
     "qwen3_moe": "moe_intermediate_size",
-    "lfm2_moe": "moe_intermediate_size",
-    "granitemoehybrid": "shared_intermediate_size",
+    **dict.fromkeys(("lfm2_moe", *SHARING, *GROUPED), "moe_intermediate_size"),
 }
 """Families that have another field for the inner width than intermediate_size."""
 FAMILIES = tuple(
     dict.fromkeys(
         (
-            *(*_DEFAULT_HEAD_DIM, *_TIED, *_EXPERTS),
-            *("qwen3", "qwen3_5_text", "ministral", "ministral3", "seed_oss", "glm4"),
-            "gemma4_text",
+            *(*_DEFAULT_HEAD_DIM, *_TIED, *EXPERTS),
+            *("qwen3", *DELTA, "ministral", "ministral3", "seed_oss", "glm4", "gemma4_text"),
         )
     )
 )
@@ -70,9 +78,10 @@ class Architecture:
 
     `intermediate`: inner width of the gated MLP, or of one expert. `head_dim` 0: hidden / heads.
     `tied`: the output head is the input embedding. `experts` 0: no mixture; else each row goes
-    through `active` of them. A state has a matrix [`state_key`, `state_value`] for each of its
-    `state_heads`, whose keys are `state_groups`. `gated`: attention and states have a gate more, by
-    number or by head. `family`: its `model_type`.
+    through `active` of them, and through an MLP beside them that is `shared` wide, if that is not
+    0. A state has a matrix [`state_key`, `state_value`] for each of its `state_heads`, whose keys
+    are `state_groups`. `gated`: attention and states have a gate more, by number or by head.
+    `family`: its `model_type`.
     """
 
     layers: int
@@ -85,6 +94,7 @@ class Architecture:
     tied: bool = False
     experts: int = 0
     active: int = 0
+    shared: int = 0
     convolutions: int = 0
     states: int = 0
     state_heads: int = 0
@@ -136,17 +146,17 @@ class Architecture:
     def matrices(self, layer: int) -> tuple[Matrices, Matrices]:
         """Of one layer: those beside the MLP or the experts, and those of the MLP or an expert."""
         hidden, uneven = self.hidden, self.uneven
-        kv = (self._held(layer), hidden)
+        kv, shared = (self._held(layer), hidden), _gated(self.shared, hidden)
         if uneven is None:
             queries = (self.width * (1 + self.gated), hidden)
-            return (queries, kv, kv, (hidden, self.width)), _gated(self.intermediate, hidden)
+            attention = queries, kv, kv, (hidden, self.width)
+            return (*attention, *shared), _gated(self.intermediate, hidden)
         full, shares = uneven.kind(layer) == FULL, layer >= self.layers - uneven.shared
         width = self.heads * (uneven.head_dim if full else self.head_dim)
         own = 0 if shares else 1 if full and not uneven.values else 2
         told = ((uneven.told, hidden),) * 2 + ((hidden, uneven.told),) if uneven.told else ()
-        dense = _gated(uneven.dense, hidden) if uneven.dense else ()
         inner = self.intermediate * (2 if shares and uneven.wider else 1)
-        beside = ((width, hidden), *(kv,) * own, (hidden, width), *told, *dense)
+        beside = ((width, hidden), *(kv,) * own, (hidden, width), *told, *shared)
         return beside, _gated(inner, hidden)
 
     def _held(self, layer: int) -> int:
@@ -246,12 +256,15 @@ class Architecture:
         return self.mean(lambda layer: _bytes_of(self.matrices(layer)[0], quantisation))
 
     def _mixed(self, of: Callable[[int, int], int]) -> int:
-        """That of the matrices around what mixes rows, of a layer on average."""
-        attention = sum(of(*shape) for shape in self.attention_matrices)
+        """That of the matrices around what mixes rows, and of an MLP beside experts, of a layer on
+        average."""
+        shared = sum(of(*shape) for shape in _gated(self.shared, self.hidden))
+        attention = sum(of(*shape) for shape in self.attention_matrices) - shared
         convolution = sum(of(*shape) for shape in self.convolution_matrices)
         state = sum(of(*shape) for shape in self.state_matrices) if self.states else 0
         more = self.convolutions * (convolution - attention) + self.states * (state - attention)
-        return attention + more // self.layers
+        beside = shared * (self.layers - self.dense) // self.layers
+        return attention + more // self.layers + beside
 
     def mlp_bytes(self, quantisation: Quantisation) -> int:
         """Bytes of one layer's MLP; of all its experts, if it is a mixture."""
@@ -274,7 +287,7 @@ class Architecture:
 
 
 def _gated(inner: int, hidden: int) -> Matrices:
-    return ((inner, hidden), (inner, hidden), (hidden, inner))
+    return ((inner, hidden), (inner, hidden), (hidden, inner)) if inner else ()
 
 
 def _weights_of(matrices: Matrices) -> int:
@@ -328,7 +341,8 @@ def gguf_bytes(of: Architecture, name: str, fused: bool = False) -> int:
     )
     values = of.kv_width * of.hidden
     of_values = 0 if fused else values * (of.layers - of.convolutions) // of.layers
-    finer = fine * (of.mlp_weights // 3 + of_values) + of.head_bytes // 2
+    of_mlps = of.mlp_weights // 3 + of.shared * of.hidden
+    finer = fine * (of_mlps + of_values) + of.head_bytes // 2
     one = of.layers * (of.hidden * of.width + 2 * values) if fused else 0
     bits = (of.layers * of.layer_weights + ends) * Q4_K + one * (Q5_K - Q4_K)
     bits += of.table_weights * Q5_K
@@ -361,21 +375,19 @@ def architecture_of(config: Mapping[str, object], where: str) -> Architecture:
         )
     default_dim = hidden // heads if family in _DEFAULT_HEAD_DIM else 0
     default_dim = 256 if family == "gemma4_text" else default_dim
-    experts, active = _experts(config, where, family) if family in _EXPERTS else (0, 0)
+    experts, active = _experts(config, where, family) if family in EXPERTS else (0, 0)
     layers = _count(config, where, "num_hidden_layers", most=MOST_LAYERS)
-    inner, uneven = _count(config, where, _WIDTHS.get(family, "intermediate_size")), None
+    inner, uneven = _count(config, where, WIDTHS.get(family, "intermediate_size")), None
+    shared = _shared(config, where, family, inner)
     if family == "gemma4_text":
         uneven = _uneven(config, where, layers, kv_heads)
-        if uneven.dense:
-            inner = _count(config, where, "moe_intermediate_size")
+        if config.get("enable_moe_block") is True:
+            inner, shared = _count(config, where, "moe_intermediate_size"), inner
             experts = _count(config, where, "num_experts", most=MOST_EXPERTS)
             active = _count(config, where, "top_k_experts", most=experts)
-    dense = 0
-    if family == "lfm2_moe":
-        dense = min(
-            _count({"num_dense_layers": 2, **config}, where, "num_dense_layers", least=0),
-            _count(config, where, "num_hidden_layers", most=MOST_LAYERS) - 1,
-        )
+    if family == "granitemoehybrid" and not experts:
+        inner, shared = shared, 0
+    dense = _dense(config, where, family, layers) if experts else 0
     return Architecture(
         layers=layers,
         hidden=hidden,
@@ -387,8 +399,9 @@ def architecture_of(config: Mapping[str, object], where: str) -> Architecture:
         tied=_flag(config, where, "tie_word_embeddings", family in _TIED),
         experts=experts,
         active=active,
+        shared=shared,
         convolutions=_of_type(config, where, "conv") if family in CONVOLVING else 0,
-        gated=family == "qwen3_5_text",
+        gated=family in DELTA,
         dense=dense,
         dense_width=_count(config, where, "intermediate_size") if dense else 0,
         **_states(config, where, family, hidden),
@@ -422,7 +435,6 @@ def _uneven(config: Mapping[str, object], where: str, layers: int, kv_heads: int
     ):
         raise ConfigError(f"{where}: num_kv_shared_layers is {shared!r}, which cannot be")
     told = config.get("hidden_size_per_layer_input", 256)
-    mixture = config.get("enable_moe_block") is True
     return Uneven(
         kinds,
         head_dim=dim,
@@ -431,8 +443,32 @@ def _uneven(config: Mapping[str, object], where: str, layers: int, kv_heads: int
         shared=shared,
         wider=config.get("use_double_wide_mlp") is True,
         told=told if isinstance(told, int) and 0 < told < 1 << 31 else 0,
-        dense=_count(config, where, "intermediate_size") if mixture else 0,
     )
+
+
+def _shared(config: Mapping[str, object], where: str, family: str, inner: int) -> int:
+    """The width of the MLP beside the experts, which are `inner` wide; 0 where there is none."""
+    if family == "granitemoehybrid":
+        return _count(config, where, "shared_intermediate_size")
+    if family in SHARING:
+        usual = 5632 if family == "qwen2_moe" else 512
+        return _count(config, where, "shared_expert_intermediate_size", usual)
+    if family in GROUPED:
+        return inner * _count({"n_shared_experts": 1, **config}, where, "n_shared_experts", least=0)
+    return 0
+
+
+def _dense(config: Mapping[str, object], where: str, family: str, layers: int) -> int:
+    """How many layers of a mixture have no experts; at least one has some."""
+    field, usual = ("num_dense_layers", 2) if family == "lfm2_moe" else ("first_k_dense_replace", 1)
+    if family == "lfm2_moe" or family in GROUPED:
+        return min(_count({field: usual, **config}, where, field, least=0), layers - 1)
+    step = _count(config, where, "decoder_sparse_step", 1)
+    named = config.get("mlp_only_layers") or []
+    if not isinstance(named, list):
+        raise ConfigError(f"{where}: mlp_only_layers is {named!r}, it must be a list")
+    found = sum(n in named or (n + 1) % step > 0 for n in range(layers))
+    return min(found, layers - 1)
 
 
 def longest_context(config: Mapping[str, object], where: str) -> int:
@@ -442,7 +478,7 @@ def longest_context(config: Mapping[str, object], where: str) -> int:
 
 def _states(config: Mapping[str, object], where: str, family: str, hidden: int) -> dict[str, int]:
     """Sizes of states, where there are some."""
-    if family == "qwen3_5_text":
+    if family in DELTA:
         layers = _count(config, where, "num_hidden_layers", most=MOST_LAYERS)
         listed = config.get("layer_types") is not None
         every = _count(config, where, "full_attention_interval", 4)
@@ -475,16 +511,14 @@ def _of_type(config: Mapping[str, object], where: str, kind: str) -> int:
 
 
 def _experts(config: Mapping[str, object], where: str, family: str) -> tuple[int, int]:
-    experts = _count(config, where, _EXPERTS[family])
+    least = int(family != "granitemoehybrid")  # which has dense models, too
+    experts = _count(config, where, EXPERTS[family], least=least)
+    if not experts:
+        return 0, 0
     active = _count(config, where, "num_experts_per_tok")
     if active > experts:
         raise ConfigError(
-            f"{where}: num_experts_per_tok is {active}, more than the {_EXPERTS[family]}, {experts}"
-        )
-    if config.get("decoder_sparse_step", 1) != 1 or config.get("mlp_only_layers"):
-        raise ConfigError(
-            f"{where}: decoder_sparse_step or mlp_only_layers leave some layers without experts; "
-            "only models whose layers are all alike can be planned"
+            f"{where}: num_experts_per_tok is {active}, more than the {EXPERTS[family]}, {experts}"
         )
     return experts, active
 

@@ -26,7 +26,8 @@ OWN_OPERATIONS = {
     "lfm2_moe": 26,
     # Of the layers that attend; states are read row by row where no kernel does it.
     "granitemoehybrid": USUAL_OPERATIONS,
-    "qwen3_5_text": 30,
+    **{"qwen3_5_text": 30, "qwen3_5_moe_text": 45, "qwen3_next": 45},
+    **{"qwen2_moe": 29, "glm4_moe": 38},
 }
 """By model type, of those whose layers are edgespec's own; of mixtures without experts."""
 
@@ -50,13 +51,16 @@ LIBRARY_OPERATIONS = {
 
 EXPERT_OPERATIONS = {
     "lfm2_moe": 10,
+    "granitemoehybrid": 12,
+    **dict.fromkeys(("qwen2_moe", "qwen3_5_moe_text", "qwen3_next", "glm4_moe"), 11),
     "qwen3_moe": 11,
     "olmoe": 11,
     "mixtral": 12,
     "gpt_oss": 16,
     "gemma4_text": 12,
 }
-"""More for each expert that some row goes through; of Gemma 4 with a share of the router's."""
+"""More for each expert that some row goes through; of Gemma 4 and Granite 4, of which
+some have none, with a share of the router's."""
 
 DRAFT_HEAD_OPERATIONS = 40
 """Of the layer of an EAGLE head, and of each layer in `easyspec`, which are code of their own: at

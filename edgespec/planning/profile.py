@@ -143,9 +143,8 @@ class Profile(FileStruct, frozen=True, kw_only=True):
     Known only from measurements on a device; empty or None in other profiles:
     `quantisations`: a table for each quantisation that runs here, by name, for 10^9 bytes as
     packed by it ("file": in the file of the model that was measured); `unusable`: why the others
-    do not. `quantisation`: the one that `four_bit` was taken from. `disk_bandwidth`: at which a
-    block file is read. `kernels`: what multiplied the rows, one of KERNELS. `draft_seconds`: one
-    forward pass of the draft model that its origin names, head included. `board`: facts for users.
+    do not. `quantisation`: the one that `four_bit` was taken from. `kernels`: what multiplied the
+    rows, one of KERNELS. `board`: facts for users.
     """
 
     name: Text
@@ -171,14 +170,11 @@ class Profile(FileStruct, frozen=True, kw_only=True):
     kernels: str = ""
     quantisations: dict[str, RowTable] = field(default_factory=dict)
     unusable: dict[str, Text] = field(default_factory=dict)
-    disk_bandwidth: Figure | None = None
-    draft_seconds: RowTable | None = None
     board: dict[str, Text] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name in ("memory_bytes", "memory_bandwidth", "copy_bandwidth", "link_bandwidth"):
             _check_positive(name, getattr(self, name))
-        _check_positive("disk_bandwidth", self.disk_bandwidth)
         packed = [name for name in NAMED if name != "none"]
         for where, names, known in (
             ("quantisations", self.quantisations, packed),
@@ -218,6 +214,6 @@ class Profile(FileStruct, frozen=True, kw_only=True):
         return {"format": FORMAT, **kept}
 
 
-def _check_positive(name: str, figure: Figure | None) -> None:
-    if figure is not None and figure.value == 0:
+def _check_positive(name: str, figure: Figure) -> None:
+    if figure.value == 0:
         raise ValueError(f"{name}.value is 0; it must be a number > 0")

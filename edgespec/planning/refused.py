@@ -20,7 +20,7 @@ REASONS = {
 """docs/families.md tells more of each."""
 
 _FAMILIES = (
-    ("qwen35moe|qwen3[6-9]|qwen3next|qwen4exp", "recurrent", "qwen3-8b"),
+    ("qwen3[6-9]|qwen4exp", "recurrent", "qwen3-8b"),
     (
         "bailinghybrid|bamba|falconh1|falconmamba|jamba|kimilinear|lfm3|mamba|minimax$|"
         "nemotronh|olmohybrid|recurrentgemma|rwkv|xlstm|zamba",
@@ -30,8 +30,8 @@ _FAMILIES = (
     ("gemma3n", "uneven", "gemma-4-e2b"),
     ("gemma4(unified)?assistant", "assistant", "gemma-4-e2b"),
     ("deepseekv|deepseek2|glm4moelite|kimik|minicpm3", "latent", "qwen3-30b-a3b-2507"),
-    ("qwen2moe|ernie45moe", "other", "qwen3-30b-a3b-2507"),
-    ("llama4|minimaxm|glm4moe", "other", "gpt-oss-120b"),
+    ("ernie45moe", "other", "qwen3-30b-a3b-2507"),
+    ("llama4|minimaxm", "other", "gpt-oss-120b"),
     ("starcoder2", "other", "qwen2.5-coder-7b"),
     ("mistral4", "other", "mistral-small-3.2"),
     ("glm|exaone|cohere|hunyuan(?!dense)|phi|internlm|gptneox", "other", "qwen3-8b"),

@@ -14,6 +14,7 @@ WRAPPERS = {
     "qwen2_5_vl": "qwen2",
     "qwen3_vl_moe": "qwen3_moe",
     "qwen3_5": "qwen3_5_text",
+    "qwen3_5_moe": "qwen3_5_moe_text",
     "lfm2_vl": "lfm2",
 }
 """Model types around a text model, and of which type that is unless `text_config` names one."""
@@ -29,8 +30,17 @@ _SAME = {
 CONVOLVING = ("lfm2", "lfm2_moe")
 """Types with layers of short convolutions."""
 
-FOLDING = ("granitemoehybrid", "qwen3_5_text")
+DELTA = ("qwen3_5_text", "qwen3_5_moe_text", "qwen3_next")
+"""Types with layers whose state follows the gated delta rule."""
+
+FOLDING = ("granitemoehybrid", *DELTA)
 """Types with layers that fold the rows before a boundary into a state."""
+
+SHARING = ("qwen2_moe", "qwen3_next", "qwen3_5_moe_text")
+"""Mixtures with an MLP beside the experts that each row takes a share of."""
+
+GROUPED = ("glm4_moe",)
+"""Mixtures with an MLP beside the experts, which are chosen in groups, as DeepSeek V3 has them."""
 
 _NEWER = {"mamba": "linear_attention", "attention": "full_attention"}
 """Values of `layer_types`, and what transformers 5 has for them."""

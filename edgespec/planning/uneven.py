@@ -19,7 +19,7 @@ class Uneven:
     `kinds`: for each layer SLIDING or FULL, over and over. `head_dim`, `kv_heads`: of keys in full
     layers, which have no matrix of values without `values`. The last `shared` layers read keys of
     earlier ones; with `wider` their MLPs are twice as wide. `told`: numbers that each layer is told
-    of a row's token. `dense`: width of the MLP that is beside the experts.
+    of a row's token.
     """
 
     kinds: str
@@ -29,7 +29,6 @@ class Uneven:
     shared: int = 0
     wider: bool = False
     told: int = 0
-    dense: int = 0
 
     def kind(self, layer: int) -> str:
         return self.kinds[layer % len(self.kinds)]

@@ -206,7 +206,8 @@ class OwnAnswers:
 
         torch.manual_seed(self._seed * 100_003 + len(self._known))
         taps = None if self._rows is None else self._rows.taps
-        texts = self._teacher.continued(prompts, self._length, self._end, drawn, tell, taps)
+        heat = [float(sampled) for sampled in drawn]
+        texts = self._teacher.continued(prompts, self._length, self._end, heat, tell, taps)
         for prompt, sampled, text in zip(prompts, drawn, texts, strict=True):
             number = len(self._known)
             self._known[prompt] = OwnAnswer(text.tokens, len(prompt), sampled, number)

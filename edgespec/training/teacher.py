@@ -130,20 +130,23 @@ class Teacher:
         prompts: Sequence[Sequence[int]],
         length: int,
         end: int,
-        sampled: Sequence[bool],
+        temperatures: Sequence[float],
         tell: Callable[[int], None],
         taps: tuple[int, ...] | None = None,
     ) -> list[Grown]:
         """The base's own continuations of prompts, with them, up to the token `end` or `length`
-        tokens: greedy ones, and of temperature 1 where `sampled` says so. `tell` hears how long
-        the longest is now; `taps`: see grown."""
+        tokens; each of its own temperature, 0 for a greedy one. `tell` hears how long the longest
+        is now; `taps`: see grown."""
+        heat = torch.tensor(temperatures, device=self.device)
 
         def choose(hidden: torch.Tensor, texts: list[int]) -> torch.Tensor:
             logits = self.logits(hidden).float()
             best = logits.argmax(-1)
-            drawn = torch.tensor([sampled[text] for text in texts], device=best.device)
+            its = heat[texts]
+            drawn = its > 0
             if drawn.any():
-                best[drawn] = torch.softmax(logits[drawn], -1).multinomial(1)[:, 0]
+                likely = torch.softmax(logits[drawn] / its[drawn, None], -1)
+                best[drawn] = likely.multinomial(1)[:, 0]
             return best
 
         return grown(self._model, prompts, length, end, choose, tell, taps)

@@ -40,7 +40,7 @@ def here(
 def quick(tmp_path: Path) -> list[str]:
     """Options that make it take no time."""
     folder = write_checkpoint(tmp_path / "base", hidden_size=128, intermediate_size=128)
-    return ["--model", str(folder), "--seconds", "0.02", "--cache", str(tmp_path / "cache")]
+    return ["--model", str(folder), "--seconds", "0.02"]
 
 
 @pytest.mark.thorough

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
@@ -21,13 +18,11 @@ from support.packed_forms import FORMS
 
 from edgespec.config import FILE, QUANTISATIONS, Address, Quantisation
 from edgespec.daemon import bandwidths, coordinator_times, device, measure, timing
-from edgespec.daemon.bandwidths import disk_rate
 from edgespec.daemon.layer_times import (
     LayerTimes,
     Shape,
     check_room,
     default_shape,
-    measure_draft,
     measure_layer,
 )
 from edgespec.daemon.measure import MeasureRequest
@@ -41,7 +36,7 @@ from edgespec.daemon.profile_figures import (
 )
 from edgespec.daemon.random_layers import RandomLayers
 from edgespec.daemon.timing import LEAST_RUNS, Sample, round_trips, shown, timed
-from edgespec.errors import CapacityError, ConfigError, ModelError
+from edgespec.errors import CapacityError, ModelError
 from edgespec.model.block import Block, row_math
 from edgespec.model.loader import open_config
 from edgespec.model.model_config import ModelConfig
@@ -385,40 +380,7 @@ def test_the_default_layer_is_the_largest_that_fits() -> None:
         check_room(default_shape(100 * 10**9, 1), 10**9, 1)
 
 
-def test_a_draft_is_timed_as_a_whole(tmp_path: Path) -> None:
-    folder = write_checkpoint(tmp_path / "draft", num_hidden_layers=1)
-    found = measure_draft(str(folder), "bfloat16", CPU, 0.0)
-    assert tuple(found) == ROWS
-    with pytest.raises(ModelError, match="no model folder"):
-        measure_draft(str(tmp_path / "none"), "bfloat16", CPU, 0.0)
-
-
-# --- disk and link ------------------------------------------------------------------------------
-
-
-def test_the_disk_is_read_from_a_file_that_is_gone_afterwards(tmp_path: Path) -> None:
-    found = disk_rate(tmp_path / "not" / "there", most=16 * 2**20)
-    assert found.rate.bytes == 16 * 2**20
-    assert found.rate.per_second > 0
-    assert 0.0 <= found.cached <= 1.0
-    assert found.folder == str(tmp_path)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_file_that_was_just_read_is_seen_to_be_in_memory(tmp_path: Path) -> None:
-    file = tmp_path / "file"
-    file.write_bytes(os.urandom(1 << 20))
-    file.read_bytes()
-    with open(file, "r+b") as opened:
-        assert bandwidths.resident(opened.fileno(), 1 << 20) == 1.0
-
-
-def test_a_full_disk_is_not_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    usage = SimpleNamespace(free=10**7)
-    monkeypatch.setattr(bandwidths.shutil, "disk_usage", lambda _: usage)
-    with pytest.raises(ConfigError, match="too little free space"):
-        disk_rate(tmp_path)
-    assert list(tmp_path.iterdir()) == []
+# --- the link -----------------------------------------------------------------------------------
 
 
 def test_the_link_is_half_the_median_round_trip(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -447,7 +409,7 @@ def test_the_link_is_half_the_median_round_trip(monkeypatch: pytest.MonkeyPatch)
 
 def request(tmp_path: Path, **more: object) -> MeasureRequest:
     folder = write_checkpoint(tmp_path / "base", hidden_size=128, intermediate_size=128)
-    return MeasureRequest("mine", tmp_path / "cache", model=str(folder), seconds=0.02, **more)  # type: ignore[arg-type]
+    return MeasureRequest("mine", model=str(folder), seconds=0.02, **more)  # type: ignore[arg-type]
 
 
 @pytest.mark.thorough
@@ -456,13 +418,9 @@ def test_a_measured_profile_can_be_read_and_says_how(
 ) -> None:
     monkeypatch.setattr(bandwidths, "LEAST_BUFFER", 2**22)
     monkeypatch.setattr(bandwidths, "MOST_BUFFER", 2**22)
-    monkeypatch.setattr(measure, "disk_rate", partial(disk_rate, most=2**24))
-    draft = write_checkpoint(tmp_path / "small-draft", num_hidden_layers=1)
     said: list[str] = []
     reasons = {"nf4": "it is not installed"}
-    found = measure.measure(
-        request(tmp_path, draft=str(draft)), ["none", "int4", "int8"], reasons, said.append
-    )
+    found = measure.measure(request(tmp_path), ["none", "int4", "int8"], reasons, said.append)
     profile = found.profile
     again = json.loads(json.dumps(profile.to_dict()))
     assert Profile.from_dict(again, "mine.json") == profile
@@ -471,8 +429,6 @@ def test_a_measured_profile_can_be_read_and_says_how(
     assert profile.kernels == row_math(torch.device("cpu"), torch.bfloat16, False).kernels
     assert profile.unusable == reasons
     assert list(found.layer) == ["none", "int4", "int8"]
-    assert profile.draft_seconds is not None
-    assert "small-draft" in profile.draft_seconds.origin
     for key, entry in profile.to_dict().items():
         if isinstance(entry, dict) and "origin" in entry and not key.startswith("link_"):
             start = entry["origin"].partition("measured on 20")[2]
@@ -489,9 +445,8 @@ def test_a_quantisation_that_does_not_fit_the_model_is_left_out_with_the_reason(
 ) -> None:
     monkeypatch.setattr(bandwidths, "LEAST_BUFFER", 2**22)
     monkeypatch.setattr(bandwidths, "MOST_BUFFER", 2**22)
-    monkeypatch.setattr(measure, "disk_rate", partial(disk_rate, most=2**20))
     folder = write_checkpoint(tmp_path / "odd", hidden_size=64, intermediate_size=192, head_dim=16)
-    asked = MeasureRequest("mine", tmp_path / "cache", model=str(folder), seconds=0.0)
+    asked = MeasureRequest("mine", model=str(folder), seconds=0.0)
     found = measure.measure(asked, ["none", "int4", "int4-g128"], {}, lambda _: None)
     assert set(found.profile.quantisations) == {"int4"}
     assert "128 columns does not fit" in found.profile.unusable["int4-g128"]
@@ -510,25 +465,6 @@ def test_four_bit_is_charged_by_the_bytes_of_cost_models(tmp_path: Path) -> None
     expected = [float(f"{seconds * 4.5 / 4.25:.4g}") for seconds in LINE.values()]
     assert list(table.seconds.values()) == pytest.approx(expected)
     assert "4.50 bits a weight where cost models charge 4.25" in table.origin
-
-
-def test_a_cache_that_stays_in_memory_makes_no_disk_figure(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    session = measure._Session(MeasureRequest("x", tmp_path), lambda _: None)
-    rate = bandwidths.Rate(1e9, 10**8, Sample((0.1,)))
-    monkeypatch.setattr(
-        measure, "disk_rate", lambda _: bandwidths.DiskRate(rate, 1.0, str(tmp_path))
-    )
-    assert measure._disk(session) is None
-    assert "stayed in memory" in session.notes[0]
-    monkeypatch.setattr(
-        measure, "disk_rate", lambda _: bandwidths.DiskRate(rate, 0.25, str(tmp_path))
-    )
-    figure = measure._disk(session)
-    assert figure is not None
-    assert figure.value == 1e9
-    assert "25% of it was still in memory" in figure.origin
 
 
 def test_the_speed_of_the_link_is_that_of_its_interface(monkeypatch: pytest.MonkeyPatch) -> None:

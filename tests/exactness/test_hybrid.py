@@ -22,7 +22,7 @@ from edgespec.model.loader import Checkpoint
 from edgespec.policy.registry import POLICIES
 from edgespec.wire.client_messages import Finished
 
-FAMILIES = ("lfm2", "lfm2_moe", *FOLDING)
+FAMILIES = ("lfm2", "lfm2_moe", "qwen2_moe", "glm4_moe", *FOLDING)
 QUICK = ["lfm2", "qwen3_5_text"]
 DTYPES = ("bfloat16", "float16", "float32")
 NEW_TOKENS = 12
@@ -44,10 +44,16 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return found
 
 
+def drafting(folders: dict[str, Path], family: str) -> str:
+    """The model as its own draft, but one whose tokenizer transformers gives a token more by its
+    type alone."""
+    return f"independent:{folders[family.replace('qwen3_5_moe_text', 'qwen3_5_text')]}"
+
+
 @pytest.mark.parametrize("family", tiered(FAMILIES, ["lfm2"]))
 def test_tokens_are_those_of_generate(folders: dict[str, Path], family: str) -> None:
     text, guessed, folder = LONGER if family in FOLDING else TEXT, 0, folders[family]
-    own = f"independent:{folder}"
+    own = drafting(folders, family)
     for policy, stages, draft in zip(
         POLICIES, cycle((3, 1, 4)), cycle((own, "ngram")), strict=False
     ):
@@ -57,7 +63,7 @@ def test_tokens_are_those_of_generate(folders: dict[str, Path], family: str) -> 
         wanted = generated(text, NEW_TOKENS, base=folder)
         assert answer.token_ids == wanted, (policy, stages, draft)
         guessed += sum(source.alone for source in answer.sources)
-    assert guessed
+    assert guessed or str(folder) not in own
 
 
 @cache
@@ -74,7 +80,7 @@ def test_every_policy_gives_the_text_of_plain_decoding(
     folders: dict[str, Path], family: str, dtype: str
 ) -> None:
     folder, text = folders[family], LONGER if family in FOLDING else TEXT
-    drafts = f"independent:{folder}", "ngram"
+    drafts = drafting(folders, family), "ngram"
     ways = zip(cycle((3, 1, 2, 4)), cycle((64, 5, 16)), cycle(drafts), strict=False)
     temperatures = cycle((0.0, 0.8))
     for policy, temperature, (stages, chunk, draft) in zip(
@@ -97,7 +103,7 @@ def test_live_requests_kept_rows_and_lost_rings_change_no_token(
     folder = folders[family]
     preamble = "".join(prompts().values())[:200]
     texts = [preamble + end for end in (" So the first", " But", " And what of the")]
-    draft = f"independent:{folder}"
+    draft = drafting(folders, family)
     ring = torch_ring(2, dtype, kept_rows=8 * CONTEXT, draft_name=draft, base=folder)
     ring.replies.clear()
     policies = ("flowspec", "adaptive", "specpipe")

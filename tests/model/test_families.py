@@ -60,7 +60,8 @@ LATER = [name for name in NAMES if name.partition("-")[0] in LATER_TYPES]
 FIRST = [name for name in NAMES if name not in LATER]
 OWN = [name for name in NAMES if name.partition("-")[0] in OWN_OPERATIONS]
 LIBRARY = [name for name in NAMES if name not in OWN]
-MIXTURES = {*EXPERT_OPERATIONS, "gemma4_text-experts"} - {"gemma4_text"}
+MIXTURES = {*EXPERT_OPERATIONS, "gemma4_text-experts", "granitemoehybrid-experts"}
+MIXTURES -= {"gemma4_text", "granitemoehybrid"}
 DENSE = [name for name in NAMES if name not in MIXTURES]
 QUICK = [*FIRST, "gpt_oss", "ministral3", "granite", "smollm3-windows", "olmo3"]
 
@@ -292,6 +293,13 @@ FULL, SLIDING = families.FULL, families.SLIDING
             for name in ("olmo3", "exaone4", "cohere2")
         ],
         thorough("mixtral", {"sliding_window": WINDOW + 1}),
+        ("qwen2_moe", {"norm_topk_prob": True}),
+        ("qwen3_next", {"norm_topk_prob": False}),
+        ("granitemoehybrid-experts", {"num_experts_per_tok": 1}),
+        ("glm4_moe", {"topk_group": 3}),
+        ("glm4_moe", {"routed_scaling_factor": 1.0}),
+        ("glm4_moe", {"norm_topk_prob": False}),
+        ("glm4_moe", {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}),
     ],
 )
 def test_a_mechanism_left_out_or_off_by_one_is_seen(
@@ -361,6 +369,11 @@ class Halved(Checkpoint):
         ("gemma4_text-experts", "post_feedforward_layernorm_1.weight"),
         ("qwen3_moe", "mlp.gate.weight"),
         ("qwen3_moe", "mlp.experts.3.up_proj.weight"),
+        ("qwen2_moe", "mlp.shared_expert_gate.weight"),
+        ("qwen2_moe", "mlp.up_proj.weight"),
+        ("granitemoehybrid-experts", "mlp.gate.weight"),
+        ("glm4_moe", "mlp.expert_bias"),
+        ("glm4_moe", "mlp.experts.3.up_proj.weight"),
         ("gpt_oss", "self_attn.sinks"),
         ("gpt_oss", "mlp.router.bias"),
         ("gpt_oss", "mlp.experts.3.gate_proj.bias"),
@@ -619,6 +632,7 @@ def test_the_weight_of_every_linear_layer_can_come_packed(
     }
     # Small, and decide too much; or looked up.
     plain = ("mlp.gate", "mlp.router", "router.proj", "_model_projection", "_tokens_per_layer")
+    plain += ("mlp.shared_expert_gate",)
     small = {n for n in expected if n.endswith(tuple(f"{one}.weight" for one in plain))}
     assert set(source.asked) == expected - small
     assert len(source.asked) == len(set(source.asked))
@@ -659,7 +673,7 @@ DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
             {"model_type": "mistral3", "text_config": {"model_type": "mistral4"}},
             "'mistral4'",
         ),
-        ("qwen3", {"model_type": "qwen3_next"}, "recurrent state.*use qwen3-8b$"),
+        ("qwen3", {"model_type": "kimi_linear"}, "recurrent state.*use qwen3-8b$"),
         ("qwen3", QWEN35, "'qwen3_6'.*linear attention.*use qwen3-8b$"),
         ("qwen3", {"model_type": "nemotron_h"}, "edgespec does not compute; use qwen3-8b$"),
         ("gemma3_text", {"model_type": "gemma3n"}, "several widths.*use gemma-4-e2b$"),
@@ -693,8 +707,15 @@ DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
             {"hidden_size": 1 << 17, "mamba_d_head": "auto"},
             "262240 numbers of a row are convolved",
         ),
-        ("granitemoehybrid", {"num_local_experts": 4}, "with experts"),
-        ("granitemoehybrid", {"num_local_experts": ABSENT}, "with experts"),
+        (
+            "granitemoehybrid-experts",
+            {"num_experts_per_tok": 7},
+            "a token goes to 7 of 6 experts",
+        ),
+        ("glm4_moe", {"n_group": 3}, "8 experts in n_group 3, of which topk_group 2"),
+        ("glm4_moe", {"topk_group": 5}, "topk_group 5"),
+        ("glm4_moe", {"num_experts_per_tok": 5}, "do not fit num_experts_per_tok 5"),
+        ("glm4_moe", {"n_routed_experts": 10**9}, "n_routed_experts is 1000000000, edgespec runs"),
         ("gpt_oss", {"num_experts_per_tok": 7}, "a token goes to 7 of 6 experts"),
         ("gpt_oss", {"num_local_experts": 10**9}, "num_local_experts is 1000000000, edgespec runs"),
         ("gpt_oss", {"partial_rotary_factor": 1 << 20}, "turns 16777216 numbers of a head's 16"),

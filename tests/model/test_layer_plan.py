@@ -27,7 +27,7 @@ from edgespec.planning.operations import EXPERT_OPERATIONS, OWN_OPERATIONS
 from edgespec.tree.stems import Fork
 from edgespec.types.tensor import NO_LAYERS, Layers
 
-PLANNED = set(OWN_OPERATIONS) - set(EXPERT_OPERATIONS)
+PLANNED = set(OWN_OPERATIONS) - set(EXPERT_OPERATIONS) | {"granitemoehybrid"}
 KINDS = {name: name.partition("-")[0] for name in FAMILY_SETTINGS if name not in FOLDING}
 OWN = [name for name, kind in KINDS.items() if kind in PLANNED]
 CUTS = [0, 1, 4]

@@ -19,7 +19,7 @@ from edgespec.model.layer_form import layer_form
 from edgespec.model.model_config import ModelConfig
 from edgespec.model.rope import Angles
 from edgespec.planning.operations import OWN_OPERATIONS
-from edgespec.planning.text_part import CONVOLVING, text_settings
+from edgespec.planning.text_part import CONVOLVING, DELTA, GROUPED, text_settings
 
 SMALL = {
     "vocab_size": 64,
@@ -88,6 +88,16 @@ OWN_WAYS: dict[str, dict[str, dict[str, Any]]] = {
         "listed": {"no_rope_layers": [1, 0, 1, 0, 1, 1, 1]},
         "every": {"no_rope_layer_interval": 2, "use_sliding_window": True, "sliding_window": 9},
     },
+    "qwen2_moe": {
+        "step": {"decoder_sparse_step": 2, "norm_topk_prob": True, "qkv_bias": False},
+        "listed": {"mlp_only_layers": [6], "shared_expert_intermediate_size": 24},
+    },
+    "qwen3_next": {"listed": {"mlp_only_layers": [6]}, "shares": {"norm_topk_prob": False}},
+    "glm4_moe": {
+        "groups": {"n_group": 4, "topk_group": 2, "routed_scaling_factor": 2.5},
+        "dense": {"first_k_dense_replace": 7},
+        "others": {"n_shared_experts": 3, "use_qk_norm": True, "norm_topk_prob": False},
+    },
     "phi3": {"lengths": {"rope_scaling": {"type": "su", "short_factor": [1.0] * 6}}},
 }
 STATES = {"mamba_n_heads": 8}
@@ -113,7 +123,8 @@ MIXED = (
 
 def ways_of(kind: str) -> dict[str, dict[str, Any]]:
     ways = WAYS | OWN_WAYS.get(kind, {})
-    if kind in ("mistral", "ministral", "gemma2", "gemma3_text", "gemma4_text", "qwen3_5_text"):
+    none = ("mistral", "ministral", "gemma2", "gemma3_text", "gemma4_text", "qwen2_moe")
+    if kind in (*none, *DELTA, *GROUPED):
         del ways["null key heads"]  # transformers takes none there
     if kind == "gemma4_text":
         del ways["no window"]  # nor that

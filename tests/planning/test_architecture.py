@@ -21,7 +21,7 @@ from edgespec.planning.architecture import (
     matrix_bytes,
 )
 from edgespec.planning.cost_model import ARCHITECTURES
-from edgespec.planning.text_part import text_settings
+from edgespec.planning.text_part import GROUPED, SHARING, text_settings
 
 LLAMA = {
     "model_type": "llama",
@@ -133,6 +133,7 @@ GRANITE_H = {
     "vocab_size": 100352,
     "tie_word_embeddings": True,
     "layer_types": (["mamba"] * 5 + ["attention"] + ["mamba"] * 4) * 4,
+    "num_local_experts": 0,
     "mamba_n_heads": 64,
     "mamba_d_state": 128,
 }
@@ -191,13 +192,32 @@ def test_what_can_be_planned_is_what_runs() -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_is_read(family: str) -> None:
     other: dict[str, object] = {"shared_intermediate_size": 512, "num_local_experts": 32}
-    other["block_auto_adjust_ff_dim"] = False
+    other |= {"block_auto_adjust_ff_dim": False, "n_routed_experts": 64, "n_shared_experts": 2}
     of = architecture_of({**MIXTURE, **other, "model_type": family}, "config.json")
-    widths = {"qwen3_moe": 768, "granitemoehybrid": 512, "lfm2_moe": 768}
-    assert of.intermediate == widths.get(family, 6144)
-    experts = {"qwen3_moe": 128, "olmoe": 128, "gpt_oss": 32, "mixtral": 32, "lfm2_moe": 128}
+    narrow = ("qwen3_moe", "lfm2_moe", *SHARING, *GROUPED)
+    assert of.intermediate == (768 if family in narrow else 6144)
+    experts = dict.fromkeys(("qwen3_moe", "olmoe", "lfm2_moe", *SHARING), 128)
+    experts |= dict.fromkeys(("gpt_oss", "mixtral", "granitemoehybrid"), 32)
+    experts |= dict.fromkeys(GROUPED, 64)
     assert of.experts == experts.get(family, 0)
+    shared = {"granitemoehybrid": 512, "qwen2_moe": 5632}
+    shared |= dict.fromkeys(SHARING[1:], 512) | dict.fromkeys(GROUPED, 2 * 768)
+    assert of.shared == shared.get(family, 0)
     assert of.layers == 48
+
+
+def test_layers_without_experts_are_counted() -> None:
+    usual = architecture_of(MIXTURE, "config.json")
+    for change in (
+        {"mlp_only_layers": [3, 40]},
+        {"mlp_only_layers": [3], "decoder_sparse_step": 1},
+    ):
+        of = architecture_of({**MIXTURE, **change}, "config.json")
+        assert (of.dense, of.dense_width) == (len(change["mlp_only_layers"]), 6144)
+        more = of.dense * (3 * 6144 * 2048 - usual.mlp_weights)
+        assert of.layers * of.mlp_weights == pytest.approx(48 * usual.mlp_weights + more, abs=48)
+    half = architecture_of({**MIXTURE, "decoder_sparse_step": 2}, "config.json")
+    assert half.dense == 24
 
 
 def test_a_layer_that_convolves_holds_its_inputs_and_reads_few_of_them() -> None:
@@ -246,13 +266,13 @@ def test_a_wrong_field_is_named(field: str) -> None:
     ("change", "message"),
     [
         ({"model_type": "gpt2"}, "model_type is 'gpt2', whose sizes are not known; known ones: "),
-        ({"model_type": "qwen3_5_moe"}, "'qwen3_5_moe', which does not run: .*use qwen3-8b$"),
+        ({"model_type": "nemotron_h"}, "'nemotron_h', which does not run: .*use qwen3-8b$"),
         ({"layer_types": ["mamba", "attention"]}, "does not run: .*recurrent state"),
         ({"model_type": None}, "model_type is None"),
         ({"num_key_value_heads": 7}, "num_key_value_heads is 7, which does not divide"),
         ({"num_experts_per_tok": 200}, "num_experts_per_tok is 200, more than"),
-        ({"mlp_only_layers": [3]}, "mlp_only_layers leave some layers without experts"),
-        ({"decoder_sparse_step": 2}, "decoder_sparse_step"),
+        ({"mlp_only_layers": 3}, "mlp_only_layers is 3, it must be a list"),
+        ({"decoder_sparse_step": 0}, "decoder_sparse_step is 0"),
         ({"tie_word_embeddings": "no"}, "tie_word_embeddings is 'no'"),
     ],
 )

@@ -184,8 +184,6 @@ def measured() -> dict[str, Any]:
         "quantisation": "int4",
         "quantisations": {"int4": copy.deepcopy(TABLE), "int8": copy.deepcopy(TABLE)},
         "unusable": {"nf4": "not installed"},
-        "disk_bandwidth": {"value": 5e8, "origin": "made up"},
-        "draft_seconds": copy.deepcopy(TABLE),
         "board": {"CPU": "6 × Cortex-A78AE"},
     }
 
@@ -194,8 +192,6 @@ def test_what_only_a_device_can_tell_comes_back_too() -> None:
     data = measured()
     profile = Profile.from_dict(copy.deepcopy(data), "board.json")
     assert profile.quantisations["int8"].at(3) == pytest.approx(0.06)
-    assert profile.draft_seconds is not None
-    assert profile.disk_bandwidth is not None
     assert (profile.quantisation, profile.unusable) == ("int4", {"nf4": "not installed"})
     assert profile.to_dict() == data
     assert hash(profile) == hash(Profile.from_dict(measured(), "other.json"))
@@ -224,8 +220,6 @@ def test_a_mistake_in_these_is_named() -> None:
         ("quantisation", 4, "quantisation is 4"),
         ("unusable.fp4", "x", "unusable has unknown keys: 'fp4'"),
         ("unusable.nf4", "", r"unusable\.nf4 is ''"),
-        ("disk_bandwidth.value", 0, r"disk_bandwidth\.value is 0"),
-        ("draft_seconds.seconds.1", 9.0, r"draft_seconds: seconds\.2 is 0\.04, less"),
         ("board", ["x"], "board is .*; it must be an object"),
         ("board.CPU", 6, r"board\.CPU is 6"),
     ):

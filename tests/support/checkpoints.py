@@ -73,6 +73,21 @@ _GRANITE = {
     "residual_multiplier": 0.7,
     "logits_scaling": 1.7,
 }
+_DELTA = {
+    "head_dim": 16,
+    "layer_types": [*["linear_attention"] * 2, "full_attention", "linear_attention"],
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 12,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "initializer_range": 0.05,  # as of granitemoehybrid-mamba
+    "rope_parameters": {
+        "rope_type": "default",
+        "rope_theta": 10000.0,
+        "partial_rotary_factor": 0.5,
+    },
+}
+_MIXTURE = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
 FAMILY_SETTINGS: dict[str, dict[str, Any]] = {
     "llama": {},
     "llama-rope": {"rope_parameters": _LLAMA3_ROPE},
@@ -201,19 +216,41 @@ FAMILY_SETTINGS: dict[str, dict[str, Any]] = {
         "mamba_expand": 2,
         "initializer_range": 0.1,  # a scan in float32 even in float64, which larger weights show
     },
-    "qwen3_5_text": {
+    "qwen3_5_text": _DELTA,
+    "granitemoehybrid-experts": _GRANITE
+    | {
+        "intermediate_size": 24,
+        "shared_intermediate_size": 48,
+        "num_local_experts": 6,
+        "num_experts_per_tok": 2,
+        "layer_types": ["linear_attention", "full_attention", *["linear_attention"] * 2],
+        "mamba_n_heads": 4,
+        "mamba_d_state": 24,
+        "initializer_range": 0.1,  # as of granitemoehybrid-mamba
+    },
+    "qwen2_moe": _MIXTURE
+    | {
+        "shared_expert_intermediate_size": 40,
+        "norm_topk_prob": False,
+        "mlp_only_layers": [1],
+        "use_sliding_window": True,
+        "sliding_window": WINDOW,
+    },
+    "qwen3_5_moe_text": _DELTA | _MIXTURE | {"shared_expert_intermediate_size": 40},
+    "qwen3_next": _DELTA
+    | _MIXTURE
+    | {"shared_expert_intermediate_size": 40, "mlp_only_layers": [3]},
+    "glm4_moe": {
         "head_dim": 16,
-        "layer_types": [*["linear_attention"] * 2, "full_attention", "linear_attention"],
-        "linear_key_head_dim": 16,
-        "linear_value_head_dim": 12,
-        "linear_num_key_heads": 2,
-        "linear_num_value_heads": 4,
-        "initializer_range": 0.05,  # as of granitemoehybrid-mamba
-        "rope_parameters": {
-            "rope_type": "default",
-            "rope_theta": 10000.0,
-            "partial_rotary_factor": 0.5,
-        },
+        "attention_bias": True,
+        "n_routed_experts": 8,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 24,
+        "n_shared_experts": 2,
+        "n_group": 4,
+        "topk_group": 2,
+        "routed_scaling_factor": 1.3,
+        "use_qk_norm": True,
     },
     "smollm3": {"no_rope_layers": [1, 0, 1, 0]},
     "smollm3-windows": {
@@ -284,13 +321,17 @@ FAMILY_SETTINGS: dict[str, dict[str, Any]] = {
 }
 """A small model of every family and variant that runs: settings by model type, then "-variant"."""
 
-FOLDING = ("granitemoehybrid-mamba", "qwen3_5_text")
+FOLDING = (
+    *("granitemoehybrid-mamba", "granitemoehybrid-experts"),
+    *("qwen3_5_text", "qwen3_5_moe_text", "qwen3_next"),
+)
 """Those with layers that keep a state: no plan and no graph runs them, and rows are given back."""
 
 LATER_TYPES = (
     *("gpt_oss", "ministral", "ministral3", "granite", "granitemoehybrid", "smollm3"),
     *("olmo2", "olmo3", "gemma", "exaone4", "seed_oss", "ernie4_5", "glm4", "cohere2", "olmoe"),
-    *("mixtral", "hunyuan_v1_dense", "lfm2_moe"),
+    *("mixtral", "hunyuan_v1_dense", "lfm2_moe", "qwen2_moe", "qwen3_5_moe_text"),
+    *("qwen3_next", "glm4_moe"),
 )
 """Families whose parts are those of earlier ones in new numbers: most of their cases are thorough,
 but for the parts that are their own."""
@@ -342,7 +383,7 @@ def write_checkpoint(
                 if parameter.dim() == 1 or name.endswith("bias"):
                     parameter += 0.3 * torch.randn_like(parameter)
             for name, buffer in model.named_buffers():
-                if name.endswith(("layer_scalar", "expert_bias")):
+                if name.endswith(("layer_scalar", "expert_bias", "correction_bias")):
                     buffer += 0.3 * torch.randn_like(buffer)
     model.save_pretrained(folder, max_shard_size=shard_size or "5GB")
     return folder

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -16,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from support.checkpoints import write_family, write_tokenizer
 
 from edgespec.model.loader import Checkpoint
+from edgespec.planning.architecture import EXPERTS
 
 ARCHITECTURES = {
     "llama": "llama",
@@ -25,6 +27,7 @@ ARCHITECTURES = {
     "smollm3": "smollm3",
     "qwen2": "qwen2",
     "qwen3": "qwen3",
+    "qwen2_moe": "qwen2moe",
     "qwen3_moe": "qwen3moe",
     "phi3": "phi3",
     "gemma2": "gemma2",
@@ -81,6 +84,7 @@ def write_gguf(
     _add_settings(writer, source.config, settings)
     for key, value in (values or {}).items():
         _add_value(writer, key, value)
+    mixed = any(".experts." in name for name in source.names)
     stacks: dict[str, dict[int, np.ndarray]] = {}
     meant: dict[str, torch.Tensor] = {}
     # What a Gemma 4 has for all layers or experts together is so in both.
@@ -98,14 +102,14 @@ def write_gguf(
         if architecture == "granitehybrid" and "gate_up_proj" in name:
             for part, half in zip(("gate", "up"), np.split(stored, 2), strict=True):
                 one = name.replace("gate_up", part)
-                theirs, _ = _their_name(architecture, one, source.layers)
+                theirs, _ = _their_name(architecture, one, source.layers, mixed)
                 writer.add_tensor(theirs, half, raw_dtype=kind)
             continue
-        theirs, expert = _their_name(architecture, name, source.layers)
+        theirs, expert = _their_name(architecture, name, source.layers, mixed)
         if expert is not None:
             stack = stacks.setdefault(theirs, {})
             stack[expert] = stored
-            if len(stack) < source.config.num_experts:
+            if len(stack) < _experts(source.config):
                 continue
             stored = np.stack([stack[number] for number in sorted(stack)])
         writer.add_tensor(
@@ -125,14 +129,39 @@ def write_gguf(
     if architecture in ("lfm2", "lfm2moe"):
         meant = {_in_lfm2(name): one for name, one in meant.items()}
     if architecture == "granitehybrid":
-        meant = {_in_granite(name): one for name, one in meant.items()}
+        meant = _in_granite(meant, _experts(source.config))
+    if architecture == "qwen2moe":
+        meant = {_in_qwen_moe(name): one for name, one in meant.items()}
     save_file(meant, twin / "model.safetensors", {"format": "pt"})
     return twin
 
 
-def _in_granite(name: str) -> str:
-    name = name.replace("mlp.gate_up_proj", "shared_mlp.input_linear")
-    return name.replace("mlp.down_proj", "shared_mlp.output_linear")
+def _experts(config: Any) -> int:
+    return int(getattr(config, EXPERTS.get(config.model_type, "num_experts")))
+
+
+def _in_granite(tensors: dict[str, torch.Tensor], experts: int) -> dict[str, torch.Tensor]:
+    """Those of a Granite 4 as its folders have them."""
+    found = {}
+    for name, tensor in tensors.items():
+        name = name.replace("mlp.gate_up_proj", "shared_mlp.input_linear")
+        name = name.replace("mlp.down_proj", "shared_mlp.output_linear")
+        found[name.replace("mlp.gate.", "block_sparse_moe.router.layer.")] = tensor
+    for owner in {name.partition(".experts.")[0] for name in tensors if ".experts." in name}:
+        each = [f"{owner}.experts.{number}." for number in range(experts)]
+        gate, up, down = (
+            torch.stack([found.pop(f"{one}{part}_proj.weight") for one in each])
+            for part in ("gate", "up", "down")
+        )
+        sparse = owner.replace("mlp", "block_sparse_moe")
+        found[f"{sparse}.input_linear.weight"] = torch.cat((gate, up), 1)
+        found[f"{sparse}.output_linear.weight"] = down
+    return found
+
+
+def _in_qwen_moe(name: str) -> str:
+    """An MLP beside experts, which our names do not tell from one in their place."""
+    return re.sub(r"\.mlp\.(gate|up|down)_proj", r".mlp.shared_expert.\1_proj", name)
 
 
 def _in_mixtral(name: str) -> str:
@@ -191,7 +220,9 @@ def write_gguf_family(root: Path, name: str, type_of: TypeOf, **settings: Any) -
         chosen |= {"routed_scaling_factor": 1.0}
     if name == "qwen3_moe":
         chosen |= {"mlp_only_layers": []}
-    if name in ("mistral", "mixtral", "qwen3_moe"):
+    if name == "qwen2_moe":
+        chosen |= {"mlp_only_layers": [], "shared_expert_intermediate_size": 64}
+    if name in ("mistral", "mixtral", "qwen3_moe", "qwen2_moe"):
         chosen |= {"sliding_window": None, "use_sliding_window": False}
     if name == "gpt_oss":
         chosen |= {"swiglu_limit": 7.0, "intermediate_size": 32}
@@ -216,14 +247,16 @@ def _stored(numbers: np.ndarray, kind: GGMLQuantizationType, seed: int) -> np.nd
     return blocks.reshape(*numbers.shape[:-1], -1)
 
 
-def _their_name(architecture: str, name: str, layers: int) -> tuple[str, int | None]:
-    """llama.cpp's name, and which expert of a stack it is."""
+def _their_name(architecture: str, name: str, layers: int, mixed: bool) -> tuple[str, int | None]:
+    """llama.cpp's name, and which expert of a stack it is. `mixed`: it has experts."""
     kind = next(k for k, v in gguf.MODEL_ARCH_NAMES.items() if v == architecture)
     if architecture in ("lfm2", "lfm2moe"):
         name = name.replace("model.norm", "model.embedding_norm")
         name = name.replace("mlp.expert_bias", "feed_forward.expert_bias")
     if architecture == "granitehybrid":
         name = name.replace("dt_bias", "dt_proj.bias")
+    if mixed and architecture in ("granitehybrid", "qwen2moe"):
+        name = _in_qwen_moe(name)
     parts, expert = name.split("."), None
     if architecture == "gemma4" and parts[-2] == "router" and "scale" in parts[-1]:
         of = "ffn_gate_inp" if parts[-1] == "scale" else "ffn_down_exps"
@@ -327,8 +360,8 @@ def _of_family(config: Any) -> Iterator[tuple[str, Any]]:
         yield "ssm.inner_size", config.mamba_expand * config.hidden_size
         yield "ssm.time_step_rank", config.mamba_n_heads
         yield "rope.scaling.finetuned", config.position_embedding_type == "rope"
-        yield "expert_count", 0
-        yield "expert_used_count", 0
+        yield "expert_count", config.num_local_experts
+        yield "expert_used_count", config.num_experts_per_tok
         yield "expert_shared_feed_forward_length", config.shared_intermediate_size
     if config.model_type in ("granite", "granitemoehybrid"):
         yield "attention.scale", config.attention_multiplier
@@ -338,7 +371,9 @@ def _of_family(config: Any) -> Iterator[tuple[str, Any]]:
     if config.model_type in ("gemma3_text", "gemma4_text", "olmo3", "exaone4", "cohere2"):
         windows = [kind == "sliding_attention" for kind in config.layer_types]
         yield "attention.sliding_window_pattern", windows
-    if config.model_type == "qwen3_moe":
+    if config.model_type == "qwen2_moe":
+        yield "expert_shared_feed_forward_length", config.shared_expert_intermediate_size
+    if config.model_type in ("qwen3_moe", "qwen2_moe"):
         yield "expert_count", config.num_experts
         yield "expert_used_count", config.num_experts_per_tok
         yield "expert_feed_forward_length", config.moe_intermediate_size

@@ -31,6 +31,18 @@ def test_what_is_missing_is_named_with_a_code_of_its_own(tmp_path: Path) -> None
     assert list(tmp_path.iterdir()) == []
 
 
+def test_the_sources_are_copied_with_their_links_and_once_more(tmp_path: Path) -> None:
+    system = TOOL["System"](tmp_path)
+    gone = system.sources / "edgespec" / "gone.py"
+    for _ in range(2):
+        system.copy_sources()
+        assert (system.sources / "edgespec" / "cli").is_symlink()
+        assert (system.sources / "edgespec" / "cli" / "main.py").is_file()
+        assert (system.sources / "tests" / "conftest.py").is_file()
+        assert not gone.exists()
+        gone.write_text("")
+
+
 def test_other_token_ids_are_a_failure() -> None:
     assert TOOL["same"]({"a": [1, 2]}, {"a": [1, 2]}).startswith(
         "1 of 1 answers have the token ids"

@@ -239,9 +239,9 @@ def test_prompts_of_a_batch_are_answered_as_each_alone(base: Path) -> None:
     teacher = Teacher(base, CPU, torch.float32)
     prompts = [[5, 6, 7, 8], [9, 10]]
     told: list[int] = []
-    greedy = teacher.continued(prompts, 12, 1, (False, False), told.append, (1, 2))
+    greedy = teacher.continued(prompts, 12, 1, (0.0, 0.0), told.append, (1, 2))
     for prompt, answer in zip(prompts, greedy, strict=True):
-        alone = teacher.continued([prompt], 12, 1, [False], told.append)[0]
+        alone = teacher.continued([prompt], 12, 1, [0.0], told.append)[0]
         tokens, rows = answer
         assert tokens == alone.tokens
         assert alone.rows is None
@@ -253,16 +253,20 @@ def test_prompts_of_a_batch_are_answered_as_each_alone(base: Path) -> None:
         read = torch.cat([lesson.hidden, lesson.aux_hidden], -1)[0]
         assert (rows.float() - read).abs().max() < 1e-2
     torch.manual_seed(0)
-    drawn_twice = [teacher.continued(prompts, 40, 1, (True, True), told.append) for _ in range(2)]
+    drawn_twice = [teacher.continued(prompts, 40, 1, (1.0, 1.0), told.append) for _ in range(2)]
     assert drawn_twice[0] != drawn_twice[1]
+    greedy, hot = (teacher.continued(prompts, 40, 1, (0.0, t), told.append) for t in (1e-6, 9.0))
+    assert greedy == teacher.continued(prompts, 40, 1, (0.0, 0.0), told.append)
+    assert hot[0] == greedy[0]
+    assert hot[1] != greedy[1]
 
 
 def test_texts_that_end_leave_their_batch_and_the_others_go_on(base: Path) -> None:
     teacher = Teacher(base, CPU, torch.float32)
     prompts = [[n, n + 1] for n in range(5, 45, 5)]
-    free = teacher.continued(prompts, 12, 419, [False] * 8, lambda _: None)
+    free = teacher.continued(prompts, 12, 419, [0.0] * 8, lambda _: None)
     end = free[0].tokens[4]
-    together = teacher.continued(prompts, 12, end, [False] * 8, lambda _: None, (1,))
+    together = teacher.continued(prompts, 12, end, [0.0] * 8, lambda _: None, (1,))
     for long, cut in zip(free, together, strict=True):
         stop = long.tokens[2:].index(end) + 3 if end in long.tokens[2:] else 12
         assert cut.tokens == long.tokens[:stop]

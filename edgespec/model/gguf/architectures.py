@@ -46,6 +46,13 @@ _EXPERTS = {
     "ffn_up_exps": "mlp.experts.{}.up_proj",
     "ffn_down_exps": "mlp.experts.{}.down_proj",
 }
+_SHARED = _EXPERTS | {
+    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+    "ffn_gate_shexp": "mlp.gate_proj",
+    "ffn_up_shexp": "mlp.up_proj",
+    "ffn_down_shexp": "mlp.down_proj",
+}
+"""Of mixtures with an MLP beside the experts."""
 _GPT_OSS = _EXPERTS | {
     "ffn_gate_inp": "mlp.router",
     "post_attention_norm": "post_attention_layernorm",
@@ -139,10 +146,13 @@ ARCHITECTURES = {
     "llama": GgufArchitecture("llama", _EXPERTS, paired=True),
     "mistral3": GgufArchitecture("mistral", paired=True),
     "granite": GgufArchitecture("granite", paired=True),
-    "granitehybrid": GgufArchitecture("granitemoehybrid", _MAMBA, paired=True, split=True),
+    "granitehybrid": GgufArchitecture(
+        "granitemoehybrid", _SHARED | _MAMBA, paired=True, split=True
+    ),
     "smollm3": GgufArchitecture("smollm3", paired=True),
     "qwen2": GgufArchitecture("qwen2"),
     "qwen3": GgufArchitecture("qwen3"),
+    "qwen2moe": GgufArchitecture("qwen2_moe", _SHARED),
     "qwen3moe": GgufArchitecture("qwen3_moe", _EXPERTS),
     "qwen2vl": GgufArchitecture("qwen2"),
     "qwen3vl": GgufArchitecture("qwen3"),
@@ -272,6 +282,8 @@ def _named(
         shape = stored.shape
         if full in _TAPS:
             shape = (*shape[:-1], 1, shape[-1])
+        if name == _SHARED["ffn_gate_inp_shexp"]:  # a matrix of one row, or that row
+            shape = (1, shape[-1])
         flat, decay = name in _FLAT, name == "mamba.A_log"
         yield prefix + full, Place(stored, 0, shape, paired, less, flat=flat, decay=decay)
         return

@@ -273,8 +273,6 @@ def _multipliers(keys: _Keys) -> Settings:
 
 
 def _granite_hybrid(keys: _Keys) -> Settings:
-    if keys.get("expert_count"):
-        raise keys.refusal("has experts beside a shared MLP, which edgespec does not run")
     turns = keys.get("rope.scaling.finetuned") is not False  # by which llama.cpp knows it
     if turns and keys.whole("rope.dimension_count", keys.head) != keys.head:
         raise keys.refusal("turns a part of each head, which Granite's layers do not")
@@ -286,21 +284,28 @@ def _granite_hybrid(keys: _Keys) -> Settings:
             f"{hidden} columns, which do not fit"
         )
     ends = {name.split(".", 2)[-1] for name in keys.file.tensors}
-    return _multipliers(keys) | {
-        "layer_types": _attending(keys, "linear_attention"),
-        "position_embedding_type": "rope" if turns else "nope",
-        "attention_bias": "attn_q.bias" in ends,
-        "shared_intermediate_size": keys.whole("feed_forward_length"),
-        "num_local_experts": 0,
-        "mamba_n_heads": heads,
-        "mamba_d_head": inner // heads,
-        "mamba_n_groups": groups,
-        "mamba_d_state": keys.whole("ssm.state_size", most=MOST_STATE),
-        "mamba_d_conv": keys.whole("ssm.conv_kernel", most=MOST_TAPS),
-        "mamba_expand": inner // hidden,
-        "mamba_conv_bias": "ssm_conv1d.bias" in ends,
-        "mamba_proj_bias": "ssm_in.bias" in ends,
-    }
+    mixture: Settings = {"num_local_experts": 0}
+    shared = keys.whole("feed_forward_length")
+    if keys.get("expert_count"):
+        mixture, shared = _mixture(keys), keys.whole("expert_shared_feed_forward_length")
+    return (
+        _multipliers(keys)
+        | mixture
+        | {
+            "layer_types": _attending(keys, "linear_attention"),
+            "position_embedding_type": "rope" if turns else "nope",
+            "attention_bias": "attn_q.bias" in ends,
+            "shared_intermediate_size": shared,
+            "mamba_n_heads": heads,
+            "mamba_d_head": inner // heads,
+            "mamba_n_groups": groups,
+            "mamba_d_state": keys.whole("ssm.state_size", most=MOST_STATE),
+            "mamba_d_conv": keys.whole("ssm.conv_kernel", most=MOST_TAPS),
+            "mamba_expand": inner // hidden,
+            "mamba_conv_bias": "ssm_conv1d.bias" in ends,
+            "mamba_proj_bias": "ssm_in.bias" in ends,
+        }
+    )
 
 
 def _smollm3(keys: _Keys) -> Settings:
@@ -326,6 +331,15 @@ def _qwen3_moe(keys: _Keys) -> Settings:
         "norm_topk_prob": True,
         "decoder_sparse_step": 1,
         "mlp_only_layers": sorted(set(range(keys.whole("block_count"))) - with_experts),
+    }
+
+
+def _qwen2_moe(keys: _Keys) -> Settings:
+    inner = keys.whole("feed_forward_length")
+    return _qwen3_moe(keys) | {
+        "shared_expert_intermediate_size": keys.whole("expert_shared_feed_forward_length", inner),
+        "norm_topk_prob": False,
+        "qkv_bias": "blk.0.attn_q.bias" in keys.file.tensors,
     }
 
 
@@ -460,6 +474,7 @@ _FAMILY: Mapping[str, Callable[[_Keys], Settings]] = {
     "lfm2": _lfm2,
     "lfm2moe": _lfm2_moe,
     "smollm3": _smollm3,
+    "qwen2moe": _qwen2_moe,
     "qwen3moe": _qwen3_moe,
     "qwen3vlmoe": _qwen3_moe,
     "gpt-oss": _gpt_oss,

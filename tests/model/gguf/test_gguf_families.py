@@ -42,7 +42,7 @@ FAMILIES += ["granite", "smollm3", "phi3", "gemma2", "gemma3_text"]
 FAMILIES += ["gpt_oss", "ministral3", "olmo2", "olmo3", "olmoe", "mixtral", "ernie4_5", "gemma"]
 FAMILIES += ["exaone4", "glm4", "cohere2", "phi3-long", "lfm2", "lfm2-biases"]
 FAMILIES += ["gemma4_text", "gemma4_text-shared", "gemma4_text-experts"]
-FAMILIES += ["lfm2_moe", "granitemoehybrid-mamba"]
+FAMILIES += ["lfm2_moe", "granitemoehybrid-mamba", "granitemoehybrid-experts", "qwen2_moe"]
 
 
 @pytest.fixture(autouse=True)
