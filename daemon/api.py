@@ -13,7 +13,7 @@ from edgespec.daemon.api_keys import ApiKeys
 from edgespec.daemon.api_process import ApiOptions, needs_keys
 from edgespec.daemon.cluster import ClusterFolder
 from edgespec.daemon.process import take_file_descriptors
-from edgespec.errors import EXIT_OK, AddressUnavailable
+from edgespec.errors import EXIT_OK, AddressUnavailable, EdgespecError
 from edgespec.net.discovery_interfaces import reached_at
 from edgespec.net.slowness import slowness
 from edgespec.runtime.async_client import AsyncClient
@@ -74,6 +74,10 @@ def run_api(config: ApiConfig, folder: ClusterFolder, several: Several | None = 
         turns = several.turns(client) if several is not None else None
         service = Service(client, config.limits, frozenset(options.aliases), turns)
         keys = ApiKeys(folder.path)
+        try:
+            keys.all()
+        except EdgespecError as problem:  # on loopback it may be asked without keys
+            log.warning("no API key is accepted: %s", problem)
         server = server_of(service, keys.accepts, door, keys.exchanged)
         if several is not None:
             server.beat = several.beat
