@@ -453,11 +453,17 @@ def _json(body: Struct) -> Response:
     return Response(encoded(body), media_type="application/json")
 
 
+_WITHOUT_V1 = {"/models", "/chat/completions", "/completions", "/responses", "/messages"}
+
+
 async def _on_http(request: Request, error: Exception) -> Response:
     """An unknown path, or a method that the path does not have."""
     assert isinstance(error, HTTPException)
     path = ascii(request.scope["path"])[:200]
-    words = f"{request.method} {path}: {error.detail}; see /openapi.json for what there is"
+    there = "see /openapi.json for what there is"
+    if request.scope["path"] in _WITHOUT_V1:
+        there = "it is below /v1, with which a client's base URL ends"
+    words = f"{request.method} {path}: {error.detail}; {there}"
     problem = ApiProblem(error.status_code, words, code="unknown_url")
     response = problem.response(request.scope["path"])
     response.headers.update(error.headers or {})

@@ -152,6 +152,7 @@ def test_log_probs_come_with_every_token_once(http: httpx.Client, toy_ring: Node
         ("/v1/chat/completions", {"messages": MESSAGES, "maxTokens": 1}, 400, "unknown_parameter"),
         ("/v1/embeddings", {}, 404, "unknown_url"),
         ("/v1/models", {}, 405, "unknown_url"),
+        ("/chat/completions", {}, 404, "unknown_url"),
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])
