@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections import Counter
 from typing import Any
@@ -102,7 +101,7 @@ def test_eight_clients_ask_for_two_forms_and_none_starves() -> None:
         assert ring.end() == []
 
 
-@pytest.mark.skipif("EDGESPEC_SWITCH" not in os.environ, reason="takes minutes: run by name")
+@pytest.mark.slow
 def test_two_forms_of_smollm2() -> None:
     """As above, with a real model from its file and in int4; each form's own answers are those
     that it gives alone."""
