@@ -80,11 +80,7 @@ def init(
         "blocks on a GPU or a processor that is faster by it, else float32; with "
         "a plan (--devices) always 16 bit.",
     ),
-    cache_dtype: str = typer.Option(
-        "",
-        help="float16 or bfloat16: of keys and values on CPUs in a float32 ring, for half the "
-        "memory.",
-    ),
+    cache_dtype: options.CacheDtype = AUTO,
     head: options.Head = AUTO,
     add: str = typer.Option(
         "",
@@ -121,7 +117,7 @@ def init(
                 "one is on the coordinator's device; leave --stages, --layers and the number of "
                 "--with-stage out"
             )
-        quants = Quants(quant, head_quant, draft_quant)
+        quants = Quants(quant, head_quant, draft_quant, cache_dtype)
         found = _planned(model, draft, quants, context, devices, head, notes)
         plan = found[0].plan
         head = HEADS[plan.problem.head_last]
@@ -183,6 +179,7 @@ def _settings(ring: RingOptions, address: Address) -> tuple[ClusterSettings, lis
         port=address.port,
         with_stage=config.with_stage,
         head=config.head,
+        cache_dtype=config.cache_dtype,
     )
     return ClusterSettings(**asdict(made)), later
 

@@ -186,6 +186,14 @@ Dtype = Annotated[
         "blocks on a GPU or a processor that is faster by it, else float32."
     ),
 ]
+CacheDtype = Annotated[
+    str,
+    typer.Option(
+        help="What stages hold keys and values in: int8 (codes, with a scale for each row and "
+        "head), float16 or bfloat16 (of float32 rings, on CPUs), or --dtype. auto: "
+        "float16 for packed blocks in float32, else --dtype."
+    ),
+]
 Head = Annotated[
     str,
     typer.Option(

@@ -11,7 +11,7 @@ import typer
 from edgespec.cli import options
 from edgespec.cli.notes import Notes
 from edgespec.cli.tables import show_table
-from edgespec.config import HEADS
+from edgespec.config import EIGHT_BITS, HEADS, cache_complaint
 from edgespec.daemon.cache_rows import live_requests, planned_rows, state_rows
 from edgespec.daemon.model_names import known_name, spoken
 from edgespec.daemon.planning import (
@@ -27,6 +27,7 @@ from edgespec.daemon.played_plans import SHORT_CONTEXT, PlayedPlan, fastest_plan
 from edgespec.daemon.precision import AUTO
 from edgespec.daemon.profiles import unproven
 from edgespec.drafting.choice import NONE
+from edgespec.errors import ConfigError
 from edgespec.planning.catalogue import MODELS
 from edgespec.planning.memory import GIB, gib
 from edgespec.planning.plan import Plan, PlannedNode
@@ -71,6 +72,7 @@ def plan(
         "time by the formula.",
     ),
     draft_quant: options.DraftQuant = AUTO,
+    cache_dtype: options.CacheDtype = AUTO,
     context: int = typer.Option(
         0,
         help="Tokens that prompt and answer may have together. Default: 4096, or what the "
@@ -85,7 +87,10 @@ def plan(
     virtual time, and plans the fastest: that may be one board. It says what is measured and what is
     estimated. docs/planning.md has the problem.
     """
-    asked = model_to_plan(model, Quants(quant, head_quant, draft_quant), draft)
+    if cache_dtype not in (AUTO, DTYPE) and (complaint := cache_complaint(DTYPE, cache_dtype)):
+        raise ConfigError(complaint)
+    quants = Quants(quant, head_quant, draft_quant, cache_dtype)
+    asked = model_to_plan(model, quants, draft)
     coordinator, others = devices_of(devices)
     problem = Problem(asked.model, coordinator, others, chosen_context(asked, context), requests)
     found = played_ways(problem, head_places(head, draft, model), bool(draft))
@@ -288,6 +293,7 @@ def commands_of(made: Plan, model: str, draft: str, draft_quant: str) -> Iterato
         + (f"--with-stage {made.with_stage} " if made.with_stage else "")
         + ("--head last-stage " if made.problem.head_last else "")
         + f"--context {made.problem.context} --dtype {DTYPE}"
+        + (f" --cache-dtype {EIGHT_BITS}" if of.of.coded else "")
     )
     yield f"{coordinator}: edgespec serve"
     for node in made.nodes[1:]:

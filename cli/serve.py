@@ -46,6 +46,7 @@ def serve(
     with_stage: int | None = options.WITH_STAGE,
     context: int = options.CONTEXT,
     dtype: options.Dtype = "",
+    cache_dtype: options.CacheDtype = "",
     head: options.Head = "",
     cluster: str = options.CLUSTER,
     cache: str = options.CACHE,
@@ -121,6 +122,7 @@ def serve(
         *(host, port),
         with_stage=with_stage,
         head=head,
+        cache_dtype=cache_dtype,
     )
     told = ApiOptions.read(ollama, alias, require_key, cors_origin, host_name)
     models = models_of(folder)

@@ -1,8 +1,9 @@
-"""Tables of commands."""
+"""Tables of commands, with as many columns as a terminal has room for."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
+from typing import Any
 
 from rich import box
 from rich.console import Console
@@ -19,25 +20,41 @@ def show_table(
     rule: box.Box | None = box.SIMPLE_HEAD,
     spare: Sequence[str] = (),
 ) -> None:
-    """Print a table at its full width, even on a narrow terminal or a pipe, and lines below it.
-
-    `left`: the columns that are not numbers, None for all. `spare`: those that a terminal which
-    is too narrow does without, in this order.
-    """
-    cells = [list(row) for row in rows]
+    """Print a table, on a pipe with all its columns, and lines below it; see `fitting_table`."""
     console = Console(markup=False, highlight=False, emoji=False)
-    for left_out in range(len(spare) + 1):
-        kept = [title for title in titles if title not in spare[:left_out]]
-        table = Table(box=rule, pad_edge=False)
-        for title in kept:
-            is_text = left is None or title in left
-            table.add_column(Text(title), justify="left" if is_text else "right", no_wrap=True)
-        for row in cells:
-            table.add_row(*(Text(row[titles.index(title)]) for title in kept))
-        width = Measurement.get(console, console.options.update(width=1000), table).maximum
-        if not console.is_terminal or width <= console.width:
-            break
+    spare = spare if console.is_terminal else ()
+    cells = [list(map(Text, row)) for row in rows]
+    table, width = fitting_table(titles, cells, console, left=left, spare=spare, box=rule)
     console.width = max(console.width, width)
     console.print(table)
     for line in lines:
         console.print(line, soft_wrap=True)
+
+
+def fitting_table(
+    titles: Sequence[str],
+    rows: Sequence[Sequence[Text]],
+    console: Console,
+    *,
+    left: Collection[str] | None = None,
+    spare: Collection[str] = (),
+    **style: Any,
+) -> tuple[Table, int]:
+    """A table, and its full width, which may be more than the console's.
+
+    `left`: the columns that are not numbers, None for all. `spare`: those that a console which is
+    too narrow does without, in this order. `style`: see rich's Table.
+    """
+    for left_out in range(len(spare) + 1):
+        without = [*spare][:left_out]
+        kept = [title for title in titles if title not in without]
+        table = Table(pad_edge=False, **style)
+        for title in kept:
+            is_text = left is None or title in left
+            table.add_column(Text(title), justify="left" if is_text else "right", no_wrap=True)
+        for row in rows:
+            table.add_row(*(row[titles.index(title)] for title in kept))
+        width = Measurement.get(console, console.options.update(width=1000), table).maximum
+        if width <= console.width:
+            break
+    return table, width

@@ -25,7 +25,6 @@ from edgespec.cli.status import print_status
 from edgespec.cli.top_view import BusyHistory, TopView, screen
 from edgespec.config import Address
 from edgespec.errors import (
-    EXIT_FAILED,
     AddressUnavailable,
     ConfigError,
     EdgespecError,
@@ -47,7 +46,6 @@ AGAIN_S = 3.0
 
 
 def top(
-    once: bool = typer.Option(False, "--once", help="Look once, and end."),
     coordinator: str | None = options.COORDINATOR,
     wait: float = typer.Option(
         10.0, help="Seconds to look for the coordinator on the network at the start."
@@ -56,17 +54,9 @@ def top(
 ) -> None:
     """Watch the ring: its devices, their memory, temperature and work; q or Ctrl-C leaves.
 
-    Where standard output is no terminal, the status is printed every second. With --once the exit
-    code is 0 if the ring is up, and 1 if it is not or does not answer.
+    Where standard output is no terminal, the status is printed every second.
     """
     address, identity = reach(coordinator, cluster, wait, Notes())
-    if once:
-        with Client(address, identity, wait) as client:
-            state = client.status()
-        print_status(state)
-        if not state.ready:
-            raise typer.Exit(EXIT_FAILED)
-        return
     console = Console(markup=False, highlight=False, emoji=False)
     poller = StatusPoller(address, identity, coordinator, cluster)
     with poller:

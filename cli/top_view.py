@@ -1,17 +1,18 @@
-"""The screen of `edgespec top`: a table with bars that fits the terminal's width."""
+"""The screen of `edgespec top`: the table of `edgespec status` with bars and colours."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from rich.console import Console, Group, JustifyMethod, RenderableType
-from rich.measure import Measurement
+from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from edgespec.cli.status import (
     COLUMNS,
+    NAMES,
+    SPARE,
     UNKNOWN,
     cells,
     duration,
@@ -19,6 +20,7 @@ from edgespec.cli.status import (
     request_lines,
     ring_line,
 )
+from edgespec.cli.tables import fitting_table
 from edgespec.types.shown import shown
 from edgespec.wire.client_messages import NodeStatus, Status
 
@@ -86,7 +88,7 @@ def screen(view: TopView, console: Console) -> RenderableType:
         lines.append(Text("what it said last:", style="dim"))
     else:
         lines.append(Text(shown(ring_line(state)), style="green" if state.ready else "bold red"))
-    lines += [Text(), widest_table(state, view.busy, console), Text()]
+    lines += [Text(), nodes_table(state, view.busy, console), Text()]
     lines += [Text(shown(line)) for line in request_lines(state)]
     lines += [Text(shown(line), style="yellow") for line in remarks(state)]
     return Group(*lines, _footer())
@@ -98,76 +100,52 @@ def _footer() -> Text:
 
 # --- the table ----------------------------------------------------------------------------------
 
-
-def widest_table(state: Status, busy: BusyHistory, console: Console) -> Table:
-    """The table with the widest layout that fits."""
-    unlimited = console.options.update(width=1000)
-    for names in _LAYOUTS:
-        table = _table(state, busy, console, names)
-        if Measurement.get(console, unlimited, table).maximum <= console.width:
-            break
-    return table
+_LOOKS = f"last {HISTORY} looks"
+_TITLES = (*COLUMNS[:5], "memory", *COLUMNS[5:8], _LOOKS, *COLUMNS[8:])
+"""Those of `edgespec status`, and two more: bars of memory, and of how busy a device was."""
+_SPARE = ("address", "heard s", "memory", "link ms", _LOOKS)
+"""Columns that go first on a narrow terminal, before those that `edgespec status` leaves out."""
 
 
-def _table(state: Status, busy: BusyHistory, console: Console, names: str) -> Table:
+def nodes_table(state: Status, busy: BusyHistory, console: Console) -> Table:
+    """A line for each node, with the columns that fit."""
     blocks = (console.encoding or "").lower().startswith("utf")
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for name in names.split():
-        justify: JustifyMethod = "right" if name in _RIGHT else "left"
-        table.add_column(_TITLES.get(name, name), justify=justify, no_wrap=True)
-    for node in state.nodes:
-        shown_cells = _cells(node, busy.of(node), blocks)
-        table.add_row(*(shown_cells[name] for name in names.split()))
+    rows = [_cells(node, busy.of(node), blocks) for node in state.nodes]
+    table, _ = fitting_table(
+        _TITLES,
+        [[row[title] for title in _TITLES] for row in rows],
+        console,
+        left=(*NAMES, "memory", "busy", _LOOKS),
+        spare=dict.fromkeys((*_SPARE, *SPARE)),
+        box=None,
+        padding=(0, 2, 0, 0),
+        header_style="bold",
+    )
     return table
 
 
 def _cells(node: NodeStatus, busy: Iterable[float], blocks: bool) -> dict[str, Text]:
-    """Those of a node by their columns in _LAYOUTS; `blocks`: whether the terminal can show block
-    characters."""
+    """Those of a node by their titles; `blocks`: whether the terminal can show block characters."""
     text = dict(zip(COLUMNS, map(Text, map(shown, cells(node))), strict=True))
-    state = Text(shown(node.state), style=_STATES.get(node.state, "yellow"))
-    words = Text(text["state"].plain, style=state.style)
-    memory = Text(UNKNOWN)
+    text["state"].stylize(_STATES.get(node.state, "yellow"))
+    text["memory"] = Text(UNKNOWN)
     if node.memory and node.free:
         used = 1 - node.free / node.memory
-        memory = bar(used, "red" if used > 0.95 else "cyan", blocks)
+        text["memory"] = bar(used, "red" if used > 0.95 else "cyan", blocks)
     if node.throttled or (node.limit and node.temperature >= node.limit):
         text["°C"].stylize("bold red")
     elif node.limit and node.temperature >= node.limit - WARM:
         text["°C"].stylize("yellow")
-    work = history = Text(share := text["busy"].plain)
+    text[_LOOKS] = Text(share := text["busy"].plain)
     if share != UNKNOWN:
-        work = Text.assemble(bar(node.busy, "green", blocks), f" {share:>4}")
+        text["busy"] = Text.assemble(bar(node.busy, "green", blocks), f" {share:>4}")
         levels = _LEVELS if blocks else "0123456789"
         heights = (round(min(max(one, 0.0), 1.0) * (len(levels) - 1)) for one in busy)
-        history = Text("".join(levels[height] for height in heights), style="green")
-    own = {"words": words, "state": state, "bar": memory, "work": work, "history": history}
-    return {_SHORT.get(title, title): cell for title, cell in text.items()} | own
+        text[_LOOKS] = Text("".join(levels[height] for height in heights), style="green")
+    return text
 
 
 def bar(share: float, style: str, blocks: bool) -> Text:
     full = round(min(max(share, 0.0), 1.0) * BAR)
     one, none = ("█", "░") if blocks else ("#", ".")
     return Text.assemble((one * full, style), (none * (BAR - full), "dim"))
-
-
-_SHORT = {"GiB free": "free", "°C": "celsius", "link ms": "trip", "heard s": "heard"}
-"""Columns of `edgespec status` by their names here."""
-_TITLES = {
-    **{name: title for title, name in _SHORT.items()},
-    **{"words": "state", "bar": "memory", "work": "busy", "history": f"last {HISTORY} looks"},
-}
-_RIGHT = {"free", "celsius", "busy", "trip", "heard", "losses"}
-_LAYOUTS = (
-    "node device address layers words bar free celsius work history trip heard losses",
-    "node device layers words bar free celsius work history trip losses",
-    "node device layers words free celsius work history trip losses",
-    "node device layers words free celsius work trip losses",
-    "node device layers words free celsius busy losses",
-    "node device layers state celsius work losses",
-    "node device state celsius work",
-    "node device state celsius busy",
-    "node device state",
-    "node state busy",
-)
-"""Columns, from the widest terminal to the narrowest."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from ipaddress import ip_address
 
-from edgespec.config import MOST_LIVE, CoordinatorConfig
+from edgespec.config import EIGHT_BITS, MOST_LIVE, CoordinatorConfig
 from edgespec.daemon.memory import available_memory, yet_to_take
 from edgespec.daemon.planning import planned_needs
 from edgespec.planning.architecture import Architecture
@@ -15,7 +16,7 @@ from edgespec.ring.assembly import CacheRows
 from edgespec.wire.messages import Assign, Join
 
 PLANNED_BYTES = 2
-"""Of a value, as the planner counts caches."""
+"""Of a value, as the planner counts caches, but those of 8 bits, which it counts as they are."""
 BYTES = {"float64": 8, "float32": 4}
 
 
@@ -66,7 +67,8 @@ def stage_rows(needs: Needs, live: int, d0: int | None, assign: Assign, join: Jo
 
 def state_rows(of: Architecture, dtype: str) -> int:
     """As many rows as what a model's layers hold of a request however long it is."""
-    return -(-of.request_bytes // _with_spare(of.kv_bytes, dtype))
+    row = replace(of, coded=dtype == EIGHT_BITS).kv_bytes
+    return -(-of.request_bytes // _with_spare(row, dtype))
 
 
 def planned_rows(plan: Plan, dtype: str) -> int:

@@ -10,7 +10,7 @@ from typing import Annotated
 
 from msgspec import Meta, structs
 
-from edgespec.config import FILE, HEADS, CoordinatorConfig, Quantisation
+from edgespec.config import EIGHT_BITS, FILE, HEADS, CoordinatorConfig, Quantisation
 from edgespec.daemon.model_names import known_name
 from edgespec.daemon.precision import (
     AUTO,
@@ -63,11 +63,12 @@ GGUF_HEAD_BITS = 9
 @dataclass(frozen=True, slots=True)
 class Quants:
     """What `--quant`, `--head-quant` and `--draft-quant` say; "auto": as daemon.precision chooses,
-    or as block files have it."""
+    or as block files have it. `caches`: `--cache-dtype`, of which 8 bits count alone."""
 
     stages: str = AUTO
     head: str = AUTO
     draft: str = AUTO
+    caches: str = AUTO
 
 
 class _DeviceEntry(FileStruct, frozen=True):
@@ -95,7 +96,12 @@ def model_to_plan(model: str, quants: Quants, draft: str) -> ModelToPlan:
     `draft`: see drafting.choice; "": none, or the small model that the catalogue has for a known
     one. Raises ConfigError for what cannot be read or is not known.
     """
-    asked = _base(model, quants)
+    asked = _with_draft(_base(model, quants), model, quants, draft)
+    coded = replace(asked.model.of, coded=quants.caches == EIGHT_BITS)
+    return replace(asked, model=replace(asked.model, of=coded))
+
+
+def _with_draft(asked: ModelToPlan, model: str, quants: Quants, draft: str) -> ModelToPlan:
     known = MODELS.get(known_name(model))
     choice = chosen_draft(draft or (known.draft_of("independent") if known else ""), model)
     if not choice.members:
@@ -116,10 +122,12 @@ def planned_needs(
 
     None, and `what` is logged, if the planner does not know the model or its draft.
     """
-    held = config.quantisation, config.head_quantisation, config.draft_quantisation
+    held = (config.quantisation, config.head_quantisation, config.draft_quantisation)
+    stages, head, drafts = (one.name for one in held)
+    quants = Quants(stages, head, drafts, config.cache_dtype)
     draft = config.draft if with_draft else ""
     try:
-        asked = model_to_plan(config.model, Quants(*(one.name for one in held)), draft or NONE)
+        asked = model_to_plan(config.model, quants, draft or NONE)
     except ConfigError as problem:
         log.info("%s: %s", what, problem)
         return None

@@ -20,7 +20,8 @@ from edgespec.planning.catalogue import MODELS
 from edgespec.planning.cost_model import HEAD, PLAIN
 
 AUTO = "auto"
-"""The value of --quant, --head-quant, --draft-quant and --dtype that leaves it to this module."""
+"""The value of --quant, --head-quant, --draft-quant, --dtype and --cache-dtype that leaves it to
+this module."""
 
 SMALL_BYTES = 100_000_000
 """A model of fewer bytes in 16 bit stays as it is: no board is short of them."""
@@ -131,6 +132,13 @@ def dtype_for(quantisation: Quantisation, dtype: str = AUTO, root: Path = ROOT) 
         return dtype
     wide = quantisation.kind == "none" or not (has_gpu() or multiplies_bfloat16(root))
     return "float32" if wide else sixteen_bit_dtype()
+
+
+def cache_dtype_for(quantisation: Quantisation, dtype: str, cache_dtype: str = AUTO) -> str:
+    """What is asked for, "" for that of the ring; "auto": float16 for packed blocks in float32."""
+    if cache_dtype == AUTO:
+        return "float16" if dtype == "float32" and quantisation.kind != "none" else ""
+    return "" if cache_dtype == dtype else cache_dtype
 
 
 def multiplies_bfloat16(root: Path = ROOT) -> bool:

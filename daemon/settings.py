@@ -20,6 +20,7 @@ from edgespec.daemon.cluster import ClusterSettings
 from edgespec.daemon.model_names import known_name, resolved, spoken, weights_at_hand
 from edgespec.daemon.precision import (
     AUTO,
+    cache_dtype_for,
     draft_quantisation_for,
     dtype_for,
     head_quantisation_for,
@@ -113,7 +114,8 @@ def coordinator_config(
 
     Without `quant` ("", or "auto"), `stages` (0) or `layers` those of a folder that `edgespec
     shard` made count; a folder with other ones is refused. `usual_stages`: how many if nothing else
-    says so. "auto" becomes what daemon.precision chooses. Raises ConfigError, ModelError.
+    says so. "auto" becomes what daemon.precision chooses, and so do caches that options
+    say nothing of. Raises ConfigError, ModelError.
     """
     model, stages, quant, split = ring.model, ring.stages, ring.quant, parse_split(ring.layers)
     if stages < 0:
@@ -133,11 +135,13 @@ def coordinator_config(
     if not stages:
         raise ConfigError("how many stages has the ring? Give --stages N, or --layers N,N,...")
     quantisation = quantisation_for(model, quant or "none")
+    dtype = dtype_for(quantisation, ring.dtype)
+    cache_dtype = ring.cache_dtype or (AUTO if isinstance(ring, RingOptions) else "")
     return CoordinatorConfig(
         model,
         str(choice),
         stages,
-        dtype_for(quantisation, ring.dtype),
+        dtype,
         address,
         emulation=emulation,
         quantisation=quantisation,
@@ -147,7 +151,7 @@ def coordinator_config(
         context=ring.context,
         with_stage=stages if ring.with_stage == LAST_STAGE else ring.with_stage or 0,
         head=head,
-        cache_dtype=ring.cache_dtype,
+        cache_dtype=cache_dtype_for(quantisation, dtype, cache_dtype),
     )
 
 

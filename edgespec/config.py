@@ -16,8 +16,10 @@ RESTS = 12
 DEFAULT_LIVE, MOST_LIVE = 8, 64
 """Requests that are answered at once, at most: one segment holds rows of so many."""
 DTYPES = ("float32", "bfloat16", "float64", "float16")
-CACHE_DTYPES = ("float16", "bfloat16")
-"""In which a ring in float32 may hold keys and values."""
+SIXTEEN_BITS = ("float16", "bfloat16")
+"""In which a ring in float32 may hold keys and values on CPUs."""
+EIGHT_BITS = "int8"
+"""In which any may hold them but one in float64: codes with a scale for each row and head."""
 MOST_STAGES = 256
 HEADS = (HEAD_ON_COORDINATOR, HEAD_ON_LAST_STAGE) = ("coordinator", "last-stage")
 """Where the output head can be."""
@@ -246,20 +248,24 @@ class Emulation:
 class CoordinatorConfig:
     """What `edgespec serve` runs.
 
-    `model`: a folder in Hugging Face format, a hub id or a folder that `edgespec shard` made;
-    `draft`: what drafting.choice takes, "" means none. `layers`: how many each stage gets; empty
-    means equal shares. `quantisation`: of the blocks; `head_quantisation`: of D0's output heads,
-    the base's and a draft's; `draft_quantisation`: of a draft's layers. `context`: tokens of prompt
-    and answer together; 0 means as many as the model takes. `cache`: the folder that keeps finished
-    blocks; "" means the user's own. `trace`: the file for this node's trace, `record` the one for
-    all requests and their ends; "" means none.
-    `places`: names of the devices that a plan assigns to stages 1, 2, …; empty means that any
-    device may be any stage. `with_stage`: the stage that runs on the coordinator's own machine, as
-    a process beside it; 0: none. `head`: where the output head is, one of HEADS. `live`: requests
-    that are answered at once, at most; fewer if their rows do not fit into the stages' caches.
-    `share_prefixes`: prompts of different users may begin with the same rows. `cache_dtype`: of the
-    keys and values that stages hold on CPUs; "": `dtype`. `name`: what the model is called beside
-    its own names.
+        `model`: a folder in Hugging Face format, a hub id or a folder that `edgespec shard` made;
+        `draft`: what drafting.choice takes, "" means none. `layers`: how many each stage gets; empty
+        means equal shares. `quantisation`: of the blocks; `head_quantisation`: of D0's output heads,
+        the base's and a draft's; `draft_quantisation`: of a draft's layers. `context`: tokens of prompt
+        and answer together; 0 means as many as the model takes. `cache`: the folder that keeps finished
+        blocks; "" means the user's own. `trace`: the file for this node's trace, `record` the one for
+        all requests and their ends; "" means none.
+        `places`: names of the devices that a plan assigns to stages 1, 2, …; empty means that any
+        device may be any stage. `with_stage`: the stage that runs on the coordinator's own machine, as
+        a process beside it; 0: none. `head`: where the output head is, one of HEADS. `live`: requests
+        that are answered at once, at most; fewer if their rows do not fit into the stages' caches.
+        `share_prefixes`: prompts of different users may begin with the same rows. `cache_dtype`: of the
+    <<<<<<< HEAD
+        keys and values that stages hold on CPUs; "": `dtype`. `name`: what the model is called beside
+        its own names.
+    =======
+        keys and values that stages hold, of 16 bits on CPUs alone; "": `dtype`.
+    >>>>>>> main
     """
 
     model: str
@@ -360,11 +366,13 @@ class StageConfig:
 def cache_complaint(dtype: str, cache_dtype: str) -> str:
     """What is wrong with caches of this dtype ("": that of the rows) in a ring of `dtype`; the
     empty string if nothing is."""
-    if not cache_dtype or (dtype == "float32" and cache_dtype in CACHE_DTYPES):
+    may = [*SIXTEEN_BITS] if dtype == "float32" else []
+    may += [EIGHT_BITS] if dtype in ("float32", *SIXTEEN_BITS) else []
+    if not cache_dtype or cache_dtype in may:
         return ""
     return (
-        f"caches in {cache_dtype!r} of a ring in {dtype}; one in float32 may have them in "
-        f"{' or '.join(CACHE_DTYPES)}"
+        f"caches in {cache_dtype!r} of a ring in {dtype}, which may have them in "
+        f"{', '.join((dtype, *may))}"
     )
 
 

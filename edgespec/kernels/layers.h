@@ -92,7 +92,8 @@ static int64_t mixed_width(const Layer *layer)
  * the queries, or the inputs behind the gates. Tell where all of it are. */
 static void hold(const Pass *pass, const Layer *layer, int64_t number, Between *between)
 {
-    int64_t kv_heads = key_heads(layer), dim = width_of(layer), head = dim * item_size(pass->held_as);
+    int64_t kv_heads = key_heads(layer), dim = width_of(layer), width = held_width(pass->held_as, dim);
+    int64_t head = width * item_size(pass->held_as);
     int64_t own = dim * item_size(pass->dtype), stride = mixed_width(layer) * item_size(pass->dtype);
     const char *from = between->qkv + in_front(layer) * own;
     Piece *piece = between->pieces;
@@ -102,7 +103,7 @@ static void hold(const Pass *pass, const Layer *layer, int64_t number, Between *
         for (int64_t i = 0; i < request->pieces; i++, piece++) {
             int64_t slots = memory[i][1];
             const char *keys = (const char *)memory[i][0], *values = keys + kv_heads * slots * head;
-            *piece = (Piece){keys, values, slots * dim, dim, slots};
+            *piece = (Piece){keys, values, slots * width, width, slots};
         }
         char *keys = (char *)piece[-1].keys, *values = (char *)piece[-1].values;
         int64_t slots = piece[-1].rows, slot = request->begin;

@@ -1,9 +1,9 @@
 /* Types of numbers; those of 16 bits as floats, and back: exactly, or to the nearest, of two to the
- * even one. */
+ * even one. CODED ones are those of model.row_codes. */
 #include <stdint.h>
 #include <string.h>
 
-enum { FLOAT32, FLOAT16, BFLOAT16, FLOAT64 };
+enum { FLOAT32, FLOAT16, BFLOAT16, FLOAT64, CODED };
 
 #define INLINE static inline __attribute__((always_inline))
 

@@ -83,7 +83,19 @@ static inline Ahead ahead_of(const char *at, int64_t bytes, int64_t steps)
 
 static inline int64_t item_size(int dtype)
 {
-    return dtype == FLOAT64 ? 8 : dtype == FLOAT32 ? 4 : 2;
+    return dtype == FLOAT64 ? 8 : dtype == FLOAT32 ? 4 : dtype == CODED ? 1 : 2;
+}
+
+/* Where the scale of `n` codes is behind the first of them. */
+static inline int64_t scale_at(int64_t n)
+{
+    return (n + 3) / 4 * 4;
+}
+
+/* Elements of what is held of `n` numbers. */
+static inline int64_t held_width(int dtype, int64_t n)
+{
+    return dtype == CODED ? scale_at(n) + 4 : n;
 }
 
 /* e^x to a unit in the last place or two; 0 where it is below the normal numbers. */

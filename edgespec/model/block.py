@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn.functional import embedding
 
-from edgespec.config import cache_complaint
+from edgespec.config import EIGHT_BITS, SIXTEEN_BITS, cache_complaint
 from edgespec.errors import ModelError
 from edgespec.kernels.gpu.usable import DTYPES, usable
 from edgespec.kernels.rows import compiled_rows
@@ -19,6 +19,7 @@ from edgespec.model.joint import CachedPart, JointPass
 from edgespec.model.kv_cache import TwoRegionCache
 from edgespec.model.layer_plan import layer_plan
 from edgespec.model.matrices import Product
+from edgespec.model.row_codes import CODED
 from edgespec.model.row_math import BATCHED, CompiledRows, RowMath, SingleRows
 from edgespec.model.source import EMBEDDING, TensorSource, shaped
 from edgespec.model.static_pass import StaticPasses
@@ -68,7 +69,8 @@ class Block:
         """Tell `admit`, which may raise, the bytes of memory that the block will take; then read
         its tensors, telling `progress` how many layers of all are done.
 
-        `cache_dtype`: of keys and values on a CPU, rounded once; "": that of the rows.
+        `cache_dtype`: of keys and values and what convolutions read, rounded once; of 16 bits on a
+        CPU alone; "": that of the rows.
         `graphs`: what captures passes over few rows on that device; without it none are. Raises
         ModelError if source and block do not fit, and for dtypes that do not go together: compiled
         code reads caches by what they are said to be.
@@ -79,7 +81,8 @@ class Block:
         self.device = torch.device(device)
         self.dtype = compute_dtype(dtype)
         here = self.device.type == "cpu" and graphs is None
-        self._cache_dtype = compute_dtype(cache_dtype if here and cache_dtype else dtype)
+        own = cache_dtype if here and cache_dtype in SIXTEEN_BITS else dtype
+        self._cache_dtype = CODED if cache_dtype == EIGHT_BITS else compute_dtype(own)
         self.config = source.config
         self.hidden_size = int(self.config.hidden_size)
         self.vocab_size = int(self.config.vocab_size)
@@ -89,7 +92,7 @@ class Block:
         if admit is not None:
             admit(parts.held_bytes(self.dtype))
         layers = parts.layers
-        self._forms = [layers.rows(index, self._cache_dtype) for index in range(first, end)]
+        self._forms = [layers.rows(index, self.dtype) for index in range(first, end)]
         self.embedding: nn.Parameter | None = None
         if first == 0:
             shape = torch.Size((self.vocab_size, self.hidden_size))
@@ -134,6 +137,7 @@ class Block:
             reserve=reserve,
             dtype=self._cache_dtype,
             device=self.device,
+            folded_as=self.dtype,
         )
 
     def forward(

@@ -16,6 +16,7 @@ import torch
 from edgespec.errors import LocalProtocolError
 from edgespec.kernels.layers import Memory
 from edgespec.model.folded_rows import FoldedRows
+from edgespec.model.row_codes import CODED, as_held, coded_width
 from edgespec.tree.ledger import IntArray
 from edgespec.tree.stems import Fork
 
@@ -37,8 +38,8 @@ class RowForm(NamedTuple):
 
 
 Held = torch.Tensor | tuple[torch.Tensor, ...]
-"""A part of a layer's rows, as keys or values are, [1, heads, T, width]; of a cache with stems in
-pieces, of which each has its share of the T slots, in order."""
+"""A part of a layer's rows, as keys or values are, [1, heads, T, width], maybe as row_codes has
+them; of a cache with stems in pieces, of which each has its share of the T slots, in order."""
 
 AnyHeld = Held | list[Held]
 """Those of one request, or of each of several."""
@@ -92,19 +93,29 @@ class TwoRegionCache:
         reserve: int,
         dtype: torch.dtype,
         device: torch.device | str = "cpu",
+        folded_as: torch.dtype | None = None,
     ) -> None:
-        """Room for `reserve` rows in each of the layers from `first_layer` on, of these forms."""
+        """Room for `reserve` rows in each of the layers from `first_layer` on, of these forms.
+
+        `dtype`: CODED for rows in 8 bits (see row_codes); `folded_as`: of folded ones, None: the
+        same.
+        """
         self._first_layer = first_layer
         self.stems: tuple[Stem, ...] = ()
         self._before = 0  # slots of the stems
         self.length = 0
+        self._dtype = dtype
         slots = _whole_steps(reserve)
+        width = coded_width if dtype == CODED else int
         # [parts, heads, slots, width] of each layer: the slots after the stems.
         self._own = [
-            _zeros((form.parts, form.heads, slots, form.width), dtype, device) for form in forms
+            _zeros((form.parts, form.heads, slots, width(form.width)), dtype, device)
+            for form in forms
         ]
         widths = {n: form.folded for n, form in enumerate(forms, first_layer) if form.folded}
-        self.folded = FoldedRows(widths, dtype, torch.device(device)) if widths else None
+        self.folded: FoldedRows | None = None
+        if widths:
+            self.folded = FoldedRows(widths, folded_as or dtype, torch.device(device))
         self._cut()
         self.places = _zeros((slots,), torch.int64, device)
 
@@ -159,8 +170,8 @@ class TwoRegionCache:
         layer = layer_idx - self._first_layer
         keys, values = self._views[layer]
         begin = self.length - self._before
-        keys.narrow(2, begin, rows).copy_(key)
-        values.narrow(2, begin, rows).copy_(value)
+        keys.narrow(2, begin, rows).copy_(as_held(key, self._dtype))
+        values.narrow(2, begin, rows).copy_(as_held(value, self._dtype))
         held_keys, held_values = self._held(layer, begin + rows)
         return held_keys, held_values
 
@@ -170,7 +181,7 @@ class TwoRegionCache:
         self.make_room(new)
         layer, begin = layer_idx - self._first_layer, self.length - self._before
         # One copy: each is an operation that the host has to launch.
-        self._own[layer].narrow(2, begin, new).copy_(rows)
+        self._own[layer].narrow(2, begin, new).copy_(as_held(rows, self._dtype))
         return self._held(layer, begin + new)
 
     def held(self, rows: int, layer_idx: int) -> tuple[Held, ...]:
@@ -194,7 +205,7 @@ class TwoRegionCache:
             self._pieces = torch.tensor(
                 [[(p.data_ptr(), p.shape[2]) for p in own] for own in every]
             )
-        return Memory(self._own[0].dtype, self._pieces, self.length - self._before, rows)
+        return Memory(self._dtype, self._pieces, self.length - self._before, rows)
 
     def advance(self, rows: int) -> None:
         """Take `rows` slots, written by all layers or (a stopped block) by some."""
@@ -260,7 +271,7 @@ class TwoRegionCache:
         """A cache that begins with the first `stems` stems of this one, and with copies of the
         `copied` rows behind them."""
         other = object.__new__(TwoRegionCache)
-        other._first_layer = self._first_layer
+        other._first_layer, other._dtype = self._first_layer, self._dtype
         other.stems = self.stems[:stems]
         other._before = sum(stem.rows for stem in other.stems)
         other.length = other._before + copied

@@ -18,6 +18,7 @@ from torch.nn.functional import gelu, silu
 from edgespec.kernels.rows import RowKernels, Runs, joined
 from edgespec.model.kv_cache import AnyHeld, Held
 from edgespec.model.rope import Angles, Rotary, apply_rotary
+from edgespec.model.row_codes import decoded
 from edgespec.model.tree_attention import (
     AttentionForm,
     JointVisibility,
@@ -78,7 +79,7 @@ class Taps:
         """The sum over the rows [1, 1, T, n] before each row and itself, times its gate [R, n], by
         torch: each number by itself, so that nothing beside it counts."""
         slots, absent = seen.behind(len(self.weights))
-        first, *others = pieces(held)
+        first, *others = (decoded(one, gates.shape[1], gates.dtype) for one in pieces(held))
         rows, before = first[0, 0][slots if not others else slots.clamp(max=first.shape[2] - 1)], 0
         for piece, other in zip((first, *others), others, strict=False):
             before += piece.shape[2]

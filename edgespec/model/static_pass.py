@@ -20,6 +20,7 @@ import torch
 from edgespec.model.cuda_graphs import Captured, GraphMaker
 from edgespec.model.joint import CachedPart, JointPass
 from edgespec.model.kv_cache import TwoRegionCache, views
+from edgespec.model.row_codes import as_held
 from edgespec.types.static_shapes import ROW_BUCKETS, groups, room_for, row_bucket, slot_bucket
 from edgespec.types.stop_check import StopCheck
 
@@ -73,13 +74,14 @@ class IndexedRows:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Write keys and values [1, kv_heads, R, head_dim]; returns views of the first `end`."""
         keys, values = self._views[layer_idx - self._first]
-        keys.index_copy_(2, self._slots, key)
-        values.index_copy_(2, self._slots, value)
+        keys.index_copy_(2, self._slots, as_held(key, keys.dtype))
+        values.index_copy_(2, self._slots, as_held(value, values.dtype))
         return keys.narrow(2, 0, self._end), values.narrow(2, 0, self._end)
 
     def append(self, rows: torch.Tensor, layer_idx: int) -> tuple[torch.Tensor, ...]:
         """The same of all parts together: `rows` [parts, heads, R, width]."""
-        self._layers[layer_idx - self._first].index_copy_(2, self._slots, rows)
+        layer = self._layers[layer_idx - self._first]
+        layer.index_copy_(2, self._slots, as_held(rows, layer.dtype))
         return self.held(rows.shape[2], layer_idx)
 
     def held(self, rows: int, layer_idx: int) -> tuple[torch.Tensor, ...]:

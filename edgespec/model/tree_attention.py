@@ -12,6 +12,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from edgespec.kernels.gpu.places import Places
 from edgespec.kernels.rows import Runs
 from edgespec.model.kv_cache import AnyHeld, Held
+from edgespec.model.row_codes import decoded
 from edgespec.tree.ledger import BoolArray
 
 
@@ -117,6 +118,13 @@ def pieces(held: Held) -> tuple[torch.Tensor, ...]:
     return (held,) if isinstance(held, torch.Tensor) else held
 
 
+def _decoded(held: Held, numbers: int, dtype: torch.dtype) -> Held:
+    """What is held, as numbers."""
+    if isinstance(held, torch.Tensor):
+        return decoded(held, numbers, dtype)
+    return tuple(decoded(piece, numbers, dtype) for piece in held)
+
+
 def tree_attention(
     query: torch.Tensor, key: AnyHeld, value: AnyHeld, seen: Seen, form: AttentionForm
 ) -> torch.Tensor:
@@ -166,7 +174,10 @@ def _seen_attention(
     for row, own in enumerate(query):
         slots = mask[row].nonzero().squeeze(1)
         # Tensors of their own, as a product may depend on where in memory its factors begin.
-        near = keys.index_select(1, slots).to(wide), values.index_select(1, slots).to(wide)
+        near = [
+            decoded(held.index_select(1, slots), own.shape[1], wide).to(wide)
+            for held in (keys, values)
+        ]
         grouped = own.reshape(kv_heads, -1, own.shape[1]).to(wide, copy=True)
         scores = torch.matmul(grouped, near[0].transpose(1, 2)).mul_(form.scaling)
         if form.softcap is not None:
@@ -185,6 +196,7 @@ def _attention(
 ) -> torch.Tensor:
     """Attention of the rows of one request."""
     rows, heads, head_dim = query.shape
+    key, value = (_decoded(held, head_dim, query.dtype) for held in (key, value))
     kv_heads = (key if isinstance(key, torch.Tensor) else key[0]).shape[1]
     group = heads // kv_heads
     # The queries that share a key head become rows of that head: no kernel needs to know of

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from operator import mul
+from typing import Any
 
 from edgespec.config import Quantisation
 from edgespec.errors import ConfigError
@@ -14,6 +15,7 @@ from edgespec.planning.text_part import (
     DELTA,
     FOLDING,
     GROUPED,
+    LATENT,
     SHARING,
     text_settings,
 )
@@ -26,15 +28,17 @@ MOST_LAYERS, MOST_EXPERTS = 1024, 4096
 _DEFAULT_HEAD_DIM = (
     *("llama", "mistral", "qwen2", "phi3", "granite", "granitemoehybrid", "smollm3"),
     *("olmo2", "olmo3", "exaone4", "cohere2", "olmoe", "mixtral", "hunyuan_v1_dense"),
-    *("qwen2_moe", *CONVOLVING),
+    *("qwen2_moe", "ernie4_5_moe", "hunyuan_v1_moe", *CONVOLVING),
 )
 """Families whose config.json may leave head_dim out: hidden_size / num_attention_heads."""
 _DEFAULT_KV_HEADS = (
     *("llama", "phi3", "granite", "granitemoehybrid", "olmo2", "olmo3", "cohere2", "olmoe"),
+    *LATENT,
 )
 """Families whose config.json may leave num_key_value_heads out: as many as heads."""
 _TIED = (
     *("gemma", "gemma2", "gemma3_text", "gemma4_text", "smollm3", "ernie4_5", "cohere2"),
+    "ernie4_5_moe",
     *CONVOLVING,
 )
 """Families whose head is the embedding unless config.json says otherwise."""
@@ -47,11 +51,16 @@ EXPERTS = {
     "granitemoehybrid": "num_local_experts",
     **dict.fromkeys(SHARING, "num_experts"),
     **dict.fromkeys(GROUPED, "n_routed_experts"),
+    "ernie4_5_moe": "moe_num_experts",
+    "hunyuan_v1_moe": "num_experts",
 }
 """Mixtures, and the field that counts their experts."""
+ACTIVE = {"gemma4_text": "top_k_experts", "ernie4_5_moe": "moe_k", "hunyuan_v1_moe": "moe_topk"}
+"""Mixtures that have another field for how many of them a row goes through than
+num_experts_per_tok."""
 WIDTHS = {
     "qwen3_moe": "moe_intermediate_size",
-    **dict.fromkeys(("lfm2_moe", *SHARING, *GROUPED), "moe_intermediate_size"),
+    **dict.fromkeys(("lfm2_moe", "ernie4_5_moe", *SHARING, *GROUPED), "moe_intermediate_size"),
 }
 """Families that have another field for the inner width than intermediate_size."""
 FAMILIES = tuple(
@@ -70,6 +79,25 @@ Matrices = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
+class Latent:
+    """Of layers that hold one latent of a row for all heads (see model.latent.LatentForm)."""
+
+    rank: int
+    turned: int
+    straight: int
+    value: int
+    query_rank: int = 0
+
+    def matrices(self, heads: int, hidden: int) -> Matrices:
+        """Shapes [out, in] of a layer's, of which some are of one head."""
+        queries, narrow = heads * (self.straight + self.turned), self.query_rank
+        down = ((narrow, hidden), (queries, narrow)) if narrow else ((queries, hidden),)
+        of_head = ((self.rank, self.straight), (self.value, self.rank))
+        entering = (*down, (self.rank + self.turned, hidden))
+        return (*entering, *of_head * heads, (hidden, heads * self.value))
+
+
+@dataclass(frozen=True, slots=True)
 class Architecture:
     """The sizes of a decoder-only model whose layers are all alike, but for what `uneven` says, and
     that `convolutions` of them may have a short convolution in place of attention, `states` of them
@@ -81,7 +109,8 @@ class Architecture:
     through `active` of them, and through an MLP beside them that is `shared` wide, if that is not
     0. A state has a matrix [`state_key`, `state_value`] for each of its `state_heads`, whose keys
     are `state_groups`. `gated`: attention and states have a gate more, by number or by head.
-    `family`: its `model_type`.
+    `latent`: what attention is over, if not over keys. `family`: its `model_type`. `coded`: caches
+    hold rows in 8 bits, not 16.
     """
 
     layers: int
@@ -106,6 +135,8 @@ class Architecture:
     dense_width: int = 0
     family: str = "llama"
     uneven: Uneven | None = None
+    latent: Latent | None = None
+    coded: bool = False
 
     @property
     def width(self) -> int:
@@ -115,7 +146,7 @@ class Architecture:
 
     @property
     def kv_width(self) -> int:
-        """Numbers in the keys (or the values) of one row in one layer."""
+        """Numbers in the keys (or the values) of one row in one layer; half of its latent."""
         return self.mean(self._kv_width)
 
     @property
@@ -149,7 +180,9 @@ class Architecture:
         kv, shared = (self._held(layer), hidden), _gated(self.shared, hidden)
         if uneven is None:
             queries = (self.width * (1 + self.gated), hidden)
-            attention = queries, kv, kv, (hidden, self.width)
+            attention: Matrices = queries, kv, kv, (hidden, self.width)
+            if self.latent is not None:
+                attention = self.latent.matrices(self.heads, hidden)
             return (*attention, *shared), _gated(self.intermediate, hidden)
         full, shares = uneven.kind(layer) == FULL, layer >= self.layers - uneven.shared
         width = self.heads * (uneven.head_dim if full else self.head_dim)
@@ -161,6 +194,8 @@ class Architecture:
 
     def _held(self, layer: int) -> int:
         """Numbers in one layer's keys, which are another layer's where it has none."""
+        if self.latent is not None:
+            return -(-(self.latent.rank + self.latent.turned) // 2)
         if self.uneven is None:
             return self.kv_heads * (self.head_dim or self.hidden // self.heads)
         if self.uneven.kind(layer) == FULL:
@@ -188,7 +223,7 @@ class Architecture:
         """Of layers [first, end): their weights as a multiple of those that as many usual layers
         have, and the mean of `kv_bytes`."""
         weights = self.mean(self._weights, first, end) / self.layer_weights
-        return weights, 2 * 2 * self.mean(self._kv_width, first, end)
+        return weights, 2 * self._row_bytes(self.mean(self._kv_width, first, end))
 
     def _weights(self, layer: int) -> int:
         beside, mlp = self.matrices(layer)
@@ -219,17 +254,30 @@ class Architecture:
         """Bytes of the output head in 16 bit; the input embedding has as many."""
         return 2 * self.vocab * self.hidden
 
+    def _row_bytes(self, numbers: int) -> int:
+        """Bytes of so many numbers of a row, of which those of a head share a scale."""
+        if not self.coded:
+            return 2 * numbers
+        if self.latent is not None:  # of which this is a half
+            return numbers + 2
+        return numbers + 4 * -(-numbers // (self.head_dim or self.hidden // self.heads))
+
     @property
     def kv_bytes(self) -> int:
-        """Bytes of what one layer holds of one row, keys and values, in 16 bit."""
+        """Bytes of what one layer holds of one row, keys and values."""
+        convolved = self.convolutions * self._row_bytes(self.hidden)
+        return (self._attended + convolved) // self.layers
+
+    @property
+    def _attended(self) -> int:
+        """Bytes of the keys and values of one row in all layers."""
         attending = self.layers - self.convolutions - self.states
-        return 2 * (attending * 2 * self.kv_width + self.convolutions * self.hidden) // self.layers
+        return attending * 2 * self._row_bytes(self.kv_width)
 
     @property
     def seen_share(self) -> float:
         """How much of these is read of each earlier row: a convolution reads a few rows alone."""
-        attending = 2 * 2 * self.kv_width * (self.layers - self.convolutions - self.states)
-        return attending / self.layers / self.kv_bytes if self.convolutions else 1.0
+        return self._attended / self.layers / self.kv_bytes if self.convolutions else 1.0
 
     @property
     def request_bytes(self) -> int:
@@ -375,6 +423,9 @@ def architecture_of(config: Mapping[str, object], where: str) -> Architecture:
         )
     default_dim = hidden // heads if family in _DEFAULT_HEAD_DIM else 0
     default_dim = 256 if family == "gemma4_text" else default_dim
+    latent = _latent(config, where, family) if family in LATENT else None
+    if latent is not None:
+        config = config | {"head_dim": latent.straight + latent.turned}
     experts, active = _experts(config, where, family) if family in EXPERTS else (0, 0)
     layers = _count(config, where, "num_hidden_layers", most=MOST_LAYERS)
     inner, uneven = _count(config, where, WIDTHS.get(family, "intermediate_size")), None
@@ -384,7 +435,7 @@ def architecture_of(config: Mapping[str, object], where: str) -> Architecture:
         if config.get("enable_moe_block") is True:
             inner, shared = _count(config, where, "moe_intermediate_size"), inner
             experts = _count(config, where, "num_experts", most=MOST_EXPERTS)
-            active = _count(config, where, "top_k_experts", most=experts)
+            active = _count(config, where, ACTIVE[family], most=experts)
     if family == "granitemoehybrid" and not experts:
         inner, shared = shared, 0
     dense = _dense(config, where, family, layers) if experts else 0
@@ -407,6 +458,20 @@ def architecture_of(config: Mapping[str, object], where: str) -> Architecture:
         **_states(config, where, family, hidden),
         family=family,
         uneven=uneven,
+        latent=latent,
+    )
+
+
+def _latent(config: Mapping[str, object], where: str, family: str) -> Latent:
+    """The sizes of latents; what config.json leaves out is what transformers takes for it."""
+    glm = family == "glm4_moe_lite"
+    narrow = config.get("q_lora_rank", 768 if glm else 1536)
+    return Latent(
+        rank=_count(config, where, "kv_lora_rank", 512),
+        turned=_count(config, where, "qk_rope_head_dim", 64),
+        straight=_count(config, where, "qk_nope_head_dim", 192 if glm else 128),
+        value=_count(config, where, "v_head_dim", 256 if glm else 128),
+        query_rank=0 if narrow is None else _count({"q_lora_rank": narrow}, where, "q_lora_rank"),
     )
 
 
@@ -453,16 +518,28 @@ def _shared(config: Mapping[str, object], where: str, family: str, inner: int) -
     if family in SHARING:
         usual = 5632 if family == "qwen2_moe" else 512
         return _count(config, where, "shared_expert_intermediate_size", usual)
-    if family in GROUPED:
-        return inner * _count({"n_shared_experts": 1, **config}, where, "n_shared_experts", least=0)
-    return 0
+    if family in GROUPED or family == "ernie4_5_moe":
+        field, usual = "n_shared_experts", 1
+        if family == "ernie4_5_moe":
+            field, usual = "moe_num_shared_experts", 2
+        return inner * _count({field: usual, **config}, where, field, least=0)
+    return inner if family == "hunyuan_v1_moe" else 0
 
 
 def _dense(config: Mapping[str, object], where: str, family: str, layers: int) -> int:
     """How many layers of a mixture have no experts; at least one has some."""
     field, usual = ("num_dense_layers", 2) if family == "lfm2_moe" else ("first_k_dense_replace", 1)
+    usual = {"deepseek_v2": 0, "deepseek_v3": 3}.get(family, usual)
     if family == "lfm2_moe" or family in GROUPED:
         return min(_count({field: usual, **config}, where, field, least=0), layers - 1)
+    if family == "ernie4_5_moe":
+        given = {"moe_layer_start_index": 1, "moe_layer_end_index": -1, **config}
+        step = _count(config, where, "moe_layer_interval", 1)
+        first = _count(given, where, "moe_layer_start_index", least=0)
+        end = _count(given, where, "moe_layer_end_index", least=-1)
+        last = layers - 1 if end == -1 else end
+        found = sum((n + 1) % step > 0 or not first <= n <= last for n in range(layers))
+        return min(found, layers - 1)
     step = _count(config, where, "decoder_sparse_step", 1)
     named = config.get("mlp_only_layers") or []
     if not isinstance(named, list):
@@ -476,7 +553,7 @@ def longest_context(config: Mapping[str, object], where: str) -> int:
     return _count(text_settings(config), where, "max_position_embeddings")
 
 
-def _states(config: Mapping[str, object], where: str, family: str, hidden: int) -> dict[str, int]:
+def _states(config: Mapping[str, object], where: str, family: str, hidden: int) -> dict[str, Any]:
     """Sizes of states, where there are some."""
     if family in DELTA:
         layers = _count(config, where, "num_hidden_layers", most=MOST_LAYERS)
@@ -515,10 +592,11 @@ def _experts(config: Mapping[str, object], where: str, family: str) -> tuple[int
     experts = _count(config, where, EXPERTS[family], least=least)
     if not experts:
         return 0, 0
-    active = _count(config, where, "num_experts_per_tok")
+    field = ACTIVE.get(family, "num_experts_per_tok")
+    active = _count(config, where, field)
     if active > experts:
         raise ConfigError(
-            f"{where}: num_experts_per_tok is {active}, more than the {EXPERTS[family]}, {experts}"
+            f"{where}: {field} is {active}, more than the {EXPERTS[family]}, {experts}"
         )
     return experts, active
 

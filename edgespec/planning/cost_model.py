@@ -123,8 +123,8 @@ class CostModel:
 
     `layer_bytes`: one layer, held in `bits` (4, 8 or 16) a weight, scales included; `quantisation`:
     its name, "" where only the bits are known. `unpacked`: see FileBytes. `kv_bytes`: what is held
-    of one row in one layer, keys and values, 16 bit; attention reads `of.seen_share` of it. `head`:
-    the output head.
+    of one row in one layer, keys and values, 16 bit or `of.coded`; attention reads `of.seen_share`
+    of it. `head`: the output head.
     `vocab`: tokens, of which one is chosen.
     `expert_bytes`: what the `experts` of a mixture have of `layer_bytes`, in `expert_bits`; each
     row goes through `active` of them. `family`: its `model_type`. `draft`: the whole model that

@@ -66,7 +66,7 @@ class Assign(Message, tag=4, frozen=True):
     one. `ring_key` is the secret of this ring's members. `block_number`: what the block is called
     on the block channel. `head`: how the last stage holds the output head, as a quantisation's
     name; "" for a stage that has none. `rows`: cache rows of all requests together, guesses beyond
-    what is planned not counted. `cache_dtype`: of keys and values on a CPU; "": `dtype`.
+    what is planned not counted. `cache_dtype`: of keys and values; "": `dtype`.
 
     `number`: that of this assignment. Whatever answers it names it, so that no answer to an earlier
     one counts for this. It goes up while a coordinator runs, from a start of its own: what is lower

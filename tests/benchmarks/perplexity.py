@@ -6,7 +6,8 @@ Without options: the bundled base model, and every question and answer of
 edgespec/bench/prompts/gsm8k-test-40.jsonl, which it was not trained on. Each text is one sequence;
 each token is predicted from those before it. One thread of the CPU. `loss` is against the first
 figure: with `none`, the weights as the model has them, or as its file's codes stand for them.
-`--head-quant` takes several names too: every one is tried with every `--quant`.
+`--head-quant` takes several names too: every one is tried with every `--quant`. `--dtypes` takes
+float32+int8 too: computed in the one, with caches in the other.
 """
 
 from __future__ import annotations
@@ -38,9 +39,10 @@ def measured(
         try:
             for dtype in dtypes:
                 ends = open_source(model, NAMED[head])
-                found = perplexity(open_source(model, NAMED[name]), ends, dtype, texts)
+                computed, _, held = dtype.partition("+")
+                found = perplexity(open_source(model, NAMED[name]), ends, computed, texts, held)
                 plain = plain or found
-                cells += [f"{found:.4f}", f"{found / plain - 1:.2%}"]
+                cells += [f"{found:.4f}", f"{found / plain - 1:.3%}"]
         except ModelError as error:
             cells.append(str(error))
         yield cells

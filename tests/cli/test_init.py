@@ -125,6 +125,13 @@ def test_what_cannot_be_added_is_refused(here: Here, folder: Path) -> None:
         models_of(made)
 
 
+def test_packed_blocks_in_float32_have_narrow_caches(here: Here, folder: Path) -> None:
+    for asked, held in ((), "float16"), (("float32",), ""), (("int8",), "int8"):
+        options = ("--quant", "int8", "--dtype", "float32", *(f"--cache-dtype={o}" for o in asked))
+        assert here("--stages", "2", *options).code == 0
+        assert ClusterFolder.open(folder).settings.cache_dtype == held
+
+
 def test_another_folder_is_named_in_what_is_to_be_run(
     here: Here, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -250,6 +250,19 @@ def test_a_known_model_is_planned_by_its_name(here: Here, monkeypatch: pytest.Mo
     assert "charged as tinyllama-1.1b, but the guesses are those of the bundled pair" in done.out
 
 
+def test_caches_of_8_bits_are_charged_and_in_the_commands(
+    here: Here, folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(played_plans, "_play", unplayed)
+    asked = ("--model", folder, "--devices", f"3*{NANO}", "--json", "--cache-dtype")
+    wide, narrow = (json.loads(here(*asked, held).out) for held in ("auto", "int8"))
+    a_layer = [made["nodes"][1]["cache_bytes"] / made["layers"][0] for made in (wide, narrow)]
+    assert a_layer[1] == a_layer[0] * 132 / 256, "heads of 128"
+    assert "--cache-dtype int8" in narrow["commands"][0]
+    assert "--cache-dtype" not in wide["commands"][0]
+    here(*asked, "float16").assert_refused("caches in 'float16' of a ring in bfloat16, which may")
+
+
 def test_what_does_not_fit_is_refused_in_numbers(here: Here, folder: str) -> None:
     asked = ("--model", folder, "--devices", f"2*{NANO}", "--requests", "2")
     here(*asked, "--head", "coordinator").assert_refused(

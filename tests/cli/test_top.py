@@ -176,7 +176,7 @@ def looking(ring: NodeRing, *steps: Callable[[], object]) -> None:
     thread = threading.Thread(target=act)
     thread.start()
     try:
-        module.top(False, str(ring.address), 10.0, "")
+        module.top(str(ring.address), 10.0, "")
     finally:
         thread.join()
     if failures:
@@ -199,7 +199,7 @@ def test_it_is_live_follows_the_terminals_size_and_q_leaves(ring: NodeRing) -> N
             sees(terminal, "edgespec top"),  # another second, another look
             lambda: terminal.resize(24, 44),
             terminal.forget,
-            sees(terminal, r"node +device +state +°C"),
+            sees(terminal, r"node +device +layers +state +GiB free +°C"),
             lambda: terminal.type("q"),
         )
         assert "\033[?1049l" in terminal.text, "the screen before is back"
@@ -264,17 +264,6 @@ def test_where_there_is_no_terminal_a_block_is_printed_every_second(
     assert "\033" not in text
     assert f"coordinator at {ring.address}\n" in text
     assert "toybox" in text
-
-
-def test_once(
-    ring: NodeRing, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    done = run_here(capfd, monkeypatch, "top", "--once", "--coordinator", str(ring.address))
-    assert done.code == 0
-    assert done.out.count("the ring of 2 stage(s) is up") == 1
-    arguments = ("top", "--once", "--coordinator", "127.0.0.1:9", "--wait", "0.3")
-    done = run_here(capfd, monkeypatch, *arguments)
-    done.assert_refused("no coordinator answered at 127.0.0.1:9", code=1)
 
 
 def test_what_no_wait_mends_ends_it(

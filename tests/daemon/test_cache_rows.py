@@ -133,6 +133,15 @@ def test_the_rows_of_a_ring_with_room_are_those_of_live_requests(
     assert row_bytes == 2 * needs().model.costs.kv_bytes * 9 // 8, "of 32 bits, with its spare"
     half = cache_rows(replace(CONFIG, cache_dtype="float16"), 1024, "cpu")[1]
     assert half == needs().model.costs.kv_bytes * 9 // 8, "as stages hold them"
+    coded = cache_rows(replace(CONFIG, cache_dtype="int8"), 1024, "cpu")[1]
+    of = needs().model.of
+    row = TwoRegionCache(
+        first_layer=0,
+        forms=[RowForm(of.kv_heads, of.hidden // of.heads)],
+        reserve=64,
+        dtype=torch.int8,
+    )
+    assert coded == row.own_bytes // 64 * 9 // 8, "with their scales"
     monkeypatch.setattr("edgespec.daemon.cache_rows.available_memory", lambda _: Room(0))
     rows, _ = cache_rows(CONFIG, 1024, "cpu")
     assert rows is not None

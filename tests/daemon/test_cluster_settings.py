@@ -21,8 +21,12 @@ from edgespec.errors import ConfigError
     [
         ({"stages": 0}, "0 stages"),
         ({"dtype": "int7"}, "unknown dtype"),
-        ({"cache_dtype": "int8"}, "caches in 'int8' of a ring in float32; one in float32 may"),
+        (
+            {"cache_dtype": "int4"},
+            "caches in 'int4' of a ring in float32, which may have them in fl",
+        ),
         ({"cache_dtype": "float16", "dtype": "bfloat16"}, "caches in 'float16' of a ring in bf"),
+        ({"cache_dtype": "int8", "dtype": "float64"}, "have them in float64$"),
         ({"quant": "int3"}, "unknown quantisation"),
         ({"head_quant": "auto"}, "unknown quantisation"),
         ({"draft_quant": ""}, "unknown quantisation"),

@@ -15,6 +15,7 @@ from edgespec.config import FILE, NAMED, QUANTISATIONS
 from edgespec.daemon import precision
 from edgespec.daemon.bundled_models import bundled
 from edgespec.daemon.precision import (
+    cache_dtype_for,
     draft_quantisation_for,
     dtype_for,
     four_bit_for,
@@ -45,6 +46,21 @@ def named(folder: Path, content: object) -> str:
     """What is chosen for a folder with this config.json."""
     (folder / "config.json").write_text(json.dumps(content))
     return quantisation_for(str(folder)).name
+
+
+def test_caches_of_packed_blocks_in_float32_have_16_bits() -> None:
+    for quant, dtype, asked, expected in (
+        ("int4", "float32", AUTO, "float16"),
+        ("file", "float32", AUTO, "float16"),
+        ("none", "float32", AUTO, ""),
+        ("int4", "bfloat16", AUTO, ""),
+        ("int4", "float64", AUTO, ""),
+        ("int4", "float32", "float32", ""),
+        ("none", "float32", "bfloat16", "bfloat16"),
+        ("none", "bfloat16", "int8", "int8"),
+    ):
+        with case(quant, dtype, asked):
+            assert cache_dtype_for(NAMED[quant], dtype, asked) == expected
 
 
 def test_a_model_is_packed_by_its_size_and_shapes(tmp_path: Path) -> None:

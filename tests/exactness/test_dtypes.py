@@ -23,6 +23,8 @@ from edgespec.policy.registry import POLICIES
 from edgespec.wire.client_messages import Finished
 
 DTYPES = ("bfloat16", "float16", "float32")
+NARROW = ("float32+int8", "float32+float16", "bfloat16+int8")
+"""With caches in other dtypes."""
 TEMPERATURES = (0.0, 0.8)
 NEW_TOKENS = 24
 TEXTS = ("gsm8k-test-3", "code-3", "help-1")
@@ -44,7 +46,7 @@ def ways() -> Iterator[tuple[int, int, str]]:
     return zip(cycle((3, 1, 2, 5)), cycle((64, 5, 16)), drafts, strict=False)
 
 
-@pytest.mark.parametrize("dtype", tiered(DTYPES, ["bfloat16"]))
+@pytest.mark.parametrize("dtype", tiered((*DTYPES, *NARROW), ["bfloat16", "float32+int8"]))
 def test_every_policy_gives_the_text_of_plain_decoding(dtype: str) -> None:
     guessed = 0
     matrix = zip(POLICIES, ways(), cycle(TEMPERATURES), cycle(TEXTS), strict=False)
@@ -73,7 +75,7 @@ def test_every_policy_gives_the_text_of_plain_decoding_everywhere(dtype: str) ->
             assert ring.ask(asked).token_ids == wanted.token_ids, (stages, chunk, policy, name)
 
 
-@pytest.mark.parametrize("dtype", tiered(DTYPES, ["bfloat16"]))
+@pytest.mark.parametrize("dtype", tiered((*DTYPES, *NARROW), ["bfloat16"]))
 def test_live_requests_and_kept_rows_change_no_token(dtype: str) -> None:
     """Three requests at once that begin alike, and then the next turn of one of them."""
     preamble = "".join(prompts().values())[:300]

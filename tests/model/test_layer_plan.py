@@ -21,6 +21,7 @@ from edgespec.model import block as block_module
 from edgespec.model.block import Block
 from edgespec.model.layer_plan import LOOK, LayerPlan
 from edgespec.model.loader import Checkpoint
+from edgespec.model.row_codes import as_held
 from edgespec.model.source import TensorSource
 from edgespec.model.sources import QuantisingSource
 from edgespec.planning.operations import EXPERT_OPERATIONS, OWN_OPERATIONS
@@ -110,22 +111,25 @@ def test_every_form(root: Path, quant: str, dtype: str, monkeypatch: pytest.Monk
     assert differ(sides(source, dtype, monkeypatch)) == 0
 
 
-@pytest.mark.parametrize("cache_dtype", ["float16", *tiered(["bfloat16"], [])])
-def test_caches_of_16_bits(root: Path, cache_dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A row is what it is alone with them too."""
+@pytest.mark.parametrize("cache_dtype", ["float16", "int8", *tiered(["bfloat16"], [])])
+def test_narrow_caches(root: Path, cache_dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row is what it is alone with them too, rounded by compiled code as by torch."""
     for name in ("gemma2", "qwen3", "lfm2"):
         source = family(root, name)
         with case(name):
             twice = sides(source, "float32", monkeypatch, cache_dtype=cache_dtype)
             assert differ(twice) == 0
-            held = twice.joint.caches(2)
-            assert held.dtype == getattr(torch, cache_dtype)
             whole = Twice(source, CUTS, "float32")
             whole.open(2)
             whole.run([Asker(2, seed=2).prompt(WINDOW + 30)])
-            one = held.shape[0] // source.layers
-            first = whole.joint.caches(2)[:one]
-            assert torch.equal(held[:one, : WINDOW + 30], first.to(held.dtype)), "rounded once"
+            held, first = (
+                torch.cat([*(stem.layers[0] for stem in cache.stems), cache.layer(0)], 2)
+                for cache in (side.joint.stages[0]._caches[2] for side in (twice, whole))
+            )
+            assert held.dtype == getattr(torch, cache_dtype)
+            rows = first[:, :, : WINDOW + 30]
+            once = as_held(rows, held.dtype).to(held.dtype)
+            assert torch.equal(held[:, :, : WINDOW + 30], once), "rounded once"
 
 
 def test_caches_that_compiled_code_would_misread(root: Path) -> None:
@@ -133,8 +137,9 @@ def test_caches_that_compiled_code_would_misread(root: Path) -> None:
     for dtype, caches in (
         *(("float32", wrong) for wrong in ("float64", "float32", "int64", "half", "\0")),
         *((other, "float16") for other in ("float64", "bfloat16", "float16", "int64")),
+        *((other, "int8") for other in ("float64", "int64")),
     ):
-        with case(dtype, caches), pytest.raises(ModelError, match="may have them in float16"):
+        with case(dtype, caches), pytest.raises(ModelError, match="which may have them in"):
             Block(source, 0, 1, dtype, cache_dtype=caches)
     narrow, wide = (
         Block(source, 0, 1, "float32", cache_dtype=caches).new_cache(1).memory(1)

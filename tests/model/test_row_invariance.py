@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from support.cases import case
 from support.checkpoints import FAMILY_SETTINGS, FOLDING, write_family
 from support.pipelines import CUTS, Grower, Pipeline, random_tokens
-from support.tiers import examples, tiered
+from support.tiers import examples, thorough, tiered
 
 from edgespec.model import block as block_module
 from edgespec.model.block import Block
@@ -28,6 +28,8 @@ from edgespec.model.sources import open_source
 from edgespec.model.tree_attention import tree_mask
 
 DTYPES = ("bfloat16", "float16", "float32")
+NARROW = ("float32+int8", "bfloat16+int8", "float32+float16")
+"""What is computed in, and what caches are held in."""
 NAMES = list(FAMILY_SETTINGS)
 QUICK = ["llama", "gemma2", "phi3", "gpt_oss", "granite", "lfm2"]
 
@@ -36,8 +38,8 @@ class OneByOne:
     """A model whose rows are run one a pass, in one block: what all others are compared with."""
 
     def __init__(self, folder: Path, dtype: str) -> None:
-        source = open_source(folder)
-        self._block = Block(source, 0, source.layers, dtype)
+        source, (dtype, _, held) = open_source(folder), dtype.partition("+")
+        self._block = Block(source, 0, source.layers, dtype, cache_dtype=held)
         # By path, the row at its end and a cache that holds the path and nothing else.
         self._known: dict[tuple[int, ...], tuple[torch.Tensor, TwoRegionCache]] = {}
 
@@ -128,6 +130,16 @@ def test_every_family(zoo: Zoo, name: str, dtype: str) -> None:
     assert differing(zoo.pair(name, dtype), 3, STEPS) == 0
 
 
+@pytest.mark.parametrize("name", tiered(NAMES, ["gemma4_text", "gpt_oss", "lfm2", *FOLDING]))
+@pytest.mark.parametrize("dtype", tiered(NARROW, ["float32+int8"]))
+def test_every_family_with_narrow_caches(zoo: Zoo, name: str, dtype: str) -> None:
+    pair = zoo.pair(name, dtype)
+    assert differing(pair, 3, STEPS) == 0
+    for stage in pair[0].stages:
+        layer = stage.cache.layer(0)
+        assert layer.dtype == getattr(torch, dtype.partition("+")[2]) or not layer.numel()
+
+
 @given(
     seed=st.integers(0, 2**32 - 1),
     dtype=st.sampled_from(DTYPES),
@@ -135,7 +147,7 @@ def test_every_family(zoo: Zoo, name: str, dtype: str) -> None:
     steps=st.lists(st.integers(-4, 17), min_size=2, max_size=8),
 )
 @examples(10)
-@pytest.mark.parametrize("name", ["llama", "gemma2", "lfm2"])
+@pytest.mark.parametrize("name", ["llama", "gemma2", "lfm2", thorough("deepseek_v2")])
 def test_random_trees(
     zoo: Zoo, name: str, seed: int, dtype: str, stages: int, steps: list[int]
 ) -> None:
@@ -163,8 +175,10 @@ def test_every_family_without_a_compiler(
 ) -> None:
     monkeypatch.setattr(block_module, "row_math", lambda *_: SingleRows())
     folder = zoo.folder(name)
-    pair = Pipeline(folder, CUTS[2], "bfloat16"), OneByOne(folder, "bfloat16")
-    assert differing(pair, 4, STEPS[:6]) == 0
+    for dtype in ("bfloat16", "bfloat16+int8"):
+        pair = Pipeline(folder, CUTS[2], dtype), OneByOne(folder, dtype)
+        with case(dtype):
+            assert differing(pair, 4, STEPS[:6]) == 0
 
 
 def test_another_dtype_or_path_is_seen(zoo: Zoo) -> None:

@@ -45,13 +45,18 @@ def sequences(model: str, texts: list[str], longest: int, tokens: int) -> list[l
 
 
 def perplexity(
-    source: TensorSource, ends: TensorSource, dtype: str, texts: list[list[int]]
+    source: TensorSource,
+    ends: TensorSource,
+    dtype: str,
+    texts: list[list[int]],
+    cache_dtype: str = "",
 ) -> float:
     """exp of the mean cross-entropy of every token behind the first of its text.
 
     `source` has the layers as they are to be held, `ends` the output head of the same model.
     """
-    block, head = Block(source, 0, source.layers, dtype), OutputHead(ends, dtype)
+    block = Block(source, 0, source.layers, dtype, cache_dtype=cache_dtype)
+    head = OutputHead(ends, dtype)
     loss, count = 0.0, 0
     for text in texts:
         tokens, length = torch.tensor(text), len(text)

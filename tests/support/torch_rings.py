@@ -66,11 +66,13 @@ def torch_ring(
     """A ring of the bundled base and one of its draft sources; without `kept_rows` it is empty
     again after every answer, so that it may be shared. `base`: another form of the same model.
     `head_last`: the output head is on the last stage. `head_quant`: of the output heads, the base's
-    and the draft's. `chunk`: rows of a prompt that travel together."""
+    and the draft's. `chunk`: rows of a prompt that travel together. `dtype` may name that of caches
+    behind a "+"."""
     mixed = quant == "file" and base == BASE
     source = MixedSource(Checkpoint(BASE)) if mixed else open_source(base, NAMED[quant])
     cuts = blocks_of(source.layers, stages, bound=bound_last(source.config))
-    blocks = [Block(source, first, end, dtype) for first, end in cuts]
+    dtype, _, held = dtype.partition("+")
+    blocks = [Block(source, first, end, dtype, cache_dtype=held) for first, end in cuts]
     few = NAMED[head_quant]
     head = OutputHead(open_source(base, few), dtype)
     parts = BaseParts(BASE, source, head, dtype, "cpu", head_quantisation=few)

@@ -54,14 +54,16 @@ def attention(
     """Attention of `query` [R, heads, head_dim], in float16, bfloat16 or float32.
 
     `keys`, `values`: pieces [kv_heads, T, head_dim] whose slots are counted on from one to the
-    next. See AttentionForm for the rest. Returns [R, heads * head_dim].
+    next, of the query's dtype or as model.row_codes has them; of 8 bits they become such numbers
+    as they are read. See AttentionForm for the rest. Returns [R, heads * head_dim].
     """
     count, heads, head_dim = query.shape
     kv_heads = keys[0].shape[0]
     group = heads // kv_heads
     assert query.stride()[1:] == (head_dim, 1)
+    row = keys[0].shape[2]
     for piece in (*keys, *values):
-        assert piece.stride()[1:] == (head_dim, 1)
+        assert piece.stride()[1:] == (row, 1)
     width = places.slots.shape[1]
     sections = cdiv(width, _SECTION)
     lanes = max(_LANES, next_power_of_2(group))
@@ -72,7 +74,7 @@ def attention(
     device = query.get_device()
     tile = lanes // next_power_of_2(group)
     _sections_launcher(
-        *(heads, group, lanes, head_dim, wide, block),
+        *(heads, group, lanes, head_dim, row, wide, block),
         *(len(keys) > 1, softcap is not None, window is not None),
     ).launch(
         (cdiv(count, tile), kv_heads, sections),
@@ -99,6 +101,7 @@ def _sections_launcher(
     group: int,
     lanes: int,
     head_dim: int,
+    row: int,
     wide: int,
     block: int,
     pieced: bool,
@@ -112,6 +115,7 @@ def _sections_launcher(
         PADDED=next_power_of_2(group),
         LANES=lanes,
         DIM=head_dim,
+        ROW=row,
         WIDE=wide,
         BLOCK=block,
         SECTION=_SECTION // block,
@@ -151,7 +155,7 @@ def _addresses(keys: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> 
 
 
 @triton.jit
-def _held(pieces, count, slots, head, like, COLUMN: tl.constexpr, DIM: tl.constexpr):
+def _held(pieces, count, slots, head, like, COLUMN: tl.constexpr, ROW: tl.constexpr):
     """Pointers to the rows of slots, of the keys (`COLUMN` 1) or values (2) of one head."""
     first = tl.zeros_like(slots).to(tl.int64)
     address = first
@@ -163,7 +167,19 @@ def _held(pieces, count, slots, head, like, COLUMN: tl.constexpr, DIM: tl.conste
         address = tl.where(behind, tl.load(pieces + piece * 5 + COLUMN), address)
         stride = tl.where(behind, tl.load(pieces + piece * 5 + COLUMN + 2), stride)
     at = address.to(tl.pointer_type(like.dtype.element_ty))
-    return at + head * stride + (slots - first) * DIM
+    return at + head * stride + (slots - first) * ROW
+
+
+@triton.jit
+def _numbers(at, there, lane, like, DIM: tl.constexpr, ROW: tl.constexpr):
+    """The rows that begin at these pointers, as numbers like those."""
+    inside = there[:, None] & (lane < DIM)[None, :]
+    rows = tl.load(at[:, None] + lane[None, :], mask=inside, other=0)
+    if ROW > DIM:
+        scales_at = (at + (ROW - 4)).to(tl.pointer_type(tl.float32))
+        scales = tl.load(scales_at, mask=there, other=0.0)
+        rows = (rows.to(tl.float32) * scales[:, None]).to(like.dtype)
+    return rows
 
 
 @triton.jit
@@ -184,21 +200,22 @@ def _attend(
     total,
     sums,
     DIM: tl.constexpr,
+    ROW: tl.constexpr,
     WIDE: tl.constexpr,
     PIECED: tl.constexpr,
     CAPPED: tl.constexpr,
 ):
     """The greatest scores, totals and sums of lanes after one block more."""
     lane = tl.arange(0, WIDE)
-    there = (slots >= 0)[:, None] & (lane < DIM)[None, :]
+    there = slots >= 0
     least = tl.maximum(slots, 0).to(tl.int64)
     if PIECED:
-        key_at = _held(pieces, piece_count, least, head, keys, 1, DIM)
-        value_at = _held(pieces, piece_count, least, head, values, 2, DIM)
+        key_at = _held(pieces, piece_count, least, head, keys, 1, ROW)
+        value_at = _held(pieces, piece_count, least, head, values, 2, ROW)
     else:
-        key_at = keys + head * key_stride + least * DIM
-        value_at = values + head * value_stride + least * DIM
-    key = tl.load(key_at[:, None] + lane[None, :], mask=there, other=0.0)
+        key_at = keys + head * key_stride + least * ROW
+        value_at = values + head * value_stride + least * ROW
+    key = _numbers(key_at, there, lane, query, DIM, ROW)
     scores = tl.dot(query, tl.trans(key), input_precision="ieee") * scaling
     if CAPPED:
         scores = (2.0 * tl.sigmoid(2.0 * (scores / softcap)) - 1.0) * softcap
@@ -209,7 +226,7 @@ def _attend(
     weights = tl.exp(scores - base[:, None])
     before = tl.exp(most - base)
     total = tl.fma(total, before, tl.sum(weights, 1))
-    value = tl.load(value_at[:, None] + lane[None, :], mask=there, other=0.0)
+    value = _numbers(value_at, there, lane, query, DIM, ROW)
     sums = tl.dot(weights.to(value.dtype), value, sums * before[:, None], input_precision="ieee")
     return greatest, total, sums
 
@@ -239,6 +256,7 @@ def _sections(
     PADDED: tl.constexpr,
     LANES: tl.constexpr,
     DIM: tl.constexpr,
+    ROW: tl.constexpr,
     WIDE: tl.constexpr,
     BLOCK: tl.constexpr,
     SECTION: tl.constexpr,
@@ -279,7 +297,7 @@ def _sections(
         most, total, sums = _attend(
             *(x, keys, values, pieces, piece_count, tl.load(common + at), seen, head),
             *(key_stride, value_stride, scaling, softcap, most, total, sums),
-            *(DIM, WIDE, PIECED, CAPPED),
+            *(DIM, ROW, WIDE, PIECED, CAPPED),
         )
     for number in range(TILE):
         one = tl.program_id(0) * TILE + number
@@ -294,7 +312,7 @@ def _sections(
             most, total, sums = _attend(
                 *(x, keys, values, pieces, piece_count, slot, seen, head),
                 *(key_stride, value_stride, scaling, softcap, most, total, sums),
-                *(DIM, WIDE, PIECED, CAPPED),
+                *(DIM, ROW, WIDE, PIECED, CAPPED),
             )
     at = (tl.program_id(2).to(tl.int64) * count + row) * HEADS + own_head
     begin_at = sums_out + at * (WIDE + SCALES)

@@ -64,13 +64,12 @@ def check_trial() -> None:
 
 
 @torch.inference_mode()
-def check_attention_of_requests() -> None:
+@pytest.mark.parametrize("held_as", [torch.float16, torch.int8], ids=str)
+def check_attention_of_requests(held_as: torch.dtype) -> None:
     """Rows of two requests, one of which begins with a stem."""
     caches = []
     for seed, length in enumerate((70, 5)):
-        cache = TwoRegionCache(
-            first_layer=0, forms=[RowForm(2, 16)], reserve=80, dtype=torch.float16
-        )
+        cache = TwoRegionCache(first_layer=0, forms=[RowForm(2, 16)], reserve=80, dtype=held_as)
         generator = torch.Generator().manual_seed(seed)
         cache.place(torch.arange(length))
         cache.append(torch.randn(2, 2, length, 16, generator=generator).half(), 0)
