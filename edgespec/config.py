@@ -248,24 +248,20 @@ class Emulation:
 class CoordinatorConfig:
     """What `edgespec serve` runs.
 
-        `model`: a folder in Hugging Face format, a hub id or a folder that `edgespec shard` made;
-        `draft`: what drafting.choice takes, "" means none. `layers`: how many each stage gets; empty
-        means equal shares. `quantisation`: of the blocks; `head_quantisation`: of D0's output heads,
-        the base's and a draft's; `draft_quantisation`: of a draft's layers. `context`: tokens of prompt
-        and answer together; 0 means as many as the model takes. `cache`: the folder that keeps finished
-        blocks; "" means the user's own. `trace`: the file for this node's trace, `record` the one for
-        all requests and their ends; "" means none.
-        `places`: names of the devices that a plan assigns to stages 1, 2, …; empty means that any
-        device may be any stage. `with_stage`: the stage that runs on the coordinator's own machine, as
-        a process beside it; 0: none. `head`: where the output head is, one of HEADS. `live`: requests
-        that are answered at once, at most; fewer if their rows do not fit into the stages' caches.
-        `share_prefixes`: prompts of different users may begin with the same rows. `cache_dtype`: of the
-    <<<<<<< HEAD
-        keys and values that stages hold on CPUs; "": `dtype`. `name`: what the model is called beside
-        its own names.
-    =======
-        keys and values that stages hold, of 16 bits on CPUs alone; "": `dtype`.
-    >>>>>>> main
+    `model`: a folder in Hugging Face format, a hub id or a folder that `edgespec shard` made;
+    `draft`: what drafting.choice takes, "" means none. `layers`: how many each stage gets; empty
+    means equal shares. `quantisation`: of the blocks; `head_quantisation`: of D0's output heads,
+    the base's and a draft's; `draft_quantisation`: of a draft's layers. `context`: tokens of prompt
+    and answer together; 0 means as many as the model takes. `cache`: the folder that keeps finished
+    blocks; "" means the user's own. `trace`: the file for this node's trace, `record` the one for
+    all requests and their ends; "" means none.
+    `places`: names of the devices that a plan assigns to stages 1, 2, …; empty means that any
+    device may be any stage. `with_stage`: the stage that runs on the coordinator's own machine, as
+    a process beside it; 0: none. `head`: where the output head is, one of HEADS. `live`: requests
+    that are answered at once, at most; fewer if their rows do not fit into the stages' caches.
+    `share_prefixes`: prompts of different users may begin with the same rows. `cache_dtype`: of the
+    keys and values that stages hold, of 16 bits on CPUs alone; "": `dtype`. `name`: what the model
+    is called beside its own names.
     """
 
     model: str
