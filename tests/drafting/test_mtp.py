@@ -11,6 +11,8 @@ from safetensors.torch import load_file, save_file
 from support.checkpoints import write_checkpoint
 from support.mtp_heads import FILE, write_mtp
 
+from edgespec.config import Quantisation
+from edgespec.drafting import mtp
 from edgespec.drafting.choice import parse_draft
 from edgespec.drafting.mtp import MtpGuesser
 from edgespec.drafting.registry import BaseParts, build_draft
@@ -123,6 +125,32 @@ def test_how_the_rows_came_makes_no_difference(base: Path) -> None:
         draft.guess(2, PATHS, 4)
     found = [draft.guess(request, PATHS, 4).scores for request in (1, 2)]
     np.testing.assert_allclose(*found, rtol=0, atol=1e-9)
+
+
+def test_of_many_tokens_the_first_and_the_last_are_guessed(
+    base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert mtp.guessed_tokens(1 << 16) is None
+    every = mtp.guessed_tokens(248_320)
+    assert every is not None
+    assert (len(every), len(every.unique()), int(every[-1])) == (1 << 16, 1 << 16, 248_319)
+    monkeypatch.setattr(mtp, "DRAFT_VOCABULARY", 40)
+    monkeypatch.setattr(mtp, "LAST", 8)
+    few = [*range(32), *range(88, 96)]
+    given, draft = rows(len(CONTEXT) - 1), guesser(base)
+    draft.open(1, Sampling())
+    draft.read(1, CONTEXT, Features(from_torch(given)))
+    children = draft.guess(1, [[]], 96)
+    wanted = Reference(base).log_probs(given, CONTEXT, [])[few].log_softmax(0)
+    best = wanted.argsort(descending=True)
+    assert children.tokens.tolist() == [few[at] for at in best]
+    np.testing.assert_allclose(children.scores, wanted[best], rtol=0, atol=1e-5)
+    form = Quantisation.parse("int8")
+    source = Checkpoint(base)
+    held = MtpGuesser(source, source, OutputHead(source, "float64"), "float64", "cpu", form)
+    held.open(1, Sampling())
+    held.read(1, CONTEXT, Features(from_torch(given)))
+    assert set(held.guess(1, [[]], 96).tokens.tolist()) == set(few)
 
 
 def built(folder: Path) -> None:
