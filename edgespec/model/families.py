@@ -12,7 +12,7 @@ import torch
 from edgespec.errors import ModelError
 from edgespec.model.model_config import CONVOLUTION, FULL, RECURRENT, SLIDING, ModelConfig
 from edgespec.model.packed.settings import packing_of
-from edgespec.planning.architecture import EXPERTS, MOST_EXPERTS, MOST_LAYERS
+from edgespec.planning.architecture import ACTIVE, EXPERTS, MOST_EXPERTS, MOST_LAYERS
 from edgespec.planning.refused import refusal_of
 from edgespec.planning.text_part import DELTA
 
@@ -71,6 +71,8 @@ FAMILIES: dict[str, Family] = {
     "olmoe": Family(),
     "mixtral": Family(windows="all"),
     "hunyuan_v1_dense": Family(),
+    "ernie4_5_moe": Family(),
+    "hunyuan_v1_moe": Family(),
     "lfm2": Family(besides=frozenset((CONVOLUTION,))),
     "lfm2_moe": Family(besides=frozenset((CONVOLUTION,))),
 }
@@ -203,12 +205,21 @@ def check_config(folder: Path, settings: dict[str, Any], config: ModelConfig) ->
             "config.json), so it does not write text from left to right; use a causal model"
         )
     experts = getattr(config, EXPERTS.get(kind, "num_experts"), None)
-    name = "top_k_experts" if kind == "gemma4_text" else "num_experts_per_tok"
-    active = int(getattr(config, name, None) or 0)
+    if isinstance(getattr(config, "moe_topk", None), list) or isinstance(experts, list):
+        raise ModelError(
+            f"the model in {folder} says that experts differ among layers (moe_topk, num_experts "
+            "in config.json), which edgespec does not run; use another model"
+        )
+    active = int(getattr(config, ACTIVE.get(kind, "num_experts_per_tok"), None) or 0)
     if experts and not 0 < active <= int(experts):
         raise ModelError(
             f"the model in {folder} says that a token goes to {active} of "
             f"{experts} experts; download the model again"
+        )
+    if kind == "ernie4_5_moe" and config.use_bias:
+        raise ModelError(
+            f"the model in {folder} has biases, its head too (use_bias in config.json), which "
+            "edgespec does not add to logits; use another model"
         )
     if kind == "ministral3" and "llama_4_scaling_beta" not in config.rope_parameters:
         raise ModelError(
@@ -249,7 +260,7 @@ def _check_angles(folder: Path, family: Family, config: ModelConfig) -> None:
                     "in its config.json; download the model again"
                 )
         elif (rope not in _FIXED_ROPE and _ONLY.get(rope) != config.model_type) and not (
-            config.model_type == "hunyuan_v1_dense" and one.get("alpha")  # by which it is fixed
+            config.model_type.startswith("hunyuan_v1") and one.get("alpha")  # by which it is fixed
         ):
             # A cached key would not be what one machine computes.
             raise ModelError(

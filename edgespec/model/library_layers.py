@@ -7,7 +7,7 @@ Importing this imports transformers' modelling code, which takes seconds: do so 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -84,11 +84,25 @@ class Experts(nn.ModuleList):
         return out
 
 
+class Scores(nn.Module):
+    """Takes the place of a router's linear layer, which is to be read as it is, never packed."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self.weight = linear.weight
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        return nn.functional.linear(rows, self.weight)
+
+
 def separate_experts(layer: nn.Module, config: PretrainedConfig) -> None:
     """Replace the fused experts of a decoder layer, if it has any, by `Experts`."""
     mlp = getattr(layer, "mlp", None)
     if mlp is not None and hasattr(mlp, "experts"):
         mlp.experts = Experts(config)
+        linear = getattr(getattr(mlp, "gate", None), "wg", None)  # Hunyuan's
+        if isinstance(linear, nn.Linear):
+            mlp.gate.wg = Scores(linear)
 
 
 def _plain(config: PretrainedConfig) -> Gate:
@@ -140,6 +154,8 @@ class LibraryLayers:
         self._model, self._math = skeleton(config, first, end), math
         keys = int(config.num_key_value_heads), int(self._model.layers[first].self_attn.head_dim)
         self._rows = RowForm(*keys)
+        kept: Sequence[str] = getattr(self._model, "_keep_in_fp32_modules_strict", None) or ()
+        self._wide = (*kept, "gate.wg.")  # Hunyuan's is made so
         modules = (one for layer in self._model.layers[first:end] for one in layer.modules())
         self.has_experts = any(isinstance(one, Experts) for one in modules)
 
@@ -158,7 +174,7 @@ class LibraryLayers:
         self, index: int, source: TensorSource, dtype: torch.dtype, device: torch.device
     ) -> LibraryLayer:
         module = self._model.layers[index]
-        _load(module, source, f"model.layers.{index}.", dtype, device)
+        _load(module, source, f"model.layers.{index}.", dtype, device, self._wide)
         _by_row(module, self._math)
         return LibraryLayer(module, self._math)
 
@@ -264,7 +280,7 @@ def library_attention(
 def _by_row(layer: nn.Module, math: RowMath) -> None:
     """Let a layer's activations, routers and gates of experts keep rows apart."""
     for name, module in list(layer.named_modules()):
-        if isinstance(module, _ACTIVATIONS) or type(module).__name__.endswith("Router"):
+        if isinstance(module, _ACTIVATIONS) or type(module).__name__.endswith(("Router", "Gate")):
             layer.set_submodule(name, RowByRow(module, math))
         elif isinstance(module, Expert):
             module.gate = partial(math.by_row, module.gate)
@@ -276,8 +292,10 @@ def _load(
     prefix: str,
     dtype: torch.dtype,
     device: torch.device,
+    wide: Sequence[str] = (),
 ) -> None:
-    """Replace a module's meta parameters by the checkpoint's tensors.
+    """Replace a module's meta parameters by the checkpoint's tensors, those with one of `wide` in
+    their names in float32 at least.
 
     One at a time, so that loading never needs more than the finished block and one tensor as
     stored.
@@ -303,7 +321,9 @@ def _load(
         module.set_submodule(name, held)
     for name, parameter in list(module.named_parameters()):
         owner_path, _, leaf = name.rpartition(".")
-        loaded = load_parameter(source, prefix + name, parameter.shape, dtype, device)
+        kept = torch.float32 if any(part in name for part in wide) else dtype
+        kept = torch.promote_types(kept, dtype)
+        loaded = load_parameter(source, prefix + name, parameter.shape, kept, device)
         setattr(module.get_submodule(owner_path), leaf, loaded)
     module.eval()
 

@@ -255,10 +255,13 @@ _SHARED = {
     r"\.mlp\.gate\.e_score_correction_bias$": ".mlp.expert_bias",
 }
 """The same where an MLP is beside the experts."""
+_ERNIE = {r"\.mlp\.moe_statics\.": ".mlp.gate.moe_statics."}
+"""The same in Ernie's mixtures."""
 _NAMES = {
     **dict.fromkeys(CONVOLVING, _LFM2),
     "granitemoehybrid": _GRANITE,
     "mixtral": _MIXTRAL,
+    "ernie4_5_moe": _ERNIE,
     **dict.fromkeys((*SHARING, *GROUPED), _SHARED),
 }
 _TURNED = ("gemma4_text", "granitemoehybrid", "qwen3_5_moe_text")

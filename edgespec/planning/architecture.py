@@ -27,7 +27,7 @@ MOST_LAYERS, MOST_EXPERTS = 1024, 4096
 _DEFAULT_HEAD_DIM = (
     *("llama", "mistral", "qwen2", "phi3", "granite", "granitemoehybrid", "smollm3"),
     *("olmo2", "olmo3", "exaone4", "cohere2", "olmoe", "mixtral", "hunyuan_v1_dense"),
-    *("qwen2_moe", *CONVOLVING),
+    *("qwen2_moe", "ernie4_5_moe", "hunyuan_v1_moe", *CONVOLVING),
 )
 """Families whose config.json may leave head_dim out: hidden_size / num_attention_heads."""
 _DEFAULT_KV_HEADS = (
@@ -36,6 +36,7 @@ _DEFAULT_KV_HEADS = (
 """Families whose config.json may leave num_key_value_heads out: as many as heads."""
 _TIED = (
     *("gemma", "gemma2", "gemma3_text", "gemma4_text", "smollm3", "ernie4_5", "cohere2"),
+    "ernie4_5_moe",
     *CONVOLVING,
 )
 """Families whose head is the embedding unless config.json says otherwise."""
@@ -48,11 +49,16 @@ EXPERTS = {
     "granitemoehybrid": "num_local_experts",
     **dict.fromkeys(SHARING, "num_experts"),
     **dict.fromkeys(GROUPED, "n_routed_experts"),
+    "ernie4_5_moe": "moe_num_experts",
+    "hunyuan_v1_moe": "num_experts",
 }
 """Mixtures, and the field that counts their experts."""
+ACTIVE = {"gemma4_text": "top_k_experts", "ernie4_5_moe": "moe_k", "hunyuan_v1_moe": "moe_topk"}
+"""Mixtures that have another field for how many of them a row goes through than
+num_experts_per_tok."""
 WIDTHS = {
     "qwen3_moe": "moe_intermediate_size",
-    **dict.fromkeys(("lfm2_moe", *SHARING, *GROUPED), "moe_intermediate_size"),
+    **dict.fromkeys(("lfm2_moe", "ernie4_5_moe", *SHARING, *GROUPED), "moe_intermediate_size"),
 }
 """Families that have another field for the inner width than intermediate_size."""
 FAMILIES = tuple(
@@ -397,7 +403,7 @@ def architecture_of(config: Mapping[str, object], where: str) -> Architecture:
         if config.get("enable_moe_block") is True:
             inner, shared = _count(config, where, "moe_intermediate_size"), inner
             experts = _count(config, where, "num_experts", most=MOST_EXPERTS)
-            active = _count(config, where, "top_k_experts", most=experts)
+            active = _count(config, where, ACTIVE[family], most=experts)
     if family == "granitemoehybrid" and not experts:
         inner, shared = shared, 0
     dense = _dense(config, where, family, layers) if experts else 0
@@ -466,9 +472,12 @@ def _shared(config: Mapping[str, object], where: str, family: str, inner: int) -
     if family in SHARING:
         usual = 5632 if family == "qwen2_moe" else 512
         return _count(config, where, "shared_expert_intermediate_size", usual)
-    if family in GROUPED:
-        return inner * _count({"n_shared_experts": 1, **config}, where, "n_shared_experts", least=0)
-    return 0
+    if family in GROUPED or family == "ernie4_5_moe":
+        field, usual = "n_shared_experts", 1
+        if family == "ernie4_5_moe":
+            field, usual = "moe_num_shared_experts", 2
+        return inner * _count({field: usual, **config}, where, field, least=0)
+    return inner if family == "hunyuan_v1_moe" else 0
 
 
 def _dense(config: Mapping[str, object], where: str, family: str, layers: int) -> int:
@@ -476,6 +485,14 @@ def _dense(config: Mapping[str, object], where: str, family: str, layers: int) -
     field, usual = ("num_dense_layers", 2) if family == "lfm2_moe" else ("first_k_dense_replace", 1)
     if family == "lfm2_moe" or family in GROUPED:
         return min(_count({field: usual, **config}, where, field, least=0), layers - 1)
+    if family == "ernie4_5_moe":
+        given = {"moe_layer_start_index": 1, "moe_layer_end_index": -1, **config}
+        step = _count(config, where, "moe_layer_interval", 1)
+        first = _count(given, where, "moe_layer_start_index", least=0)
+        end = _count(given, where, "moe_layer_end_index", least=-1)
+        last = layers - 1 if end == -1 else end
+        found = sum((n + 1) % step > 0 or not first <= n <= last for n in range(layers))
+        return min(found, layers - 1)
     step = _count(config, where, "decoder_sparse_step", 1)
     named = config.get("mlp_only_layers") or []
     if not isinstance(named, list):
@@ -528,10 +545,11 @@ def _experts(config: Mapping[str, object], where: str, family: str) -> tuple[int
     experts = _count(config, where, EXPERTS[family], least=least)
     if not experts:
         return 0, 0
-    active = _count(config, where, "num_experts_per_tok")
+    field = ACTIVE.get(family, "num_experts_per_tok")
+    active = _count(config, where, field)
     if active > experts:
         raise ConfigError(
-            f"{where}: num_experts_per_tok is {active}, more than the {EXPERTS[family]}, {experts}"
+            f"{where}: {field} is {active}, more than the {EXPERTS[family]}, {experts}"
         )
     return experts, active
 

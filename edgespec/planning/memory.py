@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from edgespec.config import Quantisation
 from edgespec.planning.architecture import Architecture
@@ -39,7 +40,7 @@ WIDEST_SEGMENT = 64
 """Rows of the widest segment: a chunk of a prompt, or the most guesses that a policy sends."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class PlannedModel:
     """A model to be planned: its sizes, how layers and head are held, and the draft beside it.
 
@@ -57,7 +58,7 @@ class PlannedModel:
     head: Quantisation = HEAD
     head_file_bytes: int = 0
 
-    @property
+    @cached_property
     def costs(self) -> CostModel:
         of = self.of
         head = head_costs(of.vocab, of.hidden, self.head, self.head_file_bytes)

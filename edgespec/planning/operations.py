@@ -46,6 +46,8 @@ LIBRARY_OPERATIONS = {
     "mixtral": 45,
     "qwen3_moe": 62,
     "gpt_oss": 54,
+    "ernie4_5_moe": 63,
+    "hunyuan_v1_moe": 69,
 }
 """Of those that run transformers' layers; of mixtures without experts."""
 
@@ -56,6 +58,7 @@ EXPERT_OPERATIONS = {
     "qwen3_moe": 11,
     "olmoe": 11,
     "mixtral": 12,
+    **dict.fromkeys(("ernie4_5_moe", "hunyuan_v1_moe"), 11),
     "gpt_oss": 16,
     "gemma4_text": 12,
 }

@@ -30,11 +30,10 @@ _FAMILIES = (
     ("gemma3n", "uneven", "gemma-4-e2b"),
     ("gemma4(unified)?assistant", "assistant", "gemma-4-e2b"),
     ("deepseekv|deepseek2|glm4moelite|kimik|minicpm3", "latent", "qwen3-30b-a3b-2507"),
-    ("ernie45moe", "other", "qwen3-30b-a3b-2507"),
     ("llama4|minimaxm", "other", "gpt-oss-120b"),
     ("starcoder2", "other", "qwen2.5-coder-7b"),
     ("mistral4", "other", "mistral-small-3.2"),
-    ("glm|exaone|cohere|hunyuan(?!dense)|phi|internlm|gptneox", "other", "qwen3-8b"),
+    ("glm|exaone|cohere|hunyuan(?!dense|v1moe|moe)|phi|internlm|gptneox", "other", "qwen3-8b"),
 )
 """How values of `model_type`, or architectures of GGUF files, begin without "-" and "_", the
 narrower one first; why; and a model that runs."""

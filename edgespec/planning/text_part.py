@@ -61,7 +61,7 @@ def text_settings(settings: Mapping[str, object]) -> dict[str, Any]:
     if inner is None and kind in _FLAT:
         inner = {name: value for name, value in settings.items() if name != "model_type"}
     if not isinstance(kind, str) or kind not in WRAPPERS or not isinstance(inner, dict):
-        return _of_convolving(_of_folding(_of_short(dict(settings))))
+        return _of_convolving(_of_folding(_of_short(_of_alike(dict(settings)))))
     outer = {field: settings[field] for field in OUTER if field in settings}
     found: dict[str, Any] = {"model_type": WRAPPERS[kind], **outer, **inner}
     found["model_type"] = _SAME.get(str(found["model_type"]), found["model_type"])
@@ -74,6 +74,15 @@ def text_settings(settings: Mapping[str, object]) -> dict[str, Any]:
         if isinstance(angles, dict) and "mrope_section" in angles:
             found[name] = _of_text(angles)
     return _of_convolving(_of_folding(found))
+
+
+def _of_alike(found: dict[str, Any]) -> dict[str, Any]:
+    """Those of a Hunyuan with as many experts in each layer, by one number for all."""
+    for name in ("num_experts", "moe_topk") if found.get("model_type") == "hunyuan_v1_moe" else ():
+        listed = found.get(name)
+        if isinstance(listed, list) and listed and listed.count(listed[0]) == len(listed):
+            found[name] = listed[0]
+    return found
 
 
 def _of_folding(found: dict[str, Any]) -> dict[str, Any]:

@@ -60,8 +60,8 @@ def test_what_is_known_not_to_run_says_why_and_names_another(tmp_path: Path) -> 
                 resolved(typed)
             assert f"; use {refused.instead} (docs/families.md)" in str(told.value)
     with pytest.raises(ModelError, match=r"recurrent state.*use qwen3-30b-a3b-2507"):
-        resolved("unsloth/Qwen3.5-35B-A3B-GGUF/Qwen3.5-35B-A3B-UD-Q4_K_XL.gguf")
-    here = tmp_path / "qwen3.5-35b-a3b"
+        resolved("unsloth/AI21-Jamba-Mini-1.6-GGUF/AI21-Jamba-Mini-1.6-UD-Q4_K_XL.gguf")
+    here = tmp_path / "jamba-mini"
     here.mkdir()  # what is here is judged by its files
     assert resolved(str(here)) == str(here)
 

@@ -373,6 +373,10 @@ class Halved(Checkpoint):
         ("qwen2_moe", "mlp.up_proj.weight"),
         ("granitemoehybrid-experts", "mlp.gate.weight"),
         ("glm4_moe", "mlp.expert_bias"),
+        ("ernie4_5_moe", "mlp.gate.moe_statics.e_score_correction_bias"),
+        ("ernie4_5_moe", "mlp.shared_experts.up_proj.weight"),
+        ("hunyuan_v1_moe", "mlp.gate.wg.weight"),
+        ("hunyuan_v1_moe", "mlp.shared_mlp.down_proj.weight"),
         ("glm4_moe", "mlp.experts.3.up_proj.weight"),
         ("gpt_oss", "self_attn.sinks"),
         ("gpt_oss", "mlp.router.bias"),
@@ -632,8 +636,9 @@ def test_the_weight_of_every_linear_layer_can_come_packed(
     }
     # Small, and decide too much; or looked up.
     plain = ("mlp.gate", "mlp.router", "router.proj", "_model_projection", "_tokens_per_layer")
-    plain += ("mlp.shared_expert_gate",)
-    small = {n for n in expected if n.endswith(tuple(f"{one}.weight" for one in plain))}
+    plain += ("mlp.shared_expert_gate", "mlp.gate.wg")
+    ends = (*(f"{one}.weight" for one in plain), "correction_bias")
+    small = {n for n in expected if n.endswith(ends)}
     assert set(source.asked) == expected - small
     assert len(source.asked) == len(set(source.asked))
     tokens = random_tokens(1, 8)
@@ -712,6 +717,9 @@ DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
             {"num_experts_per_tok": 7},
             "a token goes to 7 of 6 experts",
         ),
+        ("ernie4_5_moe", {"use_bias": True}, "has biases, its head too"),
+        ("ernie4_5_moe", {"moe_k": 7}, "a token goes to 7 of 6 experts"),
+        ("hunyuan_v1_moe", {"moe_topk": [2, 3, 2, 2]}, "differ among layers"),
         ("glm4_moe", {"n_group": 3}, "8 experts in n_group 3, of which topk_group 2"),
         ("glm4_moe", {"topk_group": 5}, "topk_group 5"),
         ("glm4_moe", {"num_experts_per_tok": 5}, "do not fit num_experts_per_tok 5"),

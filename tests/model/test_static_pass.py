@@ -25,7 +25,7 @@ from edgespec.model.tree_attention import tree_mask
 from edgespec.types.static_shapes import ROW_BUCKETS, groups, room_for, row_bucket, slot_bucket
 
 MIXTURES = ["qwen3_moe", "olmoe", "mixtral", "gpt_oss", "gemma4_text-experts", "lfm2_moe"]
-MIXTURES += ["qwen2_moe", "glm4_moe"]
+MIXTURES += ["qwen2_moe", "glm4_moe", "ernie4_5_moe", "hunyuan_v1_moe"]
 DENSE = [name for name in FAMILY_SETTINGS if name not in (*MIXTURES, *FOLDING)]
 QUICK = ["llama", "gemma2", "phi3"]
 

@@ -193,14 +193,16 @@ def test_what_can_be_planned_is_what_runs() -> None:
 def test_every_family_is_read(family: str) -> None:
     other: dict[str, object] = {"shared_intermediate_size": 512, "num_local_experts": 32}
     other |= {"block_auto_adjust_ff_dim": False, "n_routed_experts": 64, "n_shared_experts": 2}
+    other |= {"moe_num_experts": 64, "moe_k": 6, "moe_topk": [4, 4]}
     of = architecture_of({**MIXTURE, **other, "model_type": family}, "config.json")
-    narrow = ("qwen3_moe", "lfm2_moe", *SHARING, *GROUPED)
+    narrow = ("qwen3_moe", "lfm2_moe", "ernie4_5_moe", *SHARING, *GROUPED)
     assert of.intermediate == (768 if family in narrow else 6144)
     experts = dict.fromkeys(("qwen3_moe", "olmoe", "lfm2_moe", *SHARING), 128)
     experts |= dict.fromkeys(("gpt_oss", "mixtral", "granitemoehybrid"), 32)
-    experts |= dict.fromkeys(GROUPED, 64)
+    experts |= dict.fromkeys((*GROUPED, "ernie4_5_moe"), 64) | {"hunyuan_v1_moe": 128}
     assert of.experts == experts.get(family, 0)
-    shared = {"granitemoehybrid": 512, "qwen2_moe": 5632}
+    shared = {"granitemoehybrid": 512, "qwen2_moe": 5632, "hunyuan_v1_moe": 6144}
+    shared["ernie4_5_moe"] = 2 * 768
     shared |= dict.fromkeys(SHARING[1:], 512) | dict.fromkeys(GROUPED, 2 * 768)
     assert of.shared == shared.get(family, 0)
     assert of.layers == 48
@@ -218,6 +220,10 @@ def test_layers_without_experts_are_counted() -> None:
         assert of.layers * of.mlp_weights == pytest.approx(48 * usual.mlp_weights + more, abs=48)
     half = architecture_of({**MIXTURE, "decoder_sparse_step": 2}, "config.json")
     assert half.dense == 24
+    ernie = {**MIXTURE, "model_type": "ernie4_5_moe", "moe_num_experts": 64, "moe_k": 6}
+    assert architecture_of(ernie, "config.json").dense == 1
+    ernie |= {"moe_layer_interval": 2, "moe_layer_start_index": 4, "moe_layer_end_index": 40}
+    assert architecture_of(ernie, "config.json").dense == 48 - 18
 
 
 def test_a_layer_that_convolves_holds_its_inputs_and_reads_few_of_them() -> None:

@@ -42,6 +42,7 @@ _LLAMA3_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+_NTK_ALPHA = {"rope_type": "dynamic", "rope_theta": 1e2, "alpha": 50.0, "factor": 1.0}
 _GEMMA = {
     "head_dim": 16,
     "query_pre_attn_scalar": 12,
@@ -252,6 +253,20 @@ FAMILY_SETTINGS: dict[str, dict[str, Any]] = {
         "routed_scaling_factor": 1.3,
         "use_qk_norm": True,
     },
+    "ernie4_5_moe": {
+        "moe_num_experts": 6,
+        "moe_k": 2,
+        "moe_intermediate_size": 24,
+        "moe_num_shared_experts": 2,
+        "moe_layer_start_index": 1,
+    },
+    "hunyuan_v1_moe": {
+        "head_dim": 16,
+        "intermediate_size": 24,
+        "num_experts": 6,
+        "moe_topk": 2,
+        "rope_parameters": _NTK_ALPHA,
+    },
     "smollm3": {"no_rope_layers": [1, 0, 1, 0]},
     "smollm3-windows": {
         "no_rope_layers": [1, 0, 1, 0],
@@ -276,12 +291,7 @@ FAMILY_SETTINGS: dict[str, dict[str, Any]] = {
     "ernie4_5": {"head_dim": 16, "use_bias": True},
     "hunyuan_v1_dense": {
         "head_dim": 16,
-        "rope_parameters": {
-            "rope_type": "dynamic",
-            "rope_theta": 1e2,
-            "alpha": 50.0,
-            "factor": 1.0,
-        },
+        "rope_parameters": _NTK_ALPHA,
     },
     "glm4": {"head_dim": 16, "attention_bias": True, "rms_norm_eps": 1e-5},
     "cohere2": {
@@ -331,7 +341,7 @@ LATER_TYPES = (
     *("gpt_oss", "ministral", "ministral3", "granite", "granitemoehybrid", "smollm3"),
     *("olmo2", "olmo3", "gemma", "exaone4", "seed_oss", "ernie4_5", "glm4", "cohere2", "olmoe"),
     *("mixtral", "hunyuan_v1_dense", "lfm2_moe", "qwen2_moe", "qwen3_5_moe_text"),
-    *("qwen3_next", "glm4_moe"),
+    *("qwen3_next", "glm4_moe", "ernie4_5_moe", "hunyuan_v1_moe"),
 )
 """Families whose parts are those of earlier ones in new numbers: most of their cases are thorough,
 but for the parts that are their own."""

@@ -39,6 +39,8 @@ ARCHITECTURES = {
     "olmoe": "olmoe",
     "mixtral": "llama",
     "ernie4_5": "ernie4_5",
+    "ernie4_5_moe": "ernie4_5-moe",
+    "hunyuan_v1_moe": "hunyuan-moe",
     "gemma": "gemma",
     "exaone4": "exaone4",
     "glm4": "glm4",
@@ -92,7 +94,8 @@ def write_gguf(
     for name in sorted(whole or source.names):
         numbers = (whole[name] if whole else source.tensor(name)).float().numpy()
         shape = numbers.shape[-2:] if whole else numbers.shape
-        kind = GGMLQuantizationType[type_of(name, shape)]
+        form = "F32" if name.endswith("correction_bias") else type_of(name, shape)
+        kind = GGMLQuantizationType[form]
         stored = _stored(numbers, kind, seed=len(meant))
         plain = stored if kind == GGMLQuantizationType.F32 else quants.dequantize(stored, kind)
         meant[name] = torch.from_numpy(np.ascontiguousarray(plain, dtype=np.float32))
@@ -214,6 +217,9 @@ def write_gguf_family(root: Path, name: str, type_of: TypeOf, **settings: Any) -
         chosen |= {"hidden_size_per_layer_input": 32 * ("experts" not in name)}
     if name.startswith("granitemoehybrid"):
         chosen |= {"shared_intermediate_size": 64}
+    if name == "hunyuan_v1_moe":
+        rope = {"rope_type": "default", "rope_theta": 1e3}
+        chosen |= {"intermediate_size": 32, "rope_parameters": rope}
     if name == "lfm2":
         chosen |= {"block_multiple_of": 32}
     if name == "lfm2_moe":
@@ -257,6 +263,7 @@ def _their_name(architecture: str, name: str, layers: int, mixed: bool) -> tuple
         name = name.replace("dt_bias", "dt_proj.bias")
     if mixed and architecture in ("granitehybrid", "qwen2moe"):
         name = _in_qwen_moe(name)
+    name = name.replace("gate.moe_statics.e_score_correction_", "moe_statics.e_score_correction.")
     parts, expert = name.split("."), None
     if architecture == "gemma4" and parts[-2] == "router" and "scale" in parts[-1]:
         of = "ffn_gate_inp" if parts[-1] == "scale" else "ffn_down_exps"
@@ -387,7 +394,14 @@ def _of_family(config: Any) -> Iterator[tuple[str, Any]]:
         yield "expert_feed_forward_length", config.moe_intermediate_size
         yield "leading_dense_block_count", config.num_dense_layers
         yield "expert_gating_func", gguf.ExpertGatingFuncType.SIGMOID.value
-    if config.model_type in ("gpt_oss", "olmoe", "mixtral"):
+    if config.model_type == "ernie4_5_moe":
+        yield "expert_count", config.moe_num_experts
+        yield "expert_used_count", config.moe_k
+        yield "expert_feed_forward_length", config.moe_intermediate_size
+        yield "expert_shared_count", config.moe_num_shared_experts
+        yield "interleave_moe_layer_step", config.moe_layer_interval
+        yield "leading_dense_block_count", config.moe_layer_start_index
+    if config.model_type in ("gpt_oss", "olmoe", "mixtral", "hunyuan_v1_moe"):
         yield "expert_count", config.num_local_experts
         yield "expert_used_count", config.num_experts_per_tok
         yield "expert_feed_forward_length", config.intermediate_size

@@ -53,6 +53,20 @@ _SHARED = _EXPERTS | {
     "ffn_down_shexp": "mlp.down_proj",
 }
 """Of mixtures with an MLP beside the experts."""
+_ERNIE = _EXPERTS | {
+    "ffn_gate_shexp": "mlp.shared_experts.gate_proj",
+    "ffn_up_shexp": "mlp.shared_experts.up_proj",
+    "ffn_down_shexp": "mlp.shared_experts.down_proj",
+    "exp_probs_b": "mlp.gate.moe_statics.e_score_correction_bias",
+}
+_HUNYUAN = _EXPERTS | {
+    "attn_q_norm": "self_attn.query_layernorm",
+    "attn_k_norm": "self_attn.key_layernorm",
+    "ffn_gate_inp": "mlp.gate.wg",
+    "ffn_gate_shexp": "mlp.shared_mlp.gate_proj",
+    "ffn_up_shexp": "mlp.shared_mlp.up_proj",
+    "ffn_down_shexp": "mlp.shared_mlp.down_proj",
+}
 _GPT_OSS = _EXPERTS | {
     "ffn_gate_inp": "mlp.router",
     "post_attention_norm": "post_attention_layernorm",
@@ -109,7 +123,7 @@ _UNREAD = ("attn_k", "attn_v", "attn_k_norm")
 """What files may hold of a layer that reads the keys of another."""
 _CONVOLVING_MIXTURE = _EXPERTS | _CONVOLUTIONS | {"exp_probs_b": "mlp.expert_bias"}
 _BARE = (
-    *("layer_scalar", "self_attn.sinks", "mlp.expert_bias"),
+    *("layer_scalar", "self_attn.sinks", "mlp.expert_bias", _ERNIE["exp_probs_b"]),
     *("mamba.dt_bias", "mamba.A_log", "mamba.D"),
 )
 """Tensors whose names in transformers' models end there."""
@@ -119,6 +133,8 @@ SETTINGS = (ROPE, "rope_factors_long.weight", "rope_factors_short.weight")
 
 _FLAT = ("mamba.A_log", "mamba.D", "mamba.norm")
 """Vectors that the converter gives a second axis."""
+_ONE_ROW = (_SHARED["ffn_gate_inp_shexp"], _ERNIE["exp_probs_b"])
+"""Matrices of one row, of which files may have that row."""
 _TAPS = ("conv.conv.weight", "mamba.conv1d.weight")
 """Kernels of channels that each have one input, an axis that the converter drops."""
 
@@ -161,6 +177,8 @@ ARCHITECTURES = {
     "olmo2": GgufArchitecture("olmo2", _NORMS_BEHIND),
     "olmoe": GgufArchitecture("olmoe", _EXPERTS),
     "ernie4_5": GgufArchitecture("ernie4_5"),
+    "ernie4_5-moe": GgufArchitecture("ernie4_5_moe", _ERNIE),
+    "hunyuan-moe": GgufArchitecture("hunyuan_v1_moe", _HUNYUAN),
     "exaone4": GgufArchitecture("exaone4", _NORMS_BEHIND),
     "glm4": GgufArchitecture("glm4", _GLM4),
     "cohere2": GgufArchitecture("cohere2"),
@@ -282,7 +300,7 @@ def _named(
         shape = stored.shape
         if full in _TAPS:
             shape = (*shape[:-1], 1, shape[-1])
-        if name == _SHARED["ffn_gate_inp_shexp"]:  # a matrix of one row, or that row
+        if name in _ONE_ROW:
             shape = (1, shape[-1])
         flat, decay = name in _FLAT, name == "mamba.A_log"
         yield prefix + full, Place(stored, 0, shape, paired, less, flat=flat, decay=decay)

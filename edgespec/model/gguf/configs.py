@@ -227,6 +227,42 @@ def _ernie(keys: _Keys) -> Settings:
     return {"use_bias": "blk.0.attn_q.bias" in keys.file.tensors}
 
 
+def _ernie_moe(keys: _Keys) -> Settings:
+    # Those with experts are the last ones, or each so many of them.
+    experts, with_experts = _experts(keys)
+    inner, first = keys.whole("expert_feed_forward_length"), min(with_experts)
+    step = keys.whole("interleave_moe_layer_step", 1)
+    layers = keys.whole("block_count", most=MOST_LAYERS)
+    if with_experts != {n for n in range(first, layers) if (n + 1) % step == 0}:
+        raise keys.refusal("has experts in other layers than it says")
+    return _ernie(keys) | {
+        "moe_num_experts": experts,
+        "moe_k": keys.whole("expert_used_count", most=experts),
+        "moe_intermediate_size": inner,
+        "moe_num_shared_experts": _shared_width(keys) // inner,
+        "moe_layer_start_index": first,
+        "moe_layer_interval": step,
+    }
+
+
+def _shared_width(keys: _Keys) -> int:
+    """The width of the MLP beside the experts, as its matrices have it; 0 where there is none."""
+    named = (t for t in keys.file.tensors.values() if t.name.endswith("ffn_up_shexp.weight"))
+    found = next(named, None)
+    return 0 if found is None else found.rows
+
+
+def _hunyuan_moe(keys: _Keys) -> Settings:
+    mixture = _mixture(keys)
+    if _shared_width(keys) != keys.whole("feed_forward_length"):
+        raise keys.refusal("has an MLP beside the experts that is not as wide as one of them")
+    return {
+        "num_experts": mixture["num_experts"],
+        "moe_topk": mixture["num_experts_per_tok"],
+        "attention_bias": "blk.0.attn_q.bias" in keys.file.tensors,
+    }
+
+
 def _exaone4(keys: _Keys) -> Settings:
     # Without windows all layers are full, each first of one.
     return {
@@ -481,6 +517,8 @@ _FAMILY: Mapping[str, Callable[[_Keys], Settings]] = {
     "olmo2": _olmo2,
     "olmoe": _olmoe,
     "ernie4_5": _ernie,
+    "ernie4_5-moe": _ernie_moe,
+    "hunyuan-moe": _hunyuan_moe,
     "exaone4": _exaone4,
     "glm4": _glm4,
     "cohere2": _cohere2,

@@ -43,6 +43,7 @@ FAMILIES += ["gpt_oss", "ministral3", "olmo2", "olmo3", "olmoe", "mixtral", "ern
 FAMILIES += ["exaone4", "glm4", "cohere2", "phi3-long", "lfm2", "lfm2-biases"]
 FAMILIES += ["gemma4_text", "gemma4_text-shared", "gemma4_text-experts"]
 FAMILIES += ["lfm2_moe", "granitemoehybrid-mamba", "granitemoehybrid-experts", "qwen2_moe"]
+FAMILIES += ["ernie4_5_moe", "hunyuan_v1_moe"]
 
 
 @pytest.fixture(autouse=True)
@@ -241,7 +242,7 @@ def test_strange_settings_of_states_are_refused(tmp_path: Path) -> None:
         ("head_count_kv is", {"attention.head_count_kv": [0] * 4}),
         ("tells 2 layers' heads", {"attention.head_count_kv": [0, 2]}),
         ("does not provide for", {"attention.head_count_kv": [2] * 4}),
-        ("experts beside", {"expert_count": 8}),
+        ("layers without experts", {"expert_count": 8}),
         ("a part of each head", {"rope.scaling.finetuned": True, "rope.dimension_count": 4}),
     ]
     for number, (message, values) in enumerate(others):
