@@ -85,3 +85,17 @@ int multiply(const Matrix *matrix, const void *x, void *y, int64_t rows, int kin
         return multiply_double(matrix, x, y, rows, kind, threads);
     return multiply_float(matrix, x, y, rows, kind, threads);
 }
+
+/* The same of `count` matrices of one shape, each for rows of its own: y [count, rows, out], x [count,
+ * rows, columns]. */
+int multiply_each(const Matrix *const *matrices, int64_t count, const char *x, char *y, int64_t rows,
+                  int kind, int threads)
+{
+    int64_t size = kind == FLOAT64 ? 8 : kind == FLOAT32 ? 4 : 2;
+    int64_t in = rows * matrices[0]->columns * size, out = rows * matrices[0]->out * size;
+    int failed = 0;
+#pragma omp parallel for num_threads(threads) if (threads > 1) reduction(| : failed)
+    for (int64_t i = 0; i < count; i++)
+        failed |= multiply(matrices[i], x + i * in, y + i * out, rows, kind, 1);
+    return failed;
+}

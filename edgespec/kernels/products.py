@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch.nn.functional import pad
@@ -145,6 +145,37 @@ class RowProduct:
         if self._dequantised is None:
             return self._weight[first:end].to(self._wide)
         return self._dequantised(first, end)
+
+
+class EachProduct:
+    """Several products of one shape and dtype, each for rows of its own, as one."""
+
+    def __init__(self, products: Sequence[RowProduct]) -> None:
+        self._products = products
+        at = [ctypes.addressof(one.matrix) for one in products]
+        self._matrices = (ctypes.c_void_p * len(at))(*at)
+
+    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+        """Of contiguous rows [products, R, columns] those that each makes, [products, R, out]."""
+        library, first = load("products"), self._products[0]
+        if library is None or _multiply() is None:
+            pairs = zip(self._products, rows, strict=True)
+            return torch.stack([product(own) for product, own in pairs])
+        count, each, columns = rows.shape
+        assert rows.dtype == first.dtype
+        assert (count, columns) == (len(self._products), first.in_features)
+        result = rows.new_empty(count, each, first.out_features)
+        if library.multiply_each(
+            self._matrices,
+            ctypes.c_int64(count),
+            ctypes.c_void_p(rows.data_ptr()),
+            ctypes.c_void_p(result.data_ptr()),
+            ctypes.c_int64(each),
+            NUMBERS[first.dtype],
+            torch.get_num_threads(),
+        ):
+            raise MemoryError("no memory for a product of matrices")
+        return result
 
 
 @functools.cache

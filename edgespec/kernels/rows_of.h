@@ -334,10 +334,10 @@ static REAL NAME(soften)(REAL *scores, int64_t n, double scaling, double softcap
     return NAME(sum)(scores, n) + (sink ? EXP(*sink - top) : 0);
 }
 
-/* Attention of a tile's rows, of the queries that share one key head. Returns 0, or -1 without
- * memory. */
-static int NAME(attend)(NAME(Tile) tile, int dtype, int held_as, int64_t kv_head, int64_t group,
-                        int64_t head_dim, int64_t heads, double scaling, double softcap,
+/* Attention of a tile's rows, of the queries of `group` heads from `head` on, which share one key
+ * head. Returns 0, or -1 without memory. */
+static int NAME(attend)(NAME(Tile) tile, int dtype, int held_as, int64_t kv_head, int64_t head,
+                        int64_t group, int64_t head_dim, int64_t heads, double scaling, double softcap,
                         const REAL *sinks, const int64_t *firsts, const int32_t *runs,
                         const char *query, int64_t stride, char *out)
 {
@@ -352,7 +352,7 @@ static int NAME(attend)(NAME(Tile) tile, int dtype, int held_as, int64_t kv_head
     memset(sums, 0, count * head_dim * sizeof(REAL));
     memset(held, 0, BLOCK * head_dim * sizeof(REAL)); /* the last block may be filled in part */
     for (int64_t q = 0; q < count; q++) {
-        int64_t at = (tile.begin + q / group) * stride + (kv_head * group + q % group) * head_dim;
+        int64_t at = (tile.begin + q / group) * stride + (head + q % group) * head_dim;
         NAME(load)(dtype, query + at * size, head_dim, queries + q * head_dim);
     }
     NAME(Walk) walk = {tile.pieces, 0, NULL};
@@ -379,7 +379,7 @@ static int NAME(attend)(NAME(Tile) tile, int dtype, int held_as, int64_t kv_head
             memmove(own + n, own + first - tile.first, more * sizeof(REAL));
             n += more;
         }
-        const REAL *sink = sinks ? sinks + kv_head * group + q % group : NULL;
+        const REAL *sink = sinks ? sinks + head + q % group : NULL;
         totals[q] = n ? NAME(soften)(own, n, scaling, softcap, sink) : 0;
     }
     walk = (NAME(Walk)){tile.pieces, 0, NULL};
@@ -412,10 +412,10 @@ static int NAME(attend)(NAME(Tile) tile, int dtype, int held_as, int64_t kv_head
     }
     for (int64_t q = 0; q < count; q++) {
         REAL *own = sums + q * head_dim;
-        int64_t row = tile.begin + q / group, head = kv_head * group + q % group;
+        int64_t place = (tile.begin + q / group) * heads + head + q % group;
         for (int64_t d = 0; d < head_dim && totals[q] != 0; d++)
             own[d] /= totals[q];
-        NAME(store)(dtype, own, head_dim, out + (row * heads + head) * head_dim * size);
+        NAME(store)(dtype, own, head_dim, out + place * head_dim * size);
     }
     free(memory);
     return 0;
@@ -453,10 +453,18 @@ static int NAME(attention)(int dtype, int held_as, int64_t parts, const int64_t 
         }
     if (work < FEW)
         threads = 1;
+    /* Where threads are left over, those queries are shared out that share a key head: of latents,
+     * all share one. */
+    int64_t whole = found * kv_heads, each = whole && whole < threads ? (threads + whole - 1) / whole : 1;
+    int64_t share = (group + each - 1) / each, cuts = (group + share - 1) / share;
 #pragma omp parallel for schedule(dynamic) num_threads(threads) if (threads > 1) reduction(| : failed)
-    for (int64_t task = 0; task < found * kv_heads; task++)
-        failed |= NAME(attend)(tiles[task / kv_heads], dtype, held_as, task % kv_heads, group, head_dim,
-                               heads, scaling, softcap, sinks, firsts, runs, query, stride, out);
+    for (int64_t task = 0; task < whole * cuts; task++) {
+        int64_t kv_head = task / cuts % kv_heads, from = task % cuts * share;
+        int64_t some = share < group - from ? share : group - from;
+        failed |= NAME(attend)(tiles[task / cuts / kv_heads], dtype, held_as, kv_head,
+                               kv_head * group + from, some, head_dim, heads, scaling, softcap, sinks,
+                               firsts, runs, query, stride, out);
+    }
     free(tiles);
     return failed;
 }

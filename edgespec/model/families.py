@@ -14,7 +14,7 @@ from edgespec.model.model_config import CONVOLUTION, FULL, RECURRENT, SLIDING, M
 from edgespec.model.packed.settings import packing_of
 from edgespec.planning.architecture import ACTIVE, EXPERTS, MOST_EXPERTS, MOST_LAYERS
 from edgespec.planning.refused import refusal_of
-from edgespec.planning.text_part import DELTA
+from edgespec.planning.text_part import DELTA, LATENT
 
 
 @dataclass(frozen=True)
@@ -71,6 +71,7 @@ FAMILIES: dict[str, Family] = {
     "olmoe": Family(),
     "mixtral": Family(windows="all"),
     "hunyuan_v1_dense": Family(),
+    **dict.fromkeys(LATENT, Family()),
     "ernie4_5_moe": Family(),
     "hunyuan_v1_moe": Family(),
     "lfm2": Family(besides=frozenset((CONVOLUTION,))),

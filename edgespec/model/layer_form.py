@@ -8,6 +8,7 @@ import torch
 
 from edgespec.model.families import FAMILIES
 from edgespec.model.kv_cache import RowForm
+from edgespec.model.latent import LatentForm, latent_form
 from edgespec.model.mixture import ROUTER, MixtureForm
 from edgespec.model.model_config import CONVOLUTION, SLIDING, ModelConfig
 from edgespec.model.state_form import StateForm, state_form
@@ -30,8 +31,8 @@ _ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh")
 @dataclass(frozen=True, slots=True)
 class LayerForm:
     """One decoder layer: norm, mixer, norm, gated MLP, each of the two added to what entered. What
-    mixes a row with those before it is attention, or a short convolution if there are `taps`, or
-    the `state` that they left.
+    mixes a row with those before it is attention, maybe over `latent` rows, or a short convolution
+    if there are `taps`, or the `state` that they left.
 
     `taps`: rows that a convolution reads, its own included. `inner`: width of the MLP, 0 where a
     `mixture` stands in its place; with both, what they give is added, of the MLP the share that a
@@ -69,12 +70,15 @@ class LayerForm:
     taps: int = 0
     taps_bias: bool = False
     state: StateForm | None = None
+    latent: LatentForm | None = None
     mixture: MixtureForm | None = None
 
     def rows(self, held_as: torch.dtype) -> RowForm:
         """What its layer holds of each row, in numbers of that type."""
         if self.state is not None:
             return self.state.row(held_as)
+        if self.latent is not None:
+            return self.latent.row
         if self.taps:
             return RowForm(1, self.hidden, parts=1)
         return RowForm(self.kv_heads, self.head_dim)
@@ -139,6 +143,8 @@ class LayerForm:
             outs = (sum(outs),)
         if self.state is not None:
             found |= self.state.shapes()
+        elif self.latent is not None:
+            found |= self.latent.shapes()
         else:
             for name, out in zip(self.qkv_names, outs, strict=True):
                 add(name, out, self.hidden, self.taps_bias if self.taps else self.qkv_bias)
@@ -203,6 +209,7 @@ def layer_form(config: ModelConfig, index: int) -> LayerForm | None:
         taps=int(config.conv_L_cache) if convolves else 0,
         taps_bias=convolves and bool(config.conv_bias),
         state=state_form(config, index),
+        latent=latent_form(config),
         mixture=mixture,
     )
 
@@ -217,7 +224,7 @@ def _mixture(config: ModelConfig, index: int) -> MixtureForm | None:
         hidden=int(config.hidden_size),
         inner=int(getattr(config, WIDTHS.get(kind, "intermediate_size"))),
         experts=experts,
-        active=int(config.num_experts_per_tok),
+        active=int(config.num_experts_per_tok or 0),
         biased=False,
         normed=True,
         softmax=True,
@@ -230,7 +237,11 @@ def _mixture(config: ModelConfig, index: int) -> MixtureForm | None:
     form = replace(form, softmax=False, normed=normed, scaling=scaling)
     if kind == "lfm2_moe":
         return replace(form, biased=bool(config.use_expert_bias), least=1e-6)
-    groups, kept = int(config.n_group), int(config.topk_group)
+    groups, kept = int(config.n_group or 1), int(config.topk_group or 1)
+    if kind == "deepseek_v2":
+        groups = groups if config.topk_method == "group_limited_greedy" else 1
+        form = replace(form, softmax=True, normed=False, wide=True)
+        return replace(form, groups=groups, kept_groups=kept, best=1)
     return replace(form, biased=True, least=1e-20, wide=True, groups=groups, kept_groups=kept)
 
 
@@ -240,7 +251,7 @@ def _is_dense(config: ModelConfig, index: int) -> bool:
     if kind == "lfm2_moe":
         return index < int(config.num_dense_layers)
     if kind in GROUPED:
-        return index < int(config.first_k_dense_replace)
+        return index < int(getattr(config, "first_k_dense_replace", 1))
     if kind not in ("qwen2_moe", "qwen3_next"):
         return False
     step = int(config.decoder_sparse_step)

@@ -12,6 +12,7 @@ from edgespec.kernels.layers import CompiledLayer
 from edgespec.model.gemma4 import Gemma4Layers
 from edgespec.model.joint import JointCache, RowCache
 from edgespec.model.kv_cache import RowForm
+from edgespec.model.latent import LatentMixer
 from edgespec.model.layer_form import MLP_GATE, LayerForm, layer_form
 from edgespec.model.matrices import MatrixReader, Product, plain_product, row_products
 from edgespec.model.mixture import Mixture
@@ -126,9 +127,11 @@ class DecoderLayer:
         def norm(name: str) -> Norm | None:
             return Norm(vector(name), form.eps, form.above_one) if name else None
 
-        self._mixer: StateMixer | None = None
+        self._mixer: StateMixer | LatentMixer | None = None
         if form.state is not None:
             self._mixer = StateMixer(index, form.state, source, dtype, device, math)
+        elif form.latent is not None:
+            self._mixer = LatentMixer(index, form.latent, source, dtype, device, math)
         else:
             self._qkv = product(*form.qkv_names)
             self._out = product(form.out_name)
@@ -162,7 +165,7 @@ class DecoderLayer:
         """The layer for `kernels.layers`, by the numbers of the angles and of the runs that it is
         given in each pass; None where that cannot run it."""
         form = self.form
-        if form.state is not None or form.gated or self.mixture is not None:
+        if self._mixer is not None or form.gated or self.mixture is not None:
             return None
         ways = (self._qkv, self._out, self._gate_up, self._down)
         products = [found for found in map(row_products, ways) if found is not None]
@@ -195,7 +198,7 @@ class DecoderLayer:
         form, math = self.form, self._math
         entering = math.norm(hidden, self._enter)
         if self._mixer is not None:
-            added = self._mixer(entering, cache, seen)
+            added = self._mixer(entering, rotary, cache, seen)
         else:
             added = self._out(self._mixed(self._qkv(entering), rotary, cache, seen))
         hidden, entering = math.add_and_norm(

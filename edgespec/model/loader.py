@@ -25,7 +25,7 @@ from edgespec.model.hub import HubFiles, ModelFiles, model_files
 from edgespec.model.model_config import ModelConfig
 from edgespec.model.reading import read_object, reading
 from edgespec.planning.architecture import EXPERTS
-from edgespec.planning.text_part import CONVOLVING, GROUPED, SHARING, text_settings
+from edgespec.planning.text_part import CONVOLVING, GROUPED, LATENT, SHARING, text_settings
 
 _SINGLE_FILE = "model.safetensors"
 _INDEX_FILE = "model.safetensors.index.json"
@@ -273,6 +273,9 @@ _OF_ALL_LAYERS = re.compile(
     r"model\.(embed_tokens_per_layer|per_layer_model_projection|per_layer_projection_norm)\.weight"
 )
 """What Gemma 4 has for all layers in one tensor: columns, rows, or the same for each."""
+_BY_HEAD = re.compile(r"(model\.layers\.\d+\.self_attn\.)kv_b_proj\.weight")
+"""What models with latents have for all heads in one matrix: of each the rows that make keys, then
+those that make values."""
 _UNREAD = re.compile(r"model\.layers\.(\d+)\.self_attn\.[kv]_(proj|norm)\.\w+")
 """What is stored of a layer that reads the keys of another, and not read."""
 
@@ -283,7 +286,8 @@ class TensorPlace:
 
     Where a tensor there holds `experts` of them, [experts, in, out] or, of biases, [experts, out],
     this is number `expert`, and of its outputs those of `part`. Packed ones are `turned`: [experts,
-    out, ...]. `cut`: of a tensor for all layers what this one has, a view of it.
+    out, ...]. `cut`: of a tensor for all layers, or all heads, what this one has, a view of it;
+    `mirrored`: its columns are rows.
     """
 
     file: str
@@ -293,6 +297,7 @@ class TensorPlace:
     part: slice | None = None
     turned: bool = False
     cut: tuple[slice, ...] = ()
+    mirrored: bool = False
 
     def read(self, tensors: Any) -> torch.Tensor:
         """The tensor of the opened `file`, a view of what is mapped unless it is an expert's.
@@ -300,8 +305,7 @@ class TensorPlace:
         Raises what safetensors does, and ValueError for another number of experts.
         """
         if not self.experts:
-            whole: torch.Tensor = tensors.get_tensor(self.name)
-            return whole[self.cut] if self.cut else whole
+            return self.part_of(tensors.get_tensor(self.name))
         fused = tensors.get_slice(self.name)
         held = fused.get_shape()[0]
         if held != self.experts:
@@ -313,6 +317,11 @@ class TensorPlace:
         one: torch.Tensor = fused[self.expert][..., part]
         return (one.mT if one.dim() > 1 else one).contiguous()
 
+    def part_of(self, whole: torch.Tensor) -> torch.Tensor:
+        """What is its own of a tensor for all layers, or all heads."""
+        own = whole[self.cut] if self.cut else whole
+        return own.T.contiguous() if self.mirrored else own
+
 
 def places(files: Mapping[str, str], config: ModelConfig) -> dict[str, TensorPlace]:
     """Where each tensor of a model is, by the name that a block asks for it by.
@@ -321,13 +330,17 @@ def places(files: Mapping[str, str], config: ModelConfig) -> dict[str, TensorPla
     """
     found: dict[str, TensorPlace] = {}
     kind = config.model_type
+    packed = {stored.rpartition(".")[0] for stored in files if not stored.endswith(".weight")}
     for stored, file in files.items():
         name = stored
         for inside, plain in (TEXT_PART | _NAMES.get(kind, {})).items():
             name = re.sub(inside, plain, name)
         fused = _FUSED.fullmatch(name) if kind in _WITH_FUSED else None
         shared = _OF_ALL_LAYERS.fullmatch(name)
-        if shared is not None:
+        of_heads = _BY_HEAD.fullmatch(name) if kind in LATENT else None
+        if of_heads is not None and stored.removesuffix(".weight") not in packed:
+            found.update(_by_head(of_heads[1], TensorPlace(file, stored), config))
+        elif shared is not None:
             found.update(_by_layer(shared[1], TensorPlace(file, stored), config))
         elif fused is None:
             found[name] = TensorPlace(file, stored)
@@ -338,6 +351,19 @@ def places(files: Mapping[str, str], config: ModelConfig) -> dict[str, TensorPla
     for name in unread:
         del found[name]
     return found
+
+
+def _by_head(
+    prefix: str, whole: TensorPlace, config: ModelConfig
+) -> Iterator[tuple[str, TensorPlace]]:
+    """The places of the two matrices that each head has (see model.latent)."""
+    keys, values = int(config.qk_nope_head_dim), int(config.v_head_dim)
+    for head in range(int(config.num_attention_heads)):
+        first = head * (keys + values)
+        cut = (slice(first, first + keys),)
+        yield f"{prefix}k_b.{head}.weight", replace(whole, cut=cut, mirrored=True)
+        cut = (slice(first + keys, first + keys + values),)
+        yield f"{prefix}v_b.{head}.weight", replace(whole, cut=cut)
 
 
 def _by_layer(

@@ -17,7 +17,7 @@ from msgspec import Meta, Struct, convert, structs
 
 from edgespec.planning.architecture import MOST_LAYERS
 from edgespec.planning.operations import OWN_OPERATIONS
-from edgespec.planning.text_part import DELTA, GROUPED
+from edgespec.planning.text_part import DELTA, GROUPED, LATENT
 from edgespec.types.boundaries import AHEAD
 
 if TYPE_CHECKING:
@@ -137,9 +137,17 @@ class _Fields(Struct, kw_only=True):
     n_routed_experts: Count = 128
     n_shared_experts: Annotated[int, Meta(ge=0)] = 1
     first_k_dense_replace: Annotated[int, Meta(ge=0)] = 1
-    n_group: Count = 1
-    topk_group: Count = 1
+    n_group: Count | None = 1
+    topk_group: Count | None = 1
     use_qk_norm: bool = False
+    mlp_layer_types: list[str] | None = None
+    topk_method: str | None = "greedy"
+    kv_lora_rank: Width = 512
+    q_lora_rank: Width | None = None
+    qk_nope_head_dim: Width = 128
+    qk_rope_head_dim: Width = 64
+    v_head_dim: Width = 128
+    rope_interleave: bool = True
 
 
 def _sizes(
@@ -244,6 +252,39 @@ _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "num_experts_per_tok": 4,
         "moe_intermediate_size": 1_792,
     },
+    "deepseek_v2": {
+        **_sizes(102_400, 4_096, 11_008, 32, 32, 2_048),
+        "q_lora_rank": 1_536,
+        "n_routed_experts": 64,
+        "n_shared_experts": 2,
+        "first_k_dense_replace": 0,
+        "norm_topk_prob": False,
+        "moe_intermediate_size": 1_407,
+    },
+    "deepseek_v3": {
+        **_sizes(129_280, 7_168, 18_432, 61, 128, 4_096),
+        "num_key_value_heads": 128,
+        "q_lora_rank": 1_536,
+        "n_routed_experts": 256,
+        "n_group": 8,
+        "topk_group": 4,
+        "num_experts_per_tok": 8,
+        "routed_scaling_factor": 2.5,
+        "first_k_dense_replace": 3,
+        "moe_intermediate_size": 2_048,
+    },
+    "glm4_moe_lite": {
+        **_sizes(154_880, 2_048, 10_240, 47, 20, 202_752),
+        "num_key_value_heads": 20,
+        "rms_norm_eps": 1e-5,
+        "q_lora_rank": 768,
+        "qk_nope_head_dim": 192,
+        "v_head_dim": 256,
+        "n_routed_experts": 64,
+        "num_experts_per_tok": 4,
+        "routed_scaling_factor": 1.8,
+        "moe_intermediate_size": 1_536,
+    },
 }
 """By model type, what a field that config.json leaves out stands for, if not _Fields says it."""
 
@@ -319,6 +360,8 @@ def _infinite(found: Any) -> Any:
 def _completed(kind: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     found = convert({**_DEFAULTS[kind], **settings}, _Fields)
     heads = found.num_attention_heads
+    if kind in LATENT:
+        _complete_latents(kind, found)
     if found.head_dim is None and found.hidden_size % heads and kind not in GROUPED:
         raise ValueError(f"hidden_size {found.hidden_size} is no multiple of {heads} heads")
     found.head_dim = found.head_dim or found.hidden_size // heads
@@ -362,7 +405,7 @@ def _completed(kind: str, settings: Mapping[str, Any]) -> dict[str, Any]:
 
 def _check_groups(found: _Fields) -> None:
     """Raises ValueError for groups of experts that do not fit."""
-    groups, kept, active = found.n_group, found.topk_group, found.num_experts_per_tok or 0
+    groups, kept, active = found.n_group or 1, found.topk_group or 1, found.num_experts_per_tok or 0
     each, rest = divmod(found.n_routed_experts, groups)
     if rest or kept > groups or each < 2 or active > kept * each:
         raise ValueError(
@@ -391,6 +434,31 @@ def _complete_states(found: _Fields) -> None:
     if not isinstance(low, int | float) or not isinstance(high, int | float) or low > high:
         raise ValueError(f"time_step_limit is {found.time_step_limit}")
     found.time_step_limit = low, high
+
+
+def _complete_latents(kind: str, found: _Fields) -> None:
+    """Of MLA: the part of a head that is turned is its `head_dim`, as transformers has it.
+
+    Raises ValueError for parts that do not fit, and for what transformers leaves out.
+    """
+    found.head_dim = found.qk_rope_head_dim
+    heads, of_head = found.num_attention_heads, found.qk_nope_head_dim + found.qk_rope_head_dim
+    widest = heads * max(of_head, found.v_head_dim, found.kv_lora_rank + found.qk_rope_head_dim)
+    if widest > MOST_WIDTH:
+        raise ValueError(f"{heads} heads have {widest} numbers of a row; {MOST_WIDTH} at most can")
+    layers, dense = found.num_hidden_layers, found.first_k_dense_replace
+    types = [("dense", "sparse")[n >= dense] for n in range(layers)]
+    if kind == "glm4_moe_lite" and found.mlp_layer_types not in (None, types):
+        raise ValueError(f"mlp_layer_types is not dense at first, then sparse, of {layers}")
+    if kind == "deepseek_v2":
+        if found.norm_topk_prob or found.topk_method not in ("greedy", "group_limited_greedy"):
+            raise ValueError(
+                f"topk_method {found.topk_method!r} with norm_topk_prob {found.norm_topk_prob}, "
+                f"which models of type {kind!r} do not have"
+            )
+        if found.topk_method == "greedy":
+            found.n_group = found.topk_group = None
+    found.n_group, found.topk_group = found.n_group or 1, found.topk_group or 1
 
 
 def _complete_full_layers(found: _Fields) -> None:

@@ -22,6 +22,7 @@ from edgespec.model.folded_rows import FoldedRows
 from edgespec.model.joint import JointCache, RowCache
 from edgespec.model.kv_cache import TwoRegionCache
 from edgespec.model.matrices import MatrixReader
+from edgespec.model.rope import Rotary
 from edgespec.model.row_math import CompiledRows, RowMath
 from edgespec.model.source import TensorSource, load_parameter
 from edgespec.model.state_form import StateForm, wide
@@ -84,10 +85,10 @@ class StateMixer:
             self._math = _CompiledStates(form, vectors, kernels, row_math)
 
     def __call__(
-        self, rows: torch.Tensor, cache: RowCache | JointCache, seen: Seen
+        self, rows: torch.Tensor, rotary: Rotary, cache: RowCache | JointCache, seen: Seen
     ) -> torch.Tensor:
         """Normed rows [R, H] to what is added to the rows, [R, H]; what they keep goes into the
-        cache."""
+        cache. No angles are needed."""
         projected = self._enter(rows)
         if self._order is not None:
             projected = projected.index_select(1, self._order)

@@ -18,6 +18,10 @@ from edgespec.model.tree_attention import (
     request_by_request,
 )
 
+_WIDEST = 512
+"""Numbers of a key that the kernel is for; latents have more, and are torch's: there the bits of a
+row follow from the shape of the pass too."""
+
 
 class TritonRows(RowMath):
     """A RowMath of Triton's kernels, for all dtypes but float64. Angles are torch's own: there each
@@ -62,6 +66,8 @@ class TritonRows(RowMath):
     def attention(
         self, query: torch.Tensor, key: AnyHeld, value: AnyHeld, seen: Seen, form: AttentionForm
     ) -> torch.Tensor:
+        if query.shape[2] > _WIDEST:
+            return super().attention(query, key, value, seen, form)
         return request_by_request(_attention, query, key, value, seen, form)
 
 

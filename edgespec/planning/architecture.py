@@ -15,6 +15,7 @@ from edgespec.planning.text_part import (
     DELTA,
     FOLDING,
     GROUPED,
+    LATENT,
     SHARING,
     text_settings,
 )
@@ -32,6 +33,7 @@ _DEFAULT_HEAD_DIM = (
 """Families whose config.json may leave head_dim out: hidden_size / num_attention_heads."""
 _DEFAULT_KV_HEADS = (
     *("llama", "phi3", "granite", "granitemoehybrid", "olmo2", "olmo3", "cohere2", "olmoe"),
+    *LATENT,
 )
 """Families whose config.json may leave num_key_value_heads out: as many as heads."""
 _TIED = (
@@ -77,6 +79,25 @@ Matrices = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
+class Latent:
+    """Of layers that hold one latent of a row for all heads (see model.latent.LatentForm)."""
+
+    rank: int
+    turned: int
+    straight: int
+    value: int
+    query_rank: int = 0
+
+    def matrices(self, heads: int, hidden: int) -> Matrices:
+        """Shapes [out, in] of a layer's, of which some are of one head."""
+        queries, narrow = heads * (self.straight + self.turned), self.query_rank
+        down = ((narrow, hidden), (queries, narrow)) if narrow else ((queries, hidden),)
+        of_head = ((self.rank, self.straight), (self.value, self.rank))
+        entering = (*down, (self.rank + self.turned, hidden))
+        return (*entering, *of_head * heads, (hidden, heads * self.value))
+
+
+@dataclass(frozen=True, slots=True)
 class Architecture:
     """The sizes of a decoder-only model whose layers are all alike, but for what `uneven` says, and
     that `convolutions` of them may have a short convolution in place of attention, `states` of them
@@ -88,7 +109,8 @@ class Architecture:
     through `active` of them, and through an MLP beside them that is `shared` wide, if that is not
     0. A state has a matrix [`state_key`, `state_value`] for each of its `state_heads`, whose keys
     are `state_groups`. `gated`: attention and states have a gate more, by number or by head.
-    `family`: its `model_type`. `coded`: caches hold rows in 8 bits, not 16.
+    `latent`: what attention is over, if not over keys. `family`: its `model_type`. `coded`: caches
+    hold rows in 8 bits, not 16.
     """
 
     layers: int
@@ -113,6 +135,7 @@ class Architecture:
     dense_width: int = 0
     family: str = "llama"
     uneven: Uneven | None = None
+    latent: Latent | None = None
     coded: bool = False
 
     @property
@@ -123,7 +146,7 @@ class Architecture:
 
     @property
     def kv_width(self) -> int:
-        """Numbers in the keys (or the values) of one row in one layer."""
+        """Numbers in the keys (or the values) of one row in one layer; half of its latent."""
         return self.mean(self._kv_width)
 
     @property
@@ -157,7 +180,9 @@ class Architecture:
         kv, shared = (self._held(layer), hidden), _gated(self.shared, hidden)
         if uneven is None:
             queries = (self.width * (1 + self.gated), hidden)
-            attention = queries, kv, kv, (hidden, self.width)
+            attention: Matrices = queries, kv, kv, (hidden, self.width)
+            if self.latent is not None:
+                attention = self.latent.matrices(self.heads, hidden)
             return (*attention, *shared), _gated(self.intermediate, hidden)
         full, shares = uneven.kind(layer) == FULL, layer >= self.layers - uneven.shared
         width = self.heads * (uneven.head_dim if full else self.head_dim)
@@ -169,6 +194,8 @@ class Architecture:
 
     def _held(self, layer: int) -> int:
         """Numbers in one layer's keys, which are another layer's where it has none."""
+        if self.latent is not None:
+            return -(-(self.latent.rank + self.latent.turned) // 2)
         if self.uneven is None:
             return self.kv_heads * (self.head_dim or self.hidden // self.heads)
         if self.uneven.kind(layer) == FULL:
@@ -231,6 +258,8 @@ class Architecture:
         """Bytes of so many numbers of a row, of which those of a head share a scale."""
         if not self.coded:
             return 2 * numbers
+        if self.latent is not None:  # of which this is a half
+            return numbers + 2
         return numbers + 4 * -(-numbers // (self.head_dim or self.hidden // self.heads))
 
     @property
@@ -394,6 +423,9 @@ def architecture_of(config: Mapping[str, object], where: str) -> Architecture:
         )
     default_dim = hidden // heads if family in _DEFAULT_HEAD_DIM else 0
     default_dim = 256 if family == "gemma4_text" else default_dim
+    latent = _latent(config, where, family) if family in LATENT else None
+    if latent is not None:
+        config = config | {"head_dim": latent.straight + latent.turned}
     experts, active = _experts(config, where, family) if family in EXPERTS else (0, 0)
     layers = _count(config, where, "num_hidden_layers", most=MOST_LAYERS)
     inner, uneven = _count(config, where, WIDTHS.get(family, "intermediate_size")), None
@@ -426,6 +458,20 @@ def architecture_of(config: Mapping[str, object], where: str) -> Architecture:
         **_states(config, where, family, hidden),
         family=family,
         uneven=uneven,
+        latent=latent,
+    )
+
+
+def _latent(config: Mapping[str, object], where: str, family: str) -> Latent:
+    """The sizes of latents; what config.json leaves out is what transformers takes for it."""
+    glm = family == "glm4_moe_lite"
+    narrow = config.get("q_lora_rank", 768 if glm else 1536)
+    return Latent(
+        rank=_count(config, where, "kv_lora_rank", 512),
+        turned=_count(config, where, "qk_rope_head_dim", 64),
+        straight=_count(config, where, "qk_nope_head_dim", 192 if glm else 128),
+        value=_count(config, where, "v_head_dim", 256 if glm else 128),
+        query_rank=0 if narrow is None else _count({"q_lora_rank": narrow}, where, "q_lora_rank"),
     )
 
 
@@ -483,6 +529,7 @@ def _shared(config: Mapping[str, object], where: str, family: str, inner: int) -
 def _dense(config: Mapping[str, object], where: str, family: str, layers: int) -> int:
     """How many layers of a mixture have no experts; at least one has some."""
     field, usual = ("num_dense_layers", 2) if family == "lfm2_moe" else ("first_k_dense_replace", 1)
+    usual = {"deepseek_v2": 0, "deepseek_v3": 3}.get(family, usual)
     if family == "lfm2_moe" or family in GROUPED:
         return min(_count({field: usual, **config}, where, field, least=0), layers - 1)
     if family == "ernie4_5_moe":

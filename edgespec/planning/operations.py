@@ -7,6 +7,8 @@ tests/model/test_operations.py counts those of the real layers.
 
 from __future__ import annotations
 
+from edgespec.planning.text_part import GROUPED
+
 USUAL_OPERATIONS = 17
 """Of the layer that a profile's `launch_seconds` is for: edgespec's own, as Llama has it."""
 
@@ -28,6 +30,8 @@ OWN_OPERATIONS = {
     "granitemoehybrid": USUAL_OPERATIONS,
     **{"qwen3_5_text": 30, "qwen3_5_moe_text": 45, "qwen3_next": 45},
     **{"qwen2_moe": 29, "glm4_moe": 38},
+    # With one product for all heads, as on a CPU; a GPU launches one for each.
+    **{"deepseek_v2": 37, "deepseek_v3": 49, "glm4_moe_lite": 43},
 }
 """By model type, of those whose layers are edgespec's own; of mixtures without experts."""
 
@@ -54,7 +58,7 @@ LIBRARY_OPERATIONS = {
 EXPERT_OPERATIONS = {
     "lfm2_moe": 10,
     "granitemoehybrid": 12,
-    **dict.fromkeys(("qwen2_moe", "qwen3_5_moe_text", "qwen3_next", "glm4_moe"), 11),
+    **dict.fromkeys(("qwen2_moe", "qwen3_5_moe_text", "qwen3_next", *GROUPED), 11),
     "qwen3_moe": 11,
     "olmoe": 11,
     "mixtral": 12,

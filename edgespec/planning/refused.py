@@ -14,7 +14,7 @@ REASONS = {
     "uneven": "its layers exchange rows of several widths with earlier ones (AltUp, Laurel)",
     "assistant": "it reads the keys of the model that it drafts for, which are on the stages, and "
     "drafts run with the coordinator",
-    "latent": "its layers keep latent rows in place of keys (MLA), which the cache does not hold",
+    "tokenizer": "its tokenizer is code of its own, which edgespec never runs",
     "other": "its layers differ from those that edgespec computes",
 }
 """docs/families.md tells more of each."""
@@ -29,7 +29,8 @@ _FAMILIES = (
     ),
     ("gemma3n", "uneven", "gemma-4-e2b"),
     ("gemma4(unified)?assistant", "assistant", "gemma-4-e2b"),
-    ("deepseekv|deepseek2|glm4moelite|kimik|minicpm3", "latent", "qwen3-30b-a3b-2507"),
+    ("kimik", "tokenizer", "qwen3-235b-a22b-2507"),
+    ("deepseek|minicpm3", "other", "deepseek-v2-lite"),
     ("llama4|minimaxm", "other", "gpt-oss-120b"),
     ("starcoder2", "other", "qwen2.5-coder-7b"),
     ("mistral4", "other", "mistral-small-3.2"),

@@ -39,7 +39,10 @@ FOLDING = ("granitemoehybrid", *DELTA)
 SHARING = ("qwen2_moe", "qwen3_next", "qwen3_5_moe_text")
 """Mixtures with an MLP beside the experts that each row takes a share of."""
 
-GROUPED = ("glm4_moe",)
+LATENT = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite")
+"""Types whose layers hold latents in place of keys."""
+
+GROUPED = ("glm4_moe", *LATENT)
 """Mixtures with an MLP beside the experts, which are chosen in groups, as DeepSeek V3 has them."""
 
 _NEWER = {"mamba": "linear_attention", "attention": "full_attention"}
@@ -61,7 +64,7 @@ def text_settings(settings: Mapping[str, object]) -> dict[str, Any]:
     if inner is None and kind in _FLAT:
         inner = {name: value for name, value in settings.items() if name != "model_type"}
     if not isinstance(kind, str) or kind not in WRAPPERS or not isinstance(inner, dict):
-        return _of_convolving(_of_folding(_of_short(_of_alike(dict(settings)))))
+        return _of_sparse(_of_convolving(_of_folding(_of_short(_of_alike(dict(settings))))))
     outer = {field: settings[field] for field in OUTER if field in settings}
     found: dict[str, Any] = {"model_type": WRAPPERS[kind], **outer, **inner}
     found["model_type"] = _SAME.get(str(found["model_type"]), found["model_type"])
@@ -74,6 +77,15 @@ def text_settings(settings: Mapping[str, object]) -> dict[str, Any]:
         if isinstance(angles, dict) and "mrope_section" in angles:
             found[name] = _of_text(angles)
     return _of_convolving(_of_folding(found))
+
+
+def _of_sparse(found: dict[str, Any]) -> dict[str, Any]:
+    """Those of a GLM-4.7-Flash as other mixtures have them: how many first layers are dense."""
+    if found.get("model_type") == "glm4_moe_lite":
+        types = found.get("mlp_layer_types")
+        listed = types if isinstance(types, list) else ["dense", "sparse"]
+        found["first_k_dense_replace"] = [*listed, "sparse"].index("sparse")
+    return found
 
 
 def _of_alike(found: dict[str, Any]) -> dict[str, Any]:

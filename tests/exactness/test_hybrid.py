@@ -1,5 +1,5 @@
-"""Promise 1 with layers of two kinds: rings of models with convolutions, or with states, give plain
-decoding's text.
+"""Promise 1 with layers of other kinds: rings of models with convolutions, states, experts beside
+an MLP or latents give plain decoding's text.
 
 The models are random and have the bundled pair's vocabulary. One that drafts for itself is right
 often, so that deep trees are sent, walked and pruned.
@@ -22,7 +22,8 @@ from edgespec.model.loader import Checkpoint
 from edgespec.policy.registry import POLICIES
 from edgespec.wire.client_messages import Finished
 
-FAMILIES = ("lfm2", "lfm2_moe", "qwen2_moe", "glm4_moe", *FOLDING)
+LATENT = ("deepseek_v2", "glm4_moe_lite")
+FAMILIES = ("lfm2", "lfm2_moe", "qwen2_moe", "glm4_moe", *LATENT, *FOLDING)
 QUICK = ["lfm2", "qwen3_5_text"]
 DTYPES = ("bfloat16", "float16", "float32")
 NEW_TOKENS = 12

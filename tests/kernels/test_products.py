@@ -127,6 +127,22 @@ def test_how_rows_are_cut_changes_no_bit(
     assert torch.equal(torch.cat(parts), multiply(rows))
 
 
+def test_several_products_at_once_change_no_bit(way: str) -> None:
+    for name in ("none", "int4", "int8"):
+        shape = torch.Size((150, fitting(FORMS[name], 200)))
+        every = [made(FORMS[name], shape, torch.bfloat16, False, seed)[0] for seed in range(5)]
+        each = products.EachProduct([getattr(one, "product", one) for one in every])
+        rows = torch.stack([rows_of(3, shape[1], torch.bfloat16, seed) for seed in range(5)])
+        alone = torch.stack([one(own) for one, own in zip(every, rows, strict=True)])
+        try:
+            for threads in (1, 3):
+                torch.set_num_threads(threads)
+                with case(name, threads):
+                    assert torch.equal(each(rows), alone)
+        finally:
+            torch.set_num_threads(1)
+
+
 def test_threads_change_no_bit(way: str) -> None:
     if way == "torch":
         pytest.skip("torch says nothing of how its threads share a product")

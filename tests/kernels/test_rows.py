@@ -282,6 +282,14 @@ def test_requests_and_threads_change_nothing(kernels: RowKernels) -> None:
                 [len(query) for query in queries], runs, 0.3, None, None,
             )  # fmt: skip
             assert torch.equal(found, alone)
+        # Few rows of one key head: their queries are shared out.
+        rows, mask = attended.some(16, 5, seed=4), tree_mask(884, np.tri(16, dtype=np.bool_))[0, 0]
+        held = attended.some(2, 1, 900, seed=5)
+        shared = []
+        for threads in (1, 2, 3, 7):
+            torch.set_num_threads(threads)
+            shared.append(attended(rows, held[:1], held[1:], mask))
+        assert all(torch.equal(one, shared[0]) for one in shared)
     finally:
         torch.set_num_threads(before)
 

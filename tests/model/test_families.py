@@ -61,6 +61,7 @@ FIRST = [name for name in NAMES if name not in LATER]
 OWN = [name for name in NAMES if name.partition("-")[0] in OWN_OPERATIONS]
 LIBRARY = [name for name in NAMES if name not in OWN]
 MIXTURES = {*EXPERT_OPERATIONS, "gemma4_text-experts", "granitemoehybrid-experts"}
+MIXTURES |= {"deepseek_v2-groups"}
 MIXTURES -= {"gemma4_text", "granitemoehybrid"}
 DENSE = [name for name in NAMES if name not in MIXTURES]
 QUICK = [*FIRST, "gpt_oss", "ministral3", "granite", "smollm3-windows", "olmo3"]
@@ -186,7 +187,7 @@ def test_the_head_gives_the_models_logits(zoo: Zoo, name: str, dtype: str) -> No
 
 @given(seed=st.integers(0, 2**32 - 1), steps=st.lists(st.integers(-4, 6), min_size=3, max_size=8))
 @examples(12)
-@pytest.mark.parametrize("name", ["gemma2", "gemma3_text", "qwen3_moe"])
+@pytest.mark.parametrize("name", ["gemma2", "gemma3_text", "qwen3_moe", thorough("deepseek_v3")])
 def test_pruning_early_or_late_changes_no_row(
     zoo: Zoo, name: str, seed: int, steps: list[int]
 ) -> None:
@@ -256,6 +257,7 @@ SWAPPED_ANGLES = {
     "full_attention": {"rope_type": "default", "rope_theta": 1e2},
     "sliding_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
 }
+LATENT_ANGLES = FAMILY_SETTINGS["deepseek_v2"]["rope_parameters"]
 SCALED_QUERIES = FAMILY_SETTINGS["ministral3"]["rope_parameters"]
 FULL, SLIDING = families.FULL, families.SLIDING
 
@@ -293,6 +295,12 @@ FULL, SLIDING = families.FULL, families.SLIDING
             for name in ("olmo3", "exaone4", "cohere2")
         ],
         thorough("mixtral", {"sliding_window": WINDOW + 1}),
+        ("deepseek_v2", {"rope_parameters": LATENT_ANGLES | {"mscale_all_dim": 0.0}}),
+        ("deepseek_v3", {"rope_interleave": False}),
+        thorough("deepseek_v3", {"routed_scaling_factor": 1.0}),
+        thorough("deepseek_v3", {"topk_group": 3}),
+        thorough("deepseek_v3", {"norm_topk_prob": False}),
+        thorough("deepseek_v2-groups", {"topk_method": "greedy"}),
         ("qwen2_moe", {"norm_topk_prob": True}),
         ("qwen3_next", {"norm_topk_prob": False}),
         ("granitemoehybrid-experts", {"num_experts_per_tok": 1}),
@@ -378,6 +386,9 @@ class Halved(Checkpoint):
         ("hunyuan_v1_moe", "mlp.gate.wg.weight"),
         ("hunyuan_v1_moe", "mlp.shared_mlp.down_proj.weight"),
         ("glm4_moe", "mlp.experts.3.up_proj.weight"),
+        ("deepseek_v3", "self_attn.kv_a_layernorm.weight"),
+        ("deepseek_v3", "self_attn.k_b.3.weight"),
+        ("deepseek_v3", "mlp.expert_bias"),
         ("gpt_oss", "self_attn.sinks"),
         ("gpt_oss", "mlp.router.bias"),
         ("gpt_oss", "mlp.experts.3.gate_proj.bias"),
@@ -670,7 +681,16 @@ DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
             {"model_type": "starcoder2"},
             "its layers differ.*use qwen2.5-coder-7b$",
         ),
-        ("llama", {"model_type": "deepseek_v3"}, "latent rows.*use qwen3-30b-a3b-2507$"),
+        ("llama", {"model_type": "kimi_k2"}, "its tokenizer is code.*use qwen3-235b-a22b-2507$"),
+        ("deepseek_v2", {"norm_topk_prob": True}, "topk_method 'greedy' with norm_topk_prob True"),
+        ("deepseek_v2", {"topk_method": "noaux_tc"}, "topk_method 'noaux_tc' with"),
+        ("deepseek_v3", {"topk_group": 1, "num_experts_per_tok": 3}, "do not fit num_experts_per"),
+        ("deepseek_v3", {"kv_lora_rank": 1 << 17}, "heads have 524320 numbers of a row"),
+        (
+            "glm4_moe_lite",
+            {"mlp_layer_types": ["sparse", "dense"] * 2},
+            "dense at first, then spar",
+        ),
         ("llama", {"model_type": ["llama"]}, r"type \['llama'\].*llama, mistral"),
         ("gemma3_text", {"model_type": "gemma3"}, r"'gemma3', which .* runs llama"),
         (

@@ -19,7 +19,7 @@ from edgespec.model.layer_form import layer_form
 from edgespec.model.model_config import ModelConfig
 from edgespec.model.rope import Angles
 from edgespec.planning.operations import OWN_OPERATIONS
-from edgespec.planning.text_part import CONVOLVING, DELTA, GROUPED, text_settings
+from edgespec.planning.text_part import CONVOLVING, DELTA, GROUPED, LATENT, text_settings
 
 SMALL = {
     "vocab_size": 64,
@@ -128,6 +128,8 @@ def ways_of(kind: str) -> dict[str, dict[str, Any]]:
         del ways["null key heads"]  # transformers takes none there
     if kind == "gemma4_text":
         del ways["no window"]  # nor that
+    if kind in LATENT:
+        del ways["head_dim"]  # which is that of the part that is turned, whatever is said
     own = {"gemma3_text": GEMMA3, "gemma4_text": GEMMA4}.get(kind)
     if own is not None:  # rotary settings by layer type are their own matter
         return {n: w for n, w in ways.items() if n in own or "rope" not in str(w)}

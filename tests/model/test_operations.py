@@ -94,8 +94,8 @@ def test_every_family_is_charged_what_its_layers_are_made_of(tmp_path: Path) -> 
             # Its layers turn no keys, which is less than is charged, or states are read row by row
             # where no kernel does it, which is not charged; and see below.
             continue
-        if name == "lfm2-biases":
-            continue  # more taps, and a bias for them, which no published model has
+        if name in ("lfm2-biases", "deepseek_v2-groups", "glm4_moe_lite-dense"):
+            continue  # variants that no published model, or no small one, is of
         source = Checkpoint(write_family(tmp_path / name, name))
         block = Block(source, 2, 3, "bfloat16")
         with case(name):

@@ -23,7 +23,7 @@ from support.packed_folders import (
     write_mxfp4,
     write_packed,
 )
-from support.pipelines import CUTS, Pipeline, difference, random_tokens
+from support.pipelines import CUTS, TOLERANCE, Pipeline, difference, random_tokens
 
 from edgespec.config import FILE
 from edgespec.errors import ModelError
@@ -116,6 +116,22 @@ def test_blocks_compute_what_transformers_computes_with_the_values(tmp_path: Pat
             tokens = random_tokens(1, 9)
             flow = pipeline.prefill(tokens)
             assert difference(flow, plain_hidden(pipeline.model, tokens)) < 1e-9
+
+
+def test_heads_of_latents_have_values_of_what_is_packed_for_all(tmp_path: Path) -> None:
+    sizes = {"q_lora_rank": 16, "kv_lora_rank": 32, "v_head_dim": 8, "moe_intermediate_size": 16}
+    for method in (fp8(16), gptq(8, symmetric=False, act_order=True)):
+        with case(method.name):
+            plain = write_family(tmp_path / f"{method.name}-m", "glm4_moe_lite", **sizes)
+            exact = write_packed(plain, tmp_path / method.name, method)
+            source = open_source(tmp_path / method.name, FILE)
+            layer = "model.layers.1.self_attn."
+            assert source.form(f"{layer}o_proj.weight").kind != "none"
+            assert source.form(f"{layer}k_b.0.weight").kind == "none"
+            pipeline = Pipeline(exact, CUTS[2], source=source)
+            tokens = random_tokens(1, 9)
+            flow = pipeline.prefill(tokens)
+            assert difference(flow, plain_hidden(pipeline.model, tokens)) < TOLERANCE
 
 
 def test_gpt_oss_as_it_is_published(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from support.cases import case
 from support.checkpoints import FAMILY_SETTINGS, FOLDING, write_family
 from support.pipelines import CUTS, Grower, Pipeline, random_tokens
-from support.tiers import examples, tiered
+from support.tiers import examples, thorough, tiered
 
 from edgespec.model import block as block_module
 from edgespec.model.block import Block
@@ -147,7 +147,7 @@ def test_every_family_with_narrow_caches(zoo: Zoo, name: str, dtype: str) -> Non
     steps=st.lists(st.integers(-4, 17), min_size=2, max_size=8),
 )
 @examples(10)
-@pytest.mark.parametrize("name", ["llama", "gemma2", "lfm2"])
+@pytest.mark.parametrize("name", ["llama", "gemma2", "lfm2", thorough("deepseek_v2")])
 def test_random_trees(
     zoo: Zoo, name: str, seed: int, dtype: str, stages: int, steps: list[int]
 ) -> None:

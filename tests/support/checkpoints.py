@@ -74,6 +74,22 @@ _GRANITE = {
     "residual_multiplier": 0.7,
     "logits_scaling": 1.7,
 }
+_LATENT = {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 24,
+    "q_lora_rank": 20,
+    "qk_nope_head_dim": 6,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 10,
+    "n_routed_experts": 6,
+    "num_experts_per_tok": 2,
+    "n_shared_experts": 2,
+    "moe_intermediate_size": 12,
+    "n_group": 3,
+    "topk_group": 2,
+    "routed_scaling_factor": 1.3,
+    "first_k_dense_replace": 1,
+}
 _DELTA = {
     "head_dim": 16,
     "layer_types": [*["linear_attention"] * 2, "full_attention", "linear_attention"],
@@ -328,6 +344,31 @@ FAMILY_SETTINGS: dict[str, dict[str, Any]] = {
         "routed_scaling_factor": 1.3,
         "tie_word_embeddings": True,
     },
+    "deepseek_v2": _LATENT
+    | {
+        "q_lora_rank": None,
+        "topk_method": "greedy",
+        "initializer_range": 0.2,  # heads are turned in float32 even in float64
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 1e3,
+            "factor": 16.0,
+            "original_max_position_embeddings": 8,
+            "mscale": 0.7,
+            "mscale_all_dim": 0.7,
+        },
+    },
+    "deepseek_v2-groups": _LATENT
+    | {
+        "topk_method": "group_limited_greedy",
+        "topk_group": 1,
+        "initializer_range": 0.2,
+        "attention_bias": True,
+    },
+    "deepseek_v3": _LATENT,
+    "glm4_moe_lite": _LATENT | {"n_group": 1, "topk_group": 1, "rms_norm_eps": 1e-5},
+    "glm4_moe_lite-dense": _LATENT
+    | {"mlp_layer_types": ["dense"] * 4, "rope_interleave": False, "attention_bias": True},
 }
 """A small model of every family and variant that runs: settings by model type, then "-variant"."""
 
@@ -342,6 +383,7 @@ LATER_TYPES = (
     *("olmo2", "olmo3", "gemma", "exaone4", "seed_oss", "ernie4_5", "glm4", "cohere2", "olmoe"),
     *("mixtral", "hunyuan_v1_dense", "lfm2_moe", "qwen2_moe", "qwen3_5_moe_text"),
     *("qwen3_next", "glm4_moe", "ernie4_5_moe", "hunyuan_v1_moe"),
+    *("deepseek_v3", "glm4_moe_lite"),
 )
 """Families whose parts are those of earlier ones in new numbers: most of their cases are thorough,
 but for the parts that are their own."""

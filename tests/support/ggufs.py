@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +13,11 @@ import numpy as np
 import torch
 from gguf import GGMLQuantizationType, GGUFWriter, quants
 from safetensors.torch import load_file, save_file
-from support.checkpoints import write_family, write_tokenizer
+from support.checkpoints import FAMILY_SETTINGS, write_family, write_tokenizer
 
 from edgespec.model.loader import Checkpoint
 from edgespec.planning.architecture import EXPERTS
+from edgespec.planning.text_part import LATENT
 
 ARCHITECTURES = {
     "llama": "llama",
@@ -44,10 +44,12 @@ ARCHITECTURES = {
     "gemma": "gemma",
     "exaone4": "exaone4",
     "glm4": "glm4",
+    "glm4_moe": "glm4moe",
     "cohere2": "cohere2",
     "lfm2": "lfm2",
     "gemma4_text": "gemma4",
     "lfm2_moe": "lfm2moe",
+    **dict.fromkeys(LATENT, "deepseek2"),
 }
 """What llama.cpp calls a model type."""
 
@@ -74,8 +76,10 @@ def write_gguf(
     type_of: TypeOf,
     values: Mapping[str, Any] | None = None,
     architecture: str = "",
+    heads_apart: bool = True,
 ) -> Path:
-    """Write the model in `folder` as a GGUF file, with `values` beside its settings.
+    """Write the model in `folder` as a GGUF file, with `values` beside its settings. `heads_apart`:
+    of latents, each head has two matrices, as newer files have it.
 
     Returns a folder of what the file stands for: its numbers dequantised by gguf, in float32.
     """
@@ -83,14 +87,14 @@ def write_gguf(
     settings = json.loads((folder / "config.json").read_text())
     architecture = architecture or ARCHITECTURES[settings["model_type"]]
     writer = GGUFWriter(file, architecture)
-    _add_settings(writer, source.config, settings)
+    _add_settings(writer, source.config, settings, heads_apart)
     for key, value in (values or {}).items():
         _add_value(writer, key, value)
-    mixed = any(".experts." in name for name in source.names)
     stacks: dict[str, dict[int, np.ndarray]] = {}
     meant: dict[str, torch.Tensor] = {}
-    # What a Gemma 4 has for all layers or experts together is so in both.
-    whole = load_file(folder / "model.safetensors") if architecture == "gemma4" else {}
+    # What a Gemma 4 has for all layers or experts together is so in both; as are heads' matrices.
+    as_stored = architecture in ("gemma4", "deepseek2")
+    whole = load_file(folder / "model.safetensors") if as_stored else {}
     for name in sorted(whole or source.names):
         numbers = (whole[name] if whole else source.tensor(name)).float().numpy()
         shape = numbers.shape[-2:] if whole else numbers.shape
@@ -99,16 +103,19 @@ def write_gguf(
         stored = _stored(numbers, kind, seed=len(meant))
         plain = stored if kind == GGMLQuantizationType.F32 else quants.dequantize(stored, kind)
         meant[name] = torch.from_numpy(np.ascontiguousarray(plain, dtype=np.float32))
+        if name.endswith("kv_b_proj.weight") and heads_apart:
+            meant[name] = _add_heads(writer, name, numbers, kind, source.config)
+            continue
         if name.endswith("mamba.A_log"):
             stored = -np.exp(stored)
             meant[name] = torch.from_numpy(np.log(-stored.astype(np.float64)).astype(np.float32))
         if architecture == "granitehybrid" and "gate_up_proj" in name:
             for part, half in zip(("gate", "up"), np.split(stored, 2), strict=True):
                 one = name.replace("gate_up", part)
-                theirs, _ = _their_name(architecture, one, source.layers, mixed)
+                theirs, _ = _their_name(architecture, one, source.layers, source.names)
                 writer.add_tensor(theirs, half, raw_dtype=kind)
             continue
-        theirs, expert = _their_name(architecture, name, source.layers, mixed)
+        theirs, expert = _their_name(architecture, name, source.layers, source.names)
         if expert is not None:
             stack = stacks.setdefault(theirs, {})
             stack[expert] = stored
@@ -133,10 +140,27 @@ def write_gguf(
         meant = {_in_lfm2(name): one for name, one in meant.items()}
     if architecture == "granitehybrid":
         meant = _in_granite(meant, _experts(source.config))
-    if architecture == "qwen2moe":
-        meant = {_in_qwen_moe(name): one for name, one in meant.items()}
+    if architecture in ("qwen2moe", "glm4moe"):
+        shared = "shared_experts" if architecture == "glm4moe" else "shared_expert"
+        meant = {_beside(name, meant, shared): one for name, one in meant.items()}
+        bias = "mlp.gate.e_score_correction_bias"
+        meant = {name.replace("mlp.expert_bias", bias): one for name, one in meant.items()}
     save_file(meant, twin / "model.safetensors", {"format": "pt"})
     return twin
+
+
+def _add_heads(
+    writer: GGUFWriter, name: str, numbers: np.ndarray, kind: GGMLQuantizationType, config: Any
+) -> torch.Tensor:
+    """Write what makes keys, turned, and values of each head; returns what both stand for."""
+    layer, keys = name.split(".")[2], config.qk_nope_head_dim
+    heads = numbers.reshape(config.num_attention_heads, -1, numbers.shape[1])
+    plain = []
+    for part, own in (("k", heads[:, :keys].swapaxes(1, 2)), ("v", heads[:, keys:])):
+        stored = quants.quantize(np.ascontiguousarray(own), kind)
+        writer.add_tensor(f"blk.{layer}.attn_{part}_b.weight", stored, raw_dtype=kind)
+        plain.append(torch.from_numpy(quants.dequantize(stored, kind)))
+    return torch.cat((plain[0].mT, plain[1]), 1).reshape(numbers.shape).contiguous()
 
 
 def _experts(config: Any) -> int:
@@ -162,9 +186,12 @@ def _in_granite(tensors: dict[str, torch.Tensor], experts: int) -> dict[str, tor
     return found
 
 
-def _in_qwen_moe(name: str) -> str:
-    """An MLP beside experts, which our names do not tell from one in their place."""
-    return re.sub(r"\.mlp\.(gate|up|down)_proj", r".mlp.shared_expert.\1_proj", name)
+def _beside(name: str, names: Container[str], shared: str) -> str:
+    """The name of an MLP beside experts, which ours does not tell from one in their place."""
+    owner, _, rest = name.partition(".mlp.")
+    if f"{owner}.mlp.gate.weight" in names and rest.startswith(("gate_", "up_", "down_")):
+        return f"{owner}.mlp.{shared}.{rest}"
+    return name
 
 
 def _in_mixtral(name: str) -> str:
@@ -224,6 +251,9 @@ def write_gguf_family(root: Path, name: str, type_of: TypeOf, **settings: Any) -
         chosen |= {"block_multiple_of": 32}
     if name == "lfm2_moe":
         chosen |= {"routed_scaling_factor": 1.0}
+    if name.partition("-")[0] in LATENT:
+        chosen |= {"kv_lora_rank": 32, "qk_nope_head_dim": 32, "v_head_dim": 8}
+        chosen |= {"q_lora_rank": FAMILY_SETTINGS[name]["q_lora_rank"] and 32}
     if name == "qwen3_moe":
         chosen |= {"mlp_only_layers": []}
     if name == "qwen2_moe":
@@ -253,18 +283,20 @@ def _stored(numbers: np.ndarray, kind: GGMLQuantizationType, seed: int) -> np.nd
     return blocks.reshape(*numbers.shape[:-1], -1)
 
 
-def _their_name(architecture: str, name: str, layers: int, mixed: bool) -> tuple[str, int | None]:
-    """llama.cpp's name, and which expert of a stack it is. `mixed`: it has experts."""
+def _their_name(
+    architecture: str, name: str, layers: int, names: Container[str]
+) -> tuple[str, int | None]:
+    """llama.cpp's name, and which expert of a stack it is. `names`: of all tensors."""
     kind = next(k for k, v in gguf.MODEL_ARCH_NAMES.items() if v == architecture)
     if architecture in ("lfm2", "lfm2moe"):
         name = name.replace("model.norm", "model.embedding_norm")
         name = name.replace("mlp.expert_bias", "feed_forward.expert_bias")
     if architecture == "granitehybrid":
         name = name.replace("dt_bias", "dt_proj.bias")
-    if mixed and architecture in ("granitehybrid", "qwen2moe"):
-        name = _in_qwen_moe(name)
+    if architecture in ("granitehybrid", "qwen2moe", "glm4moe"):
+        name = _beside(name, names, "shared_expert")
     name = name.replace("gate.moe_statics.e_score_correction_", "moe_statics.e_score_correction.")
-    parts, expert = name.split("."), None
+    parts, expert = name.replace("correction_bias", "correction").split("."), None
     if architecture == "gemma4" and parts[-2] == "router" and "scale" in parts[-1]:
         of = "ffn_gate_inp" if parts[-1] == "scale" else "ffn_down_exps"
         return f"blk.{parts[2]}.{of}.scale", None
@@ -314,7 +346,9 @@ def _add_value(writer: GGUFWriter, key: str, value: Any) -> None:
         writer.add_string(key, value)
 
 
-def _add_settings(writer: GGUFWriter, config: Any, settings: Mapping[str, Any]) -> None:
+def _add_settings(
+    writer: GGUFWriter, config: Any, settings: Mapping[str, Any], heads_apart: bool
+) -> None:
     writer.add_block_count(config.num_hidden_layers)
     writer.add_context_length(settings["max_position_embeddings"])
     writer.add_embedding_length(config.hidden_size)
@@ -339,6 +373,8 @@ def _add_settings(writer: GGUFWriter, config: Any, settings: Mapping[str, Any]) 
         writer.add_shared_kv_layers(config.num_kv_shared_layers)
         writer.add_embedding_length_per_layer_input(config.hidden_size_per_layer_input)
         writer.add_key_length_swa(config.head_dim)
+    if config.model_type in LATENT:
+        kv_heads = 1 if heads_apart else config.num_attention_heads
     writer.add_head_count_kv(kv_heads)
     if config.model_type == "cohere2":
         writer.add_layer_norm_eps(config.layer_norm_eps)
@@ -346,13 +382,43 @@ def _add_settings(writer: GGUFWriter, config: Any, settings: Mapping[str, Any]) 
     else:
         writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    writer.add_key_length(config.global_head_dim if config.model_type == "gemma4_text" else head)
+    if config.model_type in LATENT:
+        _add_latents(writer, config, heads_apart)
+    else:
+        gemma4 = config.model_type == "gemma4_text"
+        writer.add_key_length(config.global_head_dim if gemma4 else head)
     writer.add_vocab_size(config.vocab_size)
     if getattr(config, "sliding_window", None):
         writer.add_sliding_window(config.sliding_window)
     for key, value in _of_family(config):
         _add_value(writer, f"{writer.arch}.{key}", value)
     _add_rope(writer, config, head)
+
+
+def _add_latents(writer: GGUFWriter, config: Any, heads_apart: bool) -> None:
+    key = config.qk_nope_head_dim + config.qk_rope_head_dim
+    writer.add_kv_lora_rank(config.kv_lora_rank)
+    if config.q_lora_rank is not None:
+        writer.add_q_lora_rank(config.q_lora_rank)
+    if heads_apart:
+        writer.add_key_length(config.kv_lora_rank + config.qk_rope_head_dim)
+        writer.add_value_length(config.kv_lora_rank)
+        writer.add_key_length_mla(key)
+        writer.add_value_length_mla(config.v_head_dim)
+    else:
+        writer.add_key_length(key)
+        writer.add_value_length(config.v_head_dim)
+    writer.add_leading_dense_block_count(config.first_k_dense_replace)
+    writer.add_expert_count(config.n_routed_experts)
+    writer.add_expert_used_count(config.num_experts_per_tok)
+    writer.add_expert_shared_count(config.n_shared_experts)
+    writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+    writer.add_expert_weights_scale(config.routed_scaling_factor)
+    if config.model_type != "deepseek_v2":
+        writer.add_expert_weights_norm(config.norm_topk_prob)
+        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+    writer.add_expert_group_count(config.n_group)
+    writer.add_expert_group_used_count(config.topk_group)
 
 
 def _of_family(config: Any) -> Iterator[tuple[str, Any]]:
@@ -394,6 +460,17 @@ def _of_family(config: Any) -> Iterator[tuple[str, Any]]:
         yield "expert_feed_forward_length", config.moe_intermediate_size
         yield "leading_dense_block_count", config.num_dense_layers
         yield "expert_gating_func", gguf.ExpertGatingFuncType.SIGMOID.value
+    if config.model_type == "glm4_moe":
+        yield "expert_count", config.n_routed_experts
+        yield "expert_used_count", config.num_experts_per_tok
+        yield "expert_feed_forward_length", config.moe_intermediate_size
+        yield "expert_shared_count", config.n_shared_experts
+        yield "leading_dense_block_count", config.first_k_dense_replace
+        yield "expert_gating_func", gguf.ExpertGatingFuncType.SIGMOID.value
+        yield "expert_weights_scale", config.routed_scaling_factor
+        yield "expert_weights_norm", config.norm_topk_prob
+        yield "expert_group_count", config.n_group
+        yield "expert_group_used_count", config.topk_group
     if config.model_type == "ernie4_5_moe":
         yield "expert_count", config.moe_num_experts
         yield "expert_used_count", config.moe_k
@@ -433,7 +510,8 @@ def _add_rope(writer: GGUFWriter, config: Any, head: int) -> None:
             writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
             writer.add_rope_scaling_yarn_beta_fast(rope.get("beta_fast", 32.0))
             if "mscale_all_dim" in rope:
-                writer.add_rope_scaling_yarn_log_mul(rope["mscale_all_dim"])
+                share = 0.1 if config.model_type in LATENT else 1.0
+                writer.add_rope_scaling_yarn_log_mul(share * rope["mscale_all_dim"])
             if "attention_factor" in rope:
                 writer.add_rope_scaling_attn_factors(rope["attention_factor"])
     if rope["rope_type"] == "longrope":

@@ -82,6 +82,10 @@ _GLM4 = {
     "post_ffw_norm": "post_mlp_layernorm",
     "ffn_up": "mlp.gate_up_proj",
 }
+_GLM4_MOE = _SHARED | {
+    "post_attention_norm": "post_attention_layernorm",
+    "exp_probs_b": "mlp.expert_bias",
+}
 _CONVOLUTIONS = {
     "shortconv.conv": "conv.conv",
     "shortconv.in_proj": "conv.in_proj",
@@ -96,6 +100,18 @@ _MAMBA = {
     "ssm_norm": "mamba.norm",
     "ssm_out": "mamba.out_proj",
 }
+_LATENT = _SHARED | {
+    "attn_q_a": "self_attn.q_a_proj",
+    "attn_q_a_norm": "self_attn.q_a_layernorm",
+    "attn_q_b": "self_attn.q_b_proj",
+    "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
+    "attn_kv_a_norm": "self_attn.kv_a_layernorm",
+    "attn_k_b": "self_attn.k_b.{}",
+    "attn_v_b": "self_attn.v_b.{}",
+    "exp_probs_b": "mlp.expert_bias",
+}
+_KV_B = "attn_kv_b"
+"""What older files have in the place of attn_k_b and attn_v_b: rows of both, head by head."""
 _GEMMA4 = _FOUR_NORMS | {
     "ffn_gate_inp": "router.proj",
     "ffn_gate_exps": "experts.{}.gate_proj",
@@ -181,6 +197,7 @@ ARCHITECTURES = {
     "hunyuan-moe": GgufArchitecture("hunyuan_v1_moe", _HUNYUAN),
     "exaone4": GgufArchitecture("exaone4", _NORMS_BEHIND),
     "glm4": GgufArchitecture("glm4", _GLM4),
+    "glm4moe": GgufArchitecture("glm4_moe", _GLM4_MOE),
     "cohere2": GgufArchitecture("cohere2"),
     "gemma": GgufArchitecture("gemma", shifted_norms=True),
     "lfm2": GgufArchitecture("lfm2", _CONVOLUTIONS),
@@ -189,6 +206,7 @@ ARCHITECTURES = {
     "gemma2": GgufArchitecture("gemma2", _FOUR_NORMS, shifted_norms=True),
     "gemma3": GgufArchitecture("gemma3_text", _FOUR_NORMS, shifted_norms=True),
     "gemma4": GgufArchitecture("gemma4_text", _GEMMA4),
+    "deepseek2": GgufArchitecture("deepseek_v2", _LATENT),
 }
 """Every value of `general.architecture` that is accepted. Of models that read images a
 file holds the text part alone. Older ones of Mistral call it llama,
@@ -202,7 +220,7 @@ class Place:
     `heads`: its rows lie in pairs within each of that many heads; 0 where they are in order.
     `less`: what is to be subtracted from it. `column`: the first one that is its own. `behind`:
     another stored tensor, of as many rows, that are its last. `flat`: it has one axis, for those
-    in `shape`. `decay`: it is stored as -exp of what it is.
+    in `shape`. `decay`: it is stored as -exp of what it is. `mirrored`: its columns are those rows.
     """
 
     stored: StoredTensor
@@ -214,6 +232,7 @@ class Place:
     behind: StoredTensor | None = None
     flat: bool = False
     decay: bool = False
+    mirrored: bool = False
 
 
 def architecture_of(file: GgufFile) -> GgufArchitecture:
@@ -231,13 +250,19 @@ def architecture_of(file: GgufFile) -> GgufArchitecture:
 
 
 def places(
-    file: GgufFile, heads: int, kv_heads: int, layers: int, without_keys: Container[int]
+    file: GgufFile,
+    heads: int,
+    kv_heads: int,
+    layers: int,
+    without_keys: Container[int],
+    straight: int = 0,
 ) -> dict[str, Place]:
     """Where each tensor is, by the name that transformers' checkpoints have for it.
 
     `heads`, `kv_heads`: of queries, and of keys; `layers` of the model, those `without_keys` read
-    the keys of others. Raises ModelError for a tensor that the
-    architecture does not have: without it something else would be computed.
+    the keys of others. `straight`: numbers of a head's keys that are made of latents. Raises
+    ModelError for a tensor that the architecture does not have: without it something else would be
+    computed.
     """
     kind = architecture_of(file)
     found: dict[str, Place] = {}
@@ -246,17 +271,36 @@ def places(
         unread = part is not None and part[2] in _UNREAD and int(part[1]) in without_keys
         if stored.name in SETTINGS or unread:
             continue
-        count = 0
-        for name, place in _named(kind, stored, {"attn_q": heads, "attn_k": kv_heads}, layers):
-            found[name] = place
-            count += 1
-        if not count:
+        if part is not None and part[2] == _KV_B and kind.layer is _LATENT:
+            named = _by_head(stored, f"model.layers.{part[1]}", heads, straight)
+        else:
+            of_heads = {"attn_q": heads, "attn_k": kv_heads}
+            named = dict(_named(kind, stored, of_heads, layers))
+        found |= named
+        if not named:
             raise ModelError(
                 f"{file.path} holds {stored.name!r}, which models of this architecture "
                 f"({file.values['general.architecture']}) do not have as edgespec runs them; take "
                 "another file of the model"
             )
     return _joined(found) if kind.split else found
+
+
+def _by_head(stored: StoredTensor, prefix: str, heads: int, keys: int) -> dict[str, Place]:
+    """Of each head the rows that make keys, which are the columns of a matrix into the space of
+    latents, and those that make values. Raises ModelError if they do not fit."""
+    each, found = stored.rows // heads, {}
+    if stored.rows % heads or each <= keys:
+        raise ModelError(
+            f"{stored.name!r} in {stored.file} has {stored.rows} rows for {heads} heads of {keys} "
+            "numbers and more; take another file of the model"
+        )
+    for head in range(heads):
+        name, first = f"{prefix}.self_attn.{{}}.{head}.weight", head * each
+        own = Place(stored, first, (keys, stored.columns), mirrored=True)
+        found[name.format("k_b")] = own
+        found[name.format("v_b")] = Place(stored, first + keys, (each - keys, stored.columns))
+    return found
 
 
 def _joined(found: Mapping[str, Place]) -> dict[str, Place]:

@@ -18,6 +18,7 @@ from edgespec.model.gguf.architectures import Place, places
 from edgespec.model.gguf.block_types import BlockType
 from edgespec.model.gguf.files import GgufFiles
 from edgespec.model.gguf.unpacking import PLAIN, Unpacked, numbers_of, unpack
+from edgespec.model.latent import latent_form
 from edgespec.model.loader import open_config
 from edgespec.model.quantised.linear import stored
 from edgespec.model.quantised.rounding import Packed
@@ -112,8 +113,9 @@ class GgufCheckpoint:
     @cached_property
     def _places(self) -> dict[str, Place]:
         heads, kv_heads = self.config.num_attention_heads, self.config.num_key_value_heads
-        unread = frozenset(key_owners(self.config))
-        return places(self._opened, int(heads), int(kv_heads), self.layers, unread)
+        unread, latent = frozenset(key_owners(self.config)), latent_form(self.config)
+        sizes = int(heads), int(kv_heads), self.layers
+        return places(self._opened, *sizes, unread, latent.straight if latent else 0)
 
     @property
     def names(self) -> frozenset[str]:
@@ -123,9 +125,9 @@ class GgufCheckpoint:
         if self.quantisation != FILE:
             return self.quantisation
         place = self._place(name)
-        # Of two types: their values.
+        # Of two types, or groups that are columns: their values.
         mixed = place.behind is not None and place.behind.type != place.stored.type
-        return Quantisation() if mixed else form_of(place.stored.type)
+        return Quantisation() if mixed or place.mirrored else form_of(place.stored.type)
 
     def tensor(self, name: str) -> torch.Tensor:
         """See TensorSource: float32 where it is packed, else as it is stored."""
@@ -151,6 +153,8 @@ class GgufCheckpoint:
             made = made.double().neg_().log_().float()
         if place.flat:
             made = made.flatten()
+        if place.mirrored:
+            made = made.T.contiguous()
         return made.sub_(place.less) if place.less else made
 
     def table(self, name: str) -> tuple[str, torch.Tensor]:

@@ -15,7 +15,7 @@ from edgespec.errors import ModelError
 from edgespec.model.gguf.architectures import ROPE, architecture_of
 from edgespec.model.gguf.llama3_rope import llama3_settings
 from edgespec.model.gguf.reader import GgufFile, LongArray
-from edgespec.model.model_config import MOST_STATE, MOST_TAPS
+from edgespec.model.model_config import MOST_STATE, MOST_TAPS, MOST_WIDTH
 from edgespec.model.reading import reading
 from edgespec.planning.architecture import MOST_EXPERTS, MOST_LAYERS
 
@@ -26,6 +26,7 @@ _MOST_CONTEXT = 1 << 31
 _MOST_HEAD = 1024  # columns of one head of attention; models have up to 256
 _MOST_REAL = 1e30
 _SHARED = "attention.shared_kv_layers"
+_SIGMOID = 2  # of expert_gating_func, which has the softmax as 1
 _GEMMA_27B = {"gemma2": 46, "gemma3": 62}
 """Layers of the one size of each whose attention is scaled by hidden_size / heads."""
 
@@ -71,6 +72,12 @@ class _Keys:
     def maybe(self, name: str) -> float | None:
         """The number, if there is one that is not 0."""
         return self.real(name) if self.get(name) else None
+
+    @property
+    def layers(self) -> int:
+        """Those of the model; in a file such that guess may be behind them."""
+        count, name = self.whole("block_count", most=MOST_LAYERS), "nextn_predict_layers"
+        return count - (self.whole(name, most=count - 1) if self.get(name) else 0)
 
     @property
     def head(self) -> int:
@@ -193,6 +200,45 @@ def _lfm2_moe(keys: _Keys) -> Settings:
     }
 
 
+def _deepseek2(keys: _Keys) -> Settings:
+    of = "_mla" if keys.get("attention.key_length_mla") else ""  # which older files lack
+    most = MOST_WIDTH // keys.whole("attention.head_count")
+    key = keys.whole(f"attention.key_length{of}", most=most)
+    turned = keys.whole("rope.dimension_count", most=most)
+    if key <= turned:
+        raise keys.refusal(f"says that {turned} of a head's {key} numbers are turned")
+    layers = keys.whole("block_count", most=MOST_LAYERS)
+    tensors, of_queries = keys.file.tensors, "attention.q_lora_rank"
+    experts, with_experts = _experts(keys)
+    dense = layers - len(with_experts)
+    if with_experts != set(range(dense, layers)):
+        raise keys.refusal("has layers without experts behind such that have them")
+    groups = keys.whole("expert_group_count", 1, most=experts)
+    # Without a word about it experts are chosen by a softmax, but for those with a bias.
+    biased = any("exp_probs_b" in name for name in tensors)
+    sigmoid = keys.whole("expert_gating_func", 1 + biased) == _SIGMOID
+    return {
+        "model_type": "deepseek_v3" if sigmoid else "deepseek_v2",
+        "num_key_value_heads": keys.whole("attention.head_count"),
+        "kv_lora_rank": keys.whole("attention.kv_lora_rank", most=most - turned),
+        "q_lora_rank": keys.whole(of_queries) if keys.get(of_queries) else None,
+        "qk_nope_head_dim": key - turned,
+        "qk_rope_head_dim": turned,
+        "v_head_dim": keys.whole(f"attention.value_length{of}", most=most),
+        "attention_bias": "blk.0.attn_kv_a_mqa.bias" in tensors,
+        "n_routed_experts": experts,
+        "n_shared_experts": keys.whole("expert_shared_count"),
+        "num_experts_per_tok": keys.whole("expert_used_count", most=experts),
+        "moe_intermediate_size": keys.whole("expert_feed_forward_length"),
+        "first_k_dense_replace": dense,
+        "norm_topk_prob": bool(keys.get("expert_weights_norm")),
+        "routed_scaling_factor": keys.maybe("expert_weights_scale") or 1.0,
+        "n_group": groups,
+        "topk_group": keys.whole("expert_group_used_count", 1, most=groups),
+        "topk_method": "group_limited_greedy" if groups > 1 else "greedy",
+    }
+
+
 def _llama(keys: _Keys) -> Settings:
     tensors = keys.file.tensors
     biases = {
@@ -275,6 +321,35 @@ def _glm4(keys: _Keys) -> Settings:
     return {
         "attention_bias": "blk.0.attn_q.bias" in keys.file.tensors,
         "partial_rotary_factor": keys.whole("rope.dimension_count", keys.head) / keys.head,
+    }
+
+
+def _glm4_moe(keys: _Keys) -> Settings:
+    layers = keys.layers
+    return _glm4(keys) | {
+        "num_hidden_layers": layers,
+        "use_qk_norm": "blk.0.attn_q_norm.weight" in keys.file.tensors,
+        **_grouped(keys, layers),
+    }
+
+
+def _grouped(keys: _Keys, layers: int) -> Settings:
+    """Of experts in groups, as DeepSeek V3 has them, in all layers behind the first ones."""
+    experts, with_experts = _experts(keys)
+    dense = min(with_experts)
+    if with_experts & set(range(layers)) != set(range(dense, layers)):
+        raise keys.refusal("has layers without experts behind such that have them")
+    groups = keys.whole("expert_group_count", 1, most=experts)
+    return {
+        "n_routed_experts": experts,
+        "n_shared_experts": keys.whole("expert_shared_count"),
+        "num_experts_per_tok": keys.whole("expert_used_count", most=experts),
+        "moe_intermediate_size": keys.whole("expert_feed_forward_length"),
+        "first_k_dense_replace": dense,
+        "norm_topk_prob": bool(keys.get("expert_weights_norm")),
+        "routed_scaling_factor": keys.maybe("expert_weights_scale") or 1.0,
+        "n_group": groups,
+        "topk_group": keys.whole("expert_group_used_count", 1, most=groups),
     }
 
 
@@ -521,11 +596,13 @@ _FAMILY: Mapping[str, Callable[[_Keys], Settings]] = {
     "hunyuan-moe": _hunyuan_moe,
     "exaone4": _exaone4,
     "glm4": _glm4,
+    "glm4moe": _glm4_moe,
     "cohere2": _cohere2,
     "phi3": _phi3,
     "gemma2": _gemma2,
     "gemma3": _gemma3,
     "gemma4": _gemma4,
+    "deepseek2": _deepseek2,
 }
 
 
@@ -572,6 +649,9 @@ def _scaling(keys: _Keys, settings: Settings) -> Settings | None:
                 scaling[ours] = keys.real(theirs)
         if "mscale_all_dim" in scaling:
             scaling["mscale"] = 1.0
+            if keys.architecture == "deepseek2":  # it has a tenth of it
+                tenfold = shortest(10 * scaling["mscale_all_dim"])
+                scaling |= {"mscale": tenfold, "mscale_all_dim": tenfold}
         if keys.architecture == "gpt-oss":
             scaling["truncate"] = False
     elif kind != "linear":

@@ -53,6 +53,15 @@ _GPT4O = (
 _GPT2 = ""  # the cut that tokenizers' ByteLevel has built in
 _WORDS = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"
 _DIGIT = r"\p{N}"
+_CASED = (  # with exceptions that llama.cpp, and the model's own file, have by listing all others
+    r"\s?(?:(?![\x{560}-\x{588}\x{10C7}-\x{10FF}\x{1C80}-\x{1C88}\x{2D00}-\x{2D2D}\x{A790}-\x{A7FA}"
+    r"\x{AB30}-\x{AB68}\x{10570}-\x{105BC}\x{16E40}-\x{16E7F}\x{1D400}-\x{1DF1E}])[\p{Lu}\p{Ll}\p{Lt}])+"
+)
+_DEEPSEEK = (
+    *(r"[\r\n]", _CASED),
+    r"\s?[!-/:-~\x{FF01}-\x{FF0F}\x{FF1A}-\x{FF5E}\x{2018}-\x{201F}\x{3000}-\x{3002}]+",
+    *(r"\s+$", r"[\x{800}-\x{9FA5}\x{AC00}-\x{D7FF}]+", _DIGIT),
+)
 
 _CUTS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(
@@ -65,6 +74,7 @@ _CUTS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "megrez", "stablelm2", "hunyuan"), (_QWEN2,)),
     **dict.fromkeys(("gpt-4o", "llama4"), (_GPT4O,)),
     "tekken": (_TEKKEN,),
+    "deepseek-llm": _DEEPSEEK,
     **dict.fromkeys(("smollm", "refact", "starcoder", "command-r", "codeshell"), (_DIGIT, _GPT2)),
     **dict.fromkeys(("gpt-2", "phi-2", "mpt", "olmo", "exaone4"), (_GPT2,)),
     "default": (r"[\p{P}\$\+<=>\^~\|]+", _WORDS, r"\p{N}+", "[0-9][0-9][0-9]"),

@@ -11,7 +11,7 @@ from msgspec import Meta, MsgspecError, Struct, json
 
 from edgespec.config import FILE, Quantisation
 from edgespec.errors import ModelError
-from edgespec.model.loader import Checkpoint
+from edgespec.model.loader import Checkpoint, TensorPlace, places
 from edgespec.model.packed import settings
 from edgespec.model.packed.floats import Fp8, Mxfp4
 from edgespec.model.packed.grouped import Awq, CompressedTensors, Gptq
@@ -122,7 +122,8 @@ class PackedCheckpoint:
     """A TensorSource over a checkpoint whose config.json has a quantization_config.
 
     Which matrices are packed is what its files say: they hold other tensors for those. Codes and
-    scales are taken as they are; nothing is rounded. Memory holds one matrix at a time.
+    scales are taken as they are; nothing is rounded. Of a matrix for all heads of latents each head
+    has values. Memory holds one matrix at a time.
     """
 
     mapped = False
@@ -136,6 +137,7 @@ class PackedCheckpoint:
         self.quantisation = quantisation
         self._dialect = _dialect(packing)
         self._forms: dict[str, Quantisation] = {}
+        self._last: tuple[str, torch.Tensor] = "", torch.empty(0)
 
     @cached_property
     def _packed(self) -> frozenset[str]:
@@ -145,10 +147,17 @@ class PackedCheckpoint:
         return frozenset(f"{module}.weight" for module in marked)
 
     @cached_property
+    def _by_head(self) -> dict[str, TensorPlace]:
+        """What each head has of packed weights for all, by its name."""
+        found = places(dict.fromkeys(self._packed, ""), self.config)
+        return {name: place for name, place in found.items() if place.cut}
+
+    @cached_property
     def names(self) -> frozenset[str]:
         modules = [name.removesuffix("weight") for name in self._packed]
         parts = {module + part for module in modules for part in self._dialect.parts}
-        return self._files.names - parts | self._packed
+        whole = {place.name for place in self._by_head.values()}
+        return self._files.names - parts | self._packed - whole | self._by_head.keys()
 
     def form(self, name: str) -> Quantisation:
         if self.quantisation != FILE or name not in self._packed:
@@ -159,6 +168,11 @@ class PackedCheckpoint:
 
     def tensor(self, name: str) -> torch.Tensor:
         """What is not packed as it is stored, what is as float32 values."""
+        place = self._by_head.get(name)
+        if place is not None:
+            if self._last[0] != place.name:
+                self._last = place.name, self.tensor(place.name)
+            return place.part_of(self._last[1])
         if name not in self._packed:
             return self._files.tensor(name)
         matrix = self._matrix(name)

@@ -43,7 +43,8 @@ FAMILIES += ["gpt_oss", "ministral3", "olmo2", "olmo3", "olmoe", "mixtral", "ern
 FAMILIES += ["exaone4", "glm4", "cohere2", "phi3-long", "lfm2", "lfm2-biases"]
 FAMILIES += ["gemma4_text", "gemma4_text-shared", "gemma4_text-experts"]
 FAMILIES += ["lfm2_moe", "granitemoehybrid-mamba", "granitemoehybrid-experts", "qwen2_moe"]
-FAMILIES += ["ernie4_5_moe", "hunyuan_v1_moe"]
+FAMILIES += ["deepseek_v2", "deepseek_v2-groups", "deepseek_v3", "glm4_moe_lite"]
+FAMILIES += ["ernie4_5_moe", "hunyuan_v1_moe", "glm4_moe"]
 
 
 @pytest.fixture(autouse=True)
@@ -78,6 +79,18 @@ def assert_same(file: Path, twin: Path) -> None:
 @pytest.mark.parametrize("name", tiered(FAMILIES, ["gpt_oss", "ministral3", "gemma3_text"]))
 def test_every_architecture(tmp_path: Path, name: str) -> None:
     assert_same(*write_gguf_family(tmp_path, name, all_as("Q8_0")))
+
+
+def test_a_file_that_has_matrices_of_all_heads_as_one(tmp_path: Path) -> None:
+    """As DeepSeek's older ones: what makes keys is turned, so its values are taken."""
+    sizes = {"kv_lora_rank": 32, "qk_nope_head_dim": 32, "v_head_dim": 8, "intermediate_size": 64}
+    folder = write_family(tmp_path / "m", "deepseek_v2", **sizes, moe_intermediate_size=32)
+    file = tmp_path / "it.gguf"
+    assert_same(file, write_gguf(folder, file, all_as("Q8_0"), heads_apart=False))
+    source = open_source(file, FILE)
+    forms = [source.form(f"model.layers.1.self_attn.{part}_b.3.weight").kind for part in "kv"]
+    assert forms == ["none", "int8"]
+    Block(source, 0, 4, "float32")
 
 
 def test_blocks_of_a_file_keep_its_tables_in_its_codes(tmp_path: Path) -> None:
@@ -223,21 +236,37 @@ def test_gate_and_up_of_two_types_are_values(tmp_path: Path) -> None:
     assert 0 < difference(got[64:], meant[64:]) < 1e-2
 
 
-def test_strange_settings_of_states_are_refused(tmp_path: Path) -> None:
-    """Each in one error that names the file: sizes that are none, or others than the tensors'."""
-    file = hybrid(tmp_path, all_as("F32"))
+def refuses_other_sizes(file: Path, sizes: dict[str, int]) -> None:
+    """Each of these settings in one error that names the file: sizes that are none, or others than
+    the tensors'."""
     plain = file.read_bytes()
-    sizes = {"conv_kernel": 4, "state_size": 24, "group_count": 2, "inner_size": 64}
-    for name, size in (sizes | {"time_step_rank": 4}).items():
-        key = f"granitehybrid.ssm.{name}".encode()
-        told = key + struct.pack("<II", gguf.GGUFValueType.UINT32, size)
+    for name, size in sizes.items():
+        told = name.encode() + struct.pack("<II", gguf.GGUFValueType.UINT32, size)
         assert plain.count(told) == 1
         for strange in (0, 1, 3, 2 * size, 1 << 20, (1 << 32) - 1):
             with case(f"{name} {strange}"):
                 value = struct.pack("<II", gguf.GGUFValueType.UINT32, strange)
-                file.write_bytes(plain.replace(told, key + value))
+                file.write_bytes(plain.replace(told, name.encode() + value))
                 with pytest.raises(ModelError, match=r"m\.gguf"):
                     Block(open_source(file), 0, 4, "float32")
+
+
+@pytest.mark.parametrize("heads_apart", [True, False])
+def test_strange_settings_of_latents_are_refused(tmp_path: Path, heads_apart: bool) -> None:
+    folder, file = write_family(tmp_path / "original", "deepseek_v3"), tmp_path / "m.gguf"
+    write_gguf(folder, file, all_as("F32"), heads_apart=heads_apart)
+    own = "_mla" if heads_apart else ""
+    sizes = {f"key_length{own}": 14, f"value_length{own}": 10, "kv_lora_rank": 24}
+    sizes = {f"attention.{name}": size for name, size in sizes.items()}
+    sizes |= {"rope.dimension_count": 8, "expert_shared_count": 2, "expert_count": 6}
+    refuses_other_sizes(file, {f"deepseek2.{name}": size for name, size in sizes.items()})
+
+
+def test_strange_settings_of_states_are_refused(tmp_path: Path) -> None:
+    file = hybrid(tmp_path, all_as("F32"))
+    sizes = {"conv_kernel": 4, "state_size": 24, "group_count": 2, "inner_size": 64}
+    sizes |= {"time_step_rank": 4}
+    refuses_other_sizes(file, {f"granitehybrid.ssm.{name}": size for name, size in sizes.items()})
     others: list[tuple[str, dict[str, Any]]] = [
         ("head_count_kv is", {"attention.head_count_kv": [0] * 4}),
         ("tells 2 layers' heads", {"attention.head_count_kv": [0, 2]}),

@@ -66,6 +66,16 @@ def test_a_vocabulary_of_gemma_4_lists_the_merges_of_pieces(tmp_path: Path) -> N
             assert ours.encode(text) == theirs.encode(text).ids
 
 
+def test_deepseek_cuts_its_own_way(tmp_path: Path) -> None:
+    """Cased letters but for some alphabets, then punctuation, in which it counts those of ASCII."""
+    files = tokenizer_files(open_gguf(file_with(tmp_path, ggml__pre="deepseek-llm")))
+    cut = tokenizers.Tokenizer.from_str(files["tokenizer.json"]).pre_tokenizer
+    text = "Grüße, Ω \u0561x=12\n\n  今日 3 "
+    pieces = [text[first:end] for _, (first, end) in cut.pre_tokenize_str(text)]
+    expected = ["Gr", "üß", "e", ",", " Ω", " \u0561", "x", "=", "1", "2", "\n", "\n"]
+    assert pieces == [*expected, "  ", "今日", " ", "3", " "]
+
+
 def test_templates_ends_and_opening_tokens_are_the_files_own(tmp_path: Path) -> None:
     template = "{% for m in messages %}<s>{{ m.content }}</s>{% endfor %}"
     file = file_with(
