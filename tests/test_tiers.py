@@ -18,6 +18,7 @@ WITHOUT = {  # files without a quick test, and where `make test` has their promi
     "cli/test_quantised.py": "exactness/test_quantised.py",
     "cli/test_ring.py": "cli/test_demo.py",
     "cli/test_security.py": "runtime/test_strangers.py",
+    "cli/test_several_models.py": "serving/test_turns.py",
     "cli/test_several_users.py": "decoding/test_several_live.py",
     "model/gguf/test_big_gguf.py": "model/test_block.py",
     "model/gguf/test_real_files.py": "exactness/test_gguf.py",
@@ -73,7 +74,8 @@ def test_every_policy_is_shown_to_be_exact(quick: list[pytest.Function], test: s
 def test_every_draft_source_is_shown_to_be_exact(quick: list[pytest.Function], test: str) -> None:
     choices = shown(quick, "test_sources.py", test, "draft")
     named = {choice.partition(":")[0] for choice in choices}
-    assert named | {"independent"} == {*SOURCES, HYBRID}  # test_exactness.py has that one
+    elsewhere = {"independent", "mtp"}  # test_exactness.py, test_hybrid.py
+    assert named | elsewhere == {*SOURCES, HYBRID}
 
 
 def shown(quick: list[pytest.Function], file: str, test: str, parameter: str) -> set[str]:
