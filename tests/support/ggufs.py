@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +44,7 @@ ARCHITECTURES = {
     "gemma": "gemma",
     "exaone4": "exaone4",
     "glm4": "glm4",
+    "glm4_moe": "glm4moe",
     "cohere2": "cohere2",
     "lfm2": "lfm2",
     "gemma4_text": "gemma4",
@@ -90,7 +90,6 @@ def write_gguf(
     _add_settings(writer, source.config, settings, heads_apart)
     for key, value in (values or {}).items():
         _add_value(writer, key, value)
-    mixed = any(".experts." in name for name in source.names)
     stacks: dict[str, dict[int, np.ndarray]] = {}
     meant: dict[str, torch.Tensor] = {}
     # What a Gemma 4 has for all layers or experts together is so in both; as are heads' matrices.
@@ -113,10 +112,10 @@ def write_gguf(
         if architecture == "granitehybrid" and "gate_up_proj" in name:
             for part, half in zip(("gate", "up"), np.split(stored, 2), strict=True):
                 one = name.replace("gate_up", part)
-                theirs, _ = _their_name(architecture, one, source.layers, mixed)
+                theirs, _ = _their_name(architecture, one, source.layers, source.names)
                 writer.add_tensor(theirs, half, raw_dtype=kind)
             continue
-        theirs, expert = _their_name(architecture, name, source.layers, mixed)
+        theirs, expert = _their_name(architecture, name, source.layers, source.names)
         if expert is not None:
             stack = stacks.setdefault(theirs, {})
             stack[expert] = stored
@@ -141,8 +140,11 @@ def write_gguf(
         meant = {_in_lfm2(name): one for name, one in meant.items()}
     if architecture == "granitehybrid":
         meant = _in_granite(meant, _experts(source.config))
-    if architecture == "qwen2moe":
-        meant = {_in_qwen_moe(name): one for name, one in meant.items()}
+    if architecture in ("qwen2moe", "glm4moe"):
+        shared = "shared_experts" if architecture == "glm4moe" else "shared_expert"
+        meant = {_beside(name, meant, shared): one for name, one in meant.items()}
+        bias = "mlp.gate.e_score_correction_bias"
+        meant = {name.replace("mlp.expert_bias", bias): one for name, one in meant.items()}
     save_file(meant, twin / "model.safetensors", {"format": "pt"})
     return twin
 
@@ -184,9 +186,12 @@ def _in_granite(tensors: dict[str, torch.Tensor], experts: int) -> dict[str, tor
     return found
 
 
-def _in_qwen_moe(name: str) -> str:
-    """An MLP beside experts, which our names do not tell from one in their place."""
-    return re.sub(r"\.mlp\.(gate|up|down)_proj", r".mlp.shared_expert.\1_proj", name)
+def _beside(name: str, names: Container[str], shared: str) -> str:
+    """The name of an MLP beside experts, which ours does not tell from one in their place."""
+    owner, _, rest = name.partition(".mlp.")
+    if f"{owner}.mlp.gate.weight" in names and rest.startswith(("gate_", "up_", "down_")):
+        return f"{owner}.mlp.{shared}.{rest}"
+    return name
 
 
 def _in_mixtral(name: str) -> str:
@@ -278,16 +283,18 @@ def _stored(numbers: np.ndarray, kind: GGMLQuantizationType, seed: int) -> np.nd
     return blocks.reshape(*numbers.shape[:-1], -1)
 
 
-def _their_name(architecture: str, name: str, layers: int, mixed: bool) -> tuple[str, int | None]:
-    """llama.cpp's name, and which expert of a stack it is. `mixed`: it has experts."""
+def _their_name(
+    architecture: str, name: str, layers: int, names: Container[str]
+) -> tuple[str, int | None]:
+    """llama.cpp's name, and which expert of a stack it is. `names`: of all tensors."""
     kind = next(k for k, v in gguf.MODEL_ARCH_NAMES.items() if v == architecture)
     if architecture in ("lfm2", "lfm2moe"):
         name = name.replace("model.norm", "model.embedding_norm")
         name = name.replace("mlp.expert_bias", "feed_forward.expert_bias")
     if architecture == "granitehybrid":
         name = name.replace("dt_bias", "dt_proj.bias")
-    if mixed and architecture in ("granitehybrid", "qwen2moe"):
-        name = _in_qwen_moe(name)
+    if architecture in ("granitehybrid", "qwen2moe", "glm4moe"):
+        name = _beside(name, names, "shared_expert")
     name = name.replace("gate.moe_statics.e_score_correction_", "moe_statics.e_score_correction.")
     parts, expert = name.replace("correction_bias", "correction").split("."), None
     if architecture == "gemma4" and parts[-2] == "router" and "scale" in parts[-1]:
@@ -453,6 +460,17 @@ def _of_family(config: Any) -> Iterator[tuple[str, Any]]:
         yield "expert_feed_forward_length", config.moe_intermediate_size
         yield "leading_dense_block_count", config.num_dense_layers
         yield "expert_gating_func", gguf.ExpertGatingFuncType.SIGMOID.value
+    if config.model_type == "glm4_moe":
+        yield "expert_count", config.n_routed_experts
+        yield "expert_used_count", config.num_experts_per_tok
+        yield "expert_feed_forward_length", config.moe_intermediate_size
+        yield "expert_shared_count", config.n_shared_experts
+        yield "leading_dense_block_count", config.first_k_dense_replace
+        yield "expert_gating_func", gguf.ExpertGatingFuncType.SIGMOID.value
+        yield "expert_weights_scale", config.routed_scaling_factor
+        yield "expert_weights_norm", config.norm_topk_prob
+        yield "expert_group_count", config.n_group
+        yield "expert_group_used_count", config.topk_group
     if config.model_type == "ernie4_5_moe":
         yield "expert_count", config.moe_num_experts
         yield "expert_used_count", config.moe_k

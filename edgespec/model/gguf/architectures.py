@@ -82,6 +82,10 @@ _GLM4 = {
     "post_ffw_norm": "post_mlp_layernorm",
     "ffn_up": "mlp.gate_up_proj",
 }
+_GLM4_MOE = _SHARED | {
+    "post_attention_norm": "post_attention_layernorm",
+    "exp_probs_b": "mlp.expert_bias",
+}
 _CONVOLUTIONS = {
     "shortconv.conv": "conv.conv",
     "shortconv.in_proj": "conv.in_proj",
@@ -193,6 +197,7 @@ ARCHITECTURES = {
     "hunyuan-moe": GgufArchitecture("hunyuan_v1_moe", _HUNYUAN),
     "exaone4": GgufArchitecture("exaone4", _NORMS_BEHIND),
     "glm4": GgufArchitecture("glm4", _GLM4),
+    "glm4moe": GgufArchitecture("glm4_moe", _GLM4_MOE),
     "cohere2": GgufArchitecture("cohere2"),
     "gemma": GgufArchitecture("gemma", shifted_norms=True),
     "lfm2": GgufArchitecture("lfm2", _CONVOLUTIONS),

@@ -74,6 +74,12 @@ class _Keys:
         return self.real(name) if self.get(name) else None
 
     @property
+    def layers(self) -> int:
+        """Those of the model; in a file such that guess may be behind them."""
+        count, name = self.whole("block_count", most=MOST_LAYERS), "nextn_predict_layers"
+        return count - (self.whole(name, most=count - 1) if self.get(name) else 0)
+
+    @property
     def head(self) -> int:
         """Numbers of one head."""
         usual = self.whole("embedding_length") // self.whole("attention.head_count")
@@ -315,6 +321,35 @@ def _glm4(keys: _Keys) -> Settings:
     return {
         "attention_bias": "blk.0.attn_q.bias" in keys.file.tensors,
         "partial_rotary_factor": keys.whole("rope.dimension_count", keys.head) / keys.head,
+    }
+
+
+def _glm4_moe(keys: _Keys) -> Settings:
+    layers = keys.layers
+    return _glm4(keys) | {
+        "num_hidden_layers": layers,
+        "use_qk_norm": "blk.0.attn_q_norm.weight" in keys.file.tensors,
+        **_grouped(keys, layers),
+    }
+
+
+def _grouped(keys: _Keys, layers: int) -> Settings:
+    """Of experts in groups, as DeepSeek V3 has them, in all layers behind the first ones."""
+    experts, with_experts = _experts(keys)
+    dense = min(with_experts)
+    if with_experts & set(range(layers)) != set(range(dense, layers)):
+        raise keys.refusal("has layers without experts behind such that have them")
+    groups = keys.whole("expert_group_count", 1, most=experts)
+    return {
+        "n_routed_experts": experts,
+        "n_shared_experts": keys.whole("expert_shared_count"),
+        "num_experts_per_tok": keys.whole("expert_used_count", most=experts),
+        "moe_intermediate_size": keys.whole("expert_feed_forward_length"),
+        "first_k_dense_replace": dense,
+        "norm_topk_prob": bool(keys.get("expert_weights_norm")),
+        "routed_scaling_factor": keys.maybe("expert_weights_scale") or 1.0,
+        "n_group": groups,
+        "topk_group": keys.whole("expert_group_used_count", 1, most=groups),
     }
 
 
@@ -561,6 +596,7 @@ _FAMILY: Mapping[str, Callable[[_Keys], Settings]] = {
     "hunyuan-moe": _hunyuan_moe,
     "exaone4": _exaone4,
     "glm4": _glm4,
+    "glm4moe": _glm4_moe,
     "cohere2": _cohere2,
     "phi3": _phi3,
     "gemma2": _gemma2,

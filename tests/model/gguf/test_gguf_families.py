@@ -44,7 +44,7 @@ FAMILIES += ["exaone4", "glm4", "cohere2", "phi3-long", "lfm2", "lfm2-biases"]
 FAMILIES += ["gemma4_text", "gemma4_text-shared", "gemma4_text-experts"]
 FAMILIES += ["lfm2_moe", "granitemoehybrid-mamba", "granitemoehybrid-experts", "qwen2_moe"]
 FAMILIES += ["deepseek_v2", "deepseek_v2-groups", "deepseek_v3", "glm4_moe_lite"]
-FAMILIES += ["ernie4_5_moe", "hunyuan_v1_moe"]
+FAMILIES += ["ernie4_5_moe", "hunyuan_v1_moe", "glm4_moe"]
 
 
 @pytest.fixture(autouse=True)
