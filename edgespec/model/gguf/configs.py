@@ -421,10 +421,8 @@ def _granite_hybrid(keys: _Keys) -> Settings:
 
 def _qwen35(keys: _Keys) -> Settings:
     # Heads of values lie round by round, so that llama.cpp finds the keys of each by a remainder.
-    # What keeps a state shows in the tensors; a layer behind the others is a head that guesses.
-    name = "nextn_predict_layers"
-    layers = keys.whole("block_count", most=MOST_LAYERS)
-    layers -= keys.whole(name, most=layers - 1) if keys.get(name) else 0
+    # What keeps a state shows in the tensors.
+    layers = keys.layers
     inner, heads = keys.whole("ssm.inner_size"), keys.whole("ssm.time_step_rank")
     if inner % heads or inner // heads > MOST_STATE:
         raise keys.refusal(f"says that states have {inner} numbers in {heads} heads")
