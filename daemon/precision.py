@@ -29,7 +29,7 @@ SMALL_BYTES = 100_000_000
 NARROW = 2048
 """Below this hidden size groups of 32 columns are taken: small models lose more by rounding."""
 
-_QUANTISED = ("independent", "eagle", "eagle3", "dspark")
+_QUANTISED = ("independent", "eagle", "eagle3", "dspark", "mtp")
 """Draft sources whose layers can be packed."""
 
 _HELD = {
@@ -107,6 +107,8 @@ def draft_quantisation_for(
     weighty = next((member for member in choice.members if member.name in _QUANTISED), None)
     if stages.kind == "none" or weighty is None:
         return PLAIN
+    if weighty.name == "mtp":  # a layer of the base's own files
+        return stages
     return quantisation_for(weighty.folder) if weighty.name == "independent" else _layer_like(model)
 
 

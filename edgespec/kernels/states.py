@@ -18,7 +18,7 @@ from edgespec.kernels.rows import Runs
 
 _INT, _LONG, _REAL, _AT = ctypes.c_int, ctypes.c_int64, ctypes.c_double, ctypes.c_void_p
 _VECTORS = ("taps", "bias", "step_bias", "decay", "skip", "gain", "scale")
-_NUMBERS = ("delta", "heads", "groups", "key", "value", "kernel", "normed", "gate_last")
+_NUMBERS = ("delta", "heads", "groups", "key", "value", "kernel", "normed", "gate_last", "tiled")
 
 
 class _CMixer(ctypes.Structure):

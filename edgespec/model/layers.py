@@ -265,11 +265,16 @@ class OwnLayers:
         return DecoderLayer(index, self._forms[index], source, dtype, device, self._math)
 
     def norm(
-        self, source: TensorSource, dtype: torch.dtype, device: torch.device
+        self,
+        source: TensorSource,
+        dtype: torch.dtype,
+        device: torch.device,
+        name: str = "model.norm.weight",
     ) -> Callable[[torch.Tensor], torch.Tensor]:
+        """The final norm, or another one of that name."""
         form = next(iter(self._forms.values()))
         shape = torch.Size((form.hidden,))
-        weight = load_parameter(source, "model.norm.weight", shape, dtype, device)
+        weight = load_parameter(source, name, shape, dtype, device)
         return partial(self._math.norm, norm=Norm(weight.data, form.eps, form.above_one))
 
     def rotary(

@@ -25,7 +25,8 @@ class StateForm:
     convolved, and one number a head, or two; `by_group`: they make all but the numbers of heads
     first, then these, each group's together (see `order`). `heads` share the keys of `groups`,
     which have `key` numbers, values have `value`. `kernel`: taps of the convolution. `normed`:
-    numbers that are normed together, 0: none. `steps`: bounds of a step.
+    numbers that are normed together, 0: none. `steps`: bounds of a step. `tiled`: heads of a group
+    are as many places apart as there are groups, as GGUF files have them; else neighbours.
     """
 
     delta: bool
@@ -42,6 +43,7 @@ class StateForm:
     bias: bool = False
     conv_bias: bool = False
     steps: tuple[float, float] = (0.0, math.inf)
+    tiled: bool = False
     by_group: bool = False
 
     @property
@@ -76,6 +78,12 @@ class StateForm:
     def terms(self) -> int:
         """Numbers that it adds to the state."""
         return self.keys + self.inner + self.heads
+
+    def by_head(self, of_groups: torch.Tensor, dim: int) -> torch.Tensor:
+        """What groups have, for each of their heads."""
+        heads = torch.arange(self.heads, device=of_groups.device)
+        each = heads % self.groups if self.tiled else heads // (self.heads // self.groups)
+        return of_groups.index_select(dim, each)
 
     def row(self, held_as: torch.dtype) -> RowForm:
         """What is held of a row, as `held_as` numbers: its terms, of another type, and behind them
@@ -160,6 +168,7 @@ def _delta(config: ModelConfig) -> StateForm:
         kernel=int(config.linear_conv_kernel_dim),
         eps=float(config.rms_norm_eps),
         normed=value,
+        tiled=bool(config.linear_value_heads_tiled),
         by_group=by_group,
     )
 

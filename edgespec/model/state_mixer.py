@@ -30,7 +30,7 @@ from edgespec.model.state_torch import TorchStates, Vectors
 from edgespec.model.tree_attention import JointVisibility, Seen, Visibility
 from edgespec.types.boundaries import AHEAD, STRIDE, boundary_of
 
-_NUMBERS = ("eps", "delta", "heads", "groups", "key", "value", "kernel", "normed")
+_NUMBERS = ("eps", "delta", "heads", "groups", "key", "value", "kernel", "normed", "tiled")
 """Of a StateForm what a compiled mixer takes as it is."""
 
 

@@ -313,6 +313,14 @@ def eagle3_costs(base: str, of: Architecture, bits: int, head: HeadCosts) -> Dra
     )
 
 
+def mtp_costs(base: str, of: Architecture, bits: int, head: HeadCosts) -> DraftCosts:
+    """The MTP head that a base ships: as EAGLE-2's, its layer one of those that attend."""
+    attends = replace(of, states=0, convolutions=0)
+    operations = layer_operations(of.family, of.active)
+    costs = eagle_costs(base, attends, bits, head)
+    return replace(costs, name=f"{base}-mtp", operations=operations)
+
+
 PUBLISHED = HeadForm(layers=5, taps=5, markov_rank=256)
 """A one-pass head of which nothing is known: as DSpark and DFlash publish them."""
 TRAINED = HeadForm(layers=2, taps=3, own_matrix=True)
@@ -377,6 +385,7 @@ def _cost_model(name: str, head: Quantisation) -> CostModel:
         heads={
             "eagle": eagle_costs(base, of, 4, own),
             "eagle3": eagle3_costs(base, of, 4, own),
+            "mtp": mtp_costs(base, of, 4, own),
             "dspark": one_pass_costs(base, of, 4, own, TRAINED),
         },
     )

@@ -186,6 +186,7 @@ def test_the_head_of_block_files_is_as_they_have_it(tmp_path: Path) -> None:
         ("eagle", "int4", "int4-g32"),
         ("eagle3", "file", "int4-g32"),
         ("dspark", "int4", "int4-g32"),
+        ("hybrid:ngram+mtp", "file", "file"),  # a layer of the base's own
         ("ngram", "int4", "none"),
         ("ppd", "int4", "none"),
         ("hybrid:ngram+independent", "nf4", "int4-g32"),

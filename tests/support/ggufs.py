@@ -29,6 +29,7 @@ ARCHITECTURES = {
     "qwen3": "qwen3",
     "qwen2_moe": "qwen2moe",
     "qwen3_moe": "qwen3moe",
+    "qwen3_5_text": "qwen35",
     "phi3": "phi3",
     "gemma2": "gemma2",
     "gemma3_text": "gemma3",
@@ -106,7 +107,7 @@ def write_gguf(
         if name.endswith("kv_b_proj.weight") and heads_apart:
             meant[name] = _add_heads(writer, name, numbers, kind, source.config)
             continue
-        if name.endswith("mamba.A_log"):
+        if name.endswith("A_log"):
             stored = -np.exp(stored)
             meant[name] = torch.from_numpy(np.log(-stored.astype(np.float64)).astype(np.float32))
         if architecture == "granitehybrid" and "gate_up_proj" in name:
@@ -115,6 +116,8 @@ def write_gguf(
                 theirs, _ = _their_name(architecture, one, source.layers, source.names)
                 writer.add_tensor(theirs, half, raw_dtype=kind)
             continue
+        if "linear_attn" in name:
+            stored = in_qwen35(name, stored, source.config)
         theirs, expert = _their_name(architecture, name, source.layers, source.names)
         if expert is not None:
             stack = stacks.setdefault(theirs, {})
@@ -247,6 +250,8 @@ def write_gguf_family(root: Path, name: str, type_of: TypeOf, **settings: Any) -
     if name == "hunyuan_v1_moe":
         rope = {"rope_type": "default", "rope_theta": 1e3}
         chosen |= {"intermediate_size": 32, "rope_parameters": rope}
+    if name == "qwen3_5_text":
+        chosen |= {"linear_value_head_dim": 32}
     if name == "lfm2":
         chosen |= {"block_multiple_of": 32}
     if name == "lfm2_moe":
@@ -270,6 +275,21 @@ def write_gguf_family(root: Path, name: str, type_of: TypeOf, **settings: Any) -
     return file, write_gguf(folder, file, type_of)
 
 
+def in_qwen35(name: str, values: np.ndarray, config: Any) -> np.ndarray:
+    """A tensor of a layer with a state as llama.cpp's converter has it: heads of values round by
+    round, of each group of keys one, where transformers' have them group by group."""
+    groups, heads = config.linear_num_key_heads, config.linear_num_value_heads
+    part = name.rpartition("linear_attn.")[2].removesuffix(".weight")
+    if part == "norm":
+        return values
+    axis = int(part == "out_proj")
+    first = 2 * groups * config.linear_key_head_dim if part in ("in_proj_qkv", "conv1d") else 0
+    kept, moved = np.split(np.moveaxis(values, axis, 0), [first])
+    each = moved.reshape(groups, heads // groups, len(moved) // heads, *moved.shape[1:])
+    both = np.concatenate((kept, each.swapaxes(0, 1).reshape(moved.shape)))
+    return np.ascontiguousarray(np.moveaxis(both, 0, axis))
+
+
 def _stored(numbers: np.ndarray, kind: GGMLQuantizationType, seed: int) -> np.ndarray:
     if kind.name not in _CANNOT_QUANTISE:
         return quants.quantize(numbers, kind)
@@ -291,9 +311,12 @@ def _their_name(
     if architecture in ("lfm2", "lfm2moe"):
         name = name.replace("model.norm", "model.embedding_norm")
         name = name.replace("mlp.expert_bias", "feed_forward.expert_bias")
-    if architecture == "granitehybrid":
+    if architecture in ("granitehybrid", "qwen35"):
         name = name.replace("dt_bias", "dt_proj.bias")
-    if architecture in ("granitehybrid", "qwen2moe", "glm4moe"):
+    if (inner := name.removeprefix(f"model.layers.{layers}.")) in _NEXTN:
+        return f"blk.{layers}.nextn.{_NEXTN[inner]}.weight", None
+    layers += 1
+    if architecture in ("granitehybrid", "qwen2moe", "glm4moe", "qwen35moe", "qwen3next"):
         name = _beside(name, names, "shared_expert")
     name = name.replace("gate.moe_statics.e_score_correction_", "moe_statics.e_score_correction.")
     parts, expert = name.replace("correction_bias", "correction").split("."), None
@@ -310,6 +333,13 @@ def _their_name(
     return found + bare.get(found.rpartition(".")[2], ""), expert
 
 
+_NEXTN = {
+    f"{name}.weight": name.replace(".", "_")
+    for name in ("eh_proj", "enorm", "hnorm", "shared_head.norm")
+}
+"""Of a head that guesses, which gguf's own table does not know in this architecture."""
+
+
 def _as_converted(architecture: str, name: str, stored: np.ndarray, config: Any) -> np.ndarray:
     """What llama.cpp's converter does to a tensor."""
     if architecture in ("llama", "mistral3", "granite", "granitehybrid", "smollm3") and (
@@ -320,6 +350,8 @@ def _as_converted(architecture: str, name: str, stored: np.ndarray, config: Any)
         return np.ascontiguousarray(halves.swapaxes(1, 2).reshape(stored.shape))
     if name.endswith(("shortconv.conv.weight", "ssm_conv1d.weight")):
         return stored[:, 0]
+    if architecture == "qwen35":
+        return stored + 1 if "norm" in name and "ssm_norm" not in name else stored
     if name.endswith((".ssm_a", ".ssm_d")):
         return stored[:, None]
     if name.endswith("ssm_norm.weight"):
@@ -349,7 +381,7 @@ def _add_value(writer: GGUFWriter, key: str, value: Any) -> None:
 def _add_settings(
     writer: GGUFWriter, config: Any, settings: Mapping[str, Any], heads_apart: bool
 ) -> None:
-    writer.add_block_count(config.num_hidden_layers)
+    writer.add_block_count(config.num_hidden_layers + settings.get("mtp_num_hidden_layers", 0))
     writer.add_context_length(settings["max_position_embeddings"])
     writer.add_embedding_length(config.hidden_size)
     inner: int | list[int] = config.intermediate_size
@@ -436,6 +468,13 @@ def _of_family(config: Any) -> Iterator[tuple[str, Any]]:
         yield "expert_count", config.num_local_experts
         yield "expert_used_count", config.num_experts_per_tok
         yield "expert_shared_feed_forward_length", config.shared_intermediate_size
+    if config.model_type == "qwen3_5_text":
+        yield "ssm.conv_kernel", config.linear_conv_kernel_dim
+        yield "ssm.state_size", config.linear_key_head_dim
+        yield "ssm.group_count", config.linear_num_key_heads
+        yield "ssm.inner_size", config.linear_num_value_heads * config.linear_value_head_dim
+        yield "ssm.time_step_rank", config.linear_num_value_heads
+        yield "nextn_predict_layers", config.settings.get("mtp_num_hidden_layers", 0)
     if config.model_type in ("granite", "granitemoehybrid"):
         yield "attention.scale", config.attention_multiplier
         yield "embedding_scale", config.embedding_multiplier

@@ -112,6 +112,22 @@ _LATENT = _SHARED | {
 }
 _KV_B = "attn_kv_b"
 """What older files have in the place of attn_k_b and attn_v_b: rows of both, head by head."""
+_DELTA = {
+    "post_attention_norm": "post_attention_layernorm",
+    "attn_qkv": "linear_attn.in_proj_qkv",
+    "attn_gate": "linear_attn.in_proj_z",
+    "ssm_beta": "linear_attn.in_proj_b",
+    "ssm_alpha": "linear_attn.in_proj_a",
+    "ssm_conv1d": "linear_attn.conv1d",
+    "ssm_dt": "linear_attn.dt_bias",
+    "ssm_a": "linear_attn.A_log",
+    "ssm_norm": "linear_attn.norm",
+    "ssm_out": "linear_attn.out_proj",
+    "nextn.eh_proj": "eh_proj",
+    "nextn.enorm": "enorm",
+    "nextn.hnorm": "hnorm",
+    "nextn.shared_head_norm": "shared_head.norm",
+}
 _GEMMA4 = _FOUR_NORMS | {
     "ffn_gate_inp": "router.proj",
     "ffn_gate_exps": "experts.{}.gate_proj",
@@ -141,6 +157,7 @@ _CONVOLVING_MIXTURE = _EXPERTS | _CONVOLUTIONS | {"exp_probs_b": "mlp.expert_bia
 _BARE = (
     *("layer_scalar", "self_attn.sinks", "mlp.expert_bias", _ERNIE["exp_probs_b"]),
     *("mamba.dt_bias", "mamba.A_log", "mamba.D"),
+    *("linear_attn.dt_bias", "linear_attn.A_log"),
 )
 """Tensors whose names in transformers' models end there."""
 ROPE = "rope_freqs.weight"
@@ -151,7 +168,7 @@ _FLAT = ("mamba.A_log", "mamba.D", "mamba.norm")
 """Vectors that the converter gives a second axis."""
 _ONE_ROW = (_SHARED["ffn_gate_inp_shexp"], _ERNIE["exp_probs_b"])
 """Matrices of one row, of which files may have that row."""
-_TAPS = ("conv.conv.weight", "mamba.conv1d.weight")
+_TAPS = ("conv.conv.weight", "mamba.conv1d.weight", "linear_attn.conv1d.weight")
 """Kernels of channels that each have one input, an axis that the converter drops."""
 
 _OF_LAYER = re.compile(r"blk\.(\d+)\.([\w.]+?)(?:\.(weight|bias|scale))?")
@@ -188,6 +205,7 @@ ARCHITECTURES = {
     "qwen3moe": GgufArchitecture("qwen3_moe", _EXPERTS),
     "qwen2vl": GgufArchitecture("qwen2"),
     "qwen3vl": GgufArchitecture("qwen3"),
+    "qwen35": GgufArchitecture("qwen3_5_text", _DELTA, shifted_norms=True),
     "qwen3vlmoe": GgufArchitecture("qwen3_moe", _EXPERTS),
     "gpt-oss": GgufArchitecture("gpt_oss", _GPT_OSS),
     "olmo2": GgufArchitecture("olmo2", _NORMS_BEHIND),
@@ -320,8 +338,9 @@ def _named(
     kind: GgufArchitecture, stored: StoredTensor, heads: Mapping[str, int], layers: int
 ) -> Iterator[tuple[str, Place]]:
     """What a stored tensor is: one, or for stacked experts several."""
-    less = 1.0 if kind.shifted_norms and stored.name.endswith("norm.weight") else 0.0
     end, _, leaf = stored.name.rpartition(".")
+    shifted = kind.shifted_norms and end.endswith("norm") and not end.endswith("ssm_norm")
+    less = 1.0 if shifted and leaf == "weight" else 0.0
     if end in _ENDS:
         yield f"{_ENDS[end]}.{leaf}", Place(stored, 0, stored.shape, less=less)
         return
@@ -346,7 +365,7 @@ def _named(
             shape = (*shape[:-1], 1, shape[-1])
         if name in _ONE_ROW:
             shape = (1, shape[-1])
-        flat, decay = name in _FLAT, name == "mamba.A_log"
+        flat, decay = name in _FLAT, name.endswith(".A_log")
         yield prefix + full, Place(stored, 0, shape, paired, less, flat=flat, decay=decay)
         return
     each = stored.rows // stored.shape[0]

@@ -419,6 +419,29 @@ def _granite_hybrid(keys: _Keys) -> Settings:
     )
 
 
+def _qwen35(keys: _Keys) -> Settings:
+    # Heads of values lie round by round, so that llama.cpp finds the keys of each by a remainder.
+    # What keeps a state shows in the tensors; a layer behind the others is a head that guesses.
+    name = "nextn_predict_layers"
+    layers = keys.whole("block_count", most=MOST_LAYERS)
+    layers -= keys.whole(name, most=layers - 1) if keys.get(name) else 0
+    inner, heads = keys.whole("ssm.inner_size"), keys.whole("ssm.time_step_rank")
+    if inner % heads or inner // heads > MOST_STATE:
+        raise keys.refusal(f"says that states have {inner} numbers in {heads} heads")
+    states = [f"blk.{layer}.ssm_out.weight" in keys.file.tensors for layer in range(layers)]
+    return {
+        "num_hidden_layers": layers,
+        "layer_types": ["linear_attention" if one else "full_attention" for one in states],
+        "partial_rotary_factor": keys.whole("rope.dimension_count", keys.head) / keys.head,
+        "linear_num_key_heads": keys.whole("ssm.group_count"),
+        "linear_num_value_heads": heads,
+        "linear_key_head_dim": keys.whole("ssm.state_size", most=MOST_STATE),
+        "linear_value_head_dim": inner // heads,
+        "linear_conv_kernel_dim": keys.whole("ssm.conv_kernel", most=MOST_TAPS),
+        "linear_value_heads_tiled": True,
+    }
+
+
 def _smollm3(keys: _Keys) -> Settings:
     # Every fourth layer has no rotary embeddings, which no key says.
     return _llama(keys) | {"no_rope_layer_interval": 4, "use_sliding_window": False}
@@ -585,6 +608,7 @@ _FAMILY: Mapping[str, Callable[[_Keys], Settings]] = {
     "lfm2": _lfm2,
     "lfm2moe": _lfm2_moe,
     "smollm3": _smollm3,
+    "qwen35": _qwen35,
     "qwen2moe": _qwen2_moe,
     "qwen3moe": _qwen3_moe,
     "qwen3vlmoe": _qwen3_moe,
