@@ -50,7 +50,7 @@ FAMILIES += ["gemma4_text", "gemma4_text-shared", "gemma4_text-experts"]
 FAMILIES += ["lfm2_moe", "granitemoehybrid-mamba", "granitemoehybrid-experts", "qwen2_moe"]
 FAMILIES += ["deepseek_v2", "deepseek_v2-groups", "deepseek_v3", "glm4_moe_lite"]
 FAMILIES += ["ernie4_5_moe", "hunyuan_v1_moe", "glm4_moe"]
-FAMILIES += ["qwen3_5_text"]
+FAMILIES += ["qwen3_5_text", "qwen3_5_moe_text"]
 
 
 @pytest.fixture(autouse=True)
@@ -134,6 +134,31 @@ def test_a_qwen_35_is_cut_to_the_bit_and_brings_its_head(
         found.append(draft.guess(1, [[], [4], [4, 77]], 96))
     assert np.array_equal(found[0].tokens, found[1].tokens)
     np.testing.assert_allclose(found[0].scores, found[1].scores, rtol=0, atol=1e-6)
+
+
+def test_what_guesses_behind_the_layers_of_a_glm_is_left_out(tmp_path: Path) -> None:
+    """As published ones have it: a layer more, and what joins its input."""
+    sizes = {"intermediate_size": 64, "moe_intermediate_size": 32}
+    folder = write_family(tmp_path / "m", "glm4_moe", **sizes)
+    tensors = load_file(folder / "model.safetensors")
+    last = {n.replace("layers.3", "layers.4"): t.clone() for n, t in tensors.items() if ".3." in n}
+    shapes = {"eh_proj": (32, 64), "embed_tokens": (96, 32), "shared_head.head": (96, 32)}
+    shapes |= dict.fromkeys(("enorm", "hnorm", "shared_head.norm"), (32,))
+    last |= {f"model.layers.4.{name}.weight": torch.rand(size) for name, size in shapes.items()}
+    save_file(tensors | last, folder / "model.safetensors", {"format": "pt"})
+    behind = {"glm4moe.block_count": 5, "glm4moe.nextn_predict_layers": 1}
+    assert_same(
+        tmp_path / "it.gguf", write_gguf(folder, tmp_path / "it.gguf", all_as("F32"), behind)
+    )
+
+
+def test_a_qwen3_next_has_its_matrices_apart(tmp_path: Path) -> None:
+    """What makes gates, and queries, keys and values, of which a folder has those of each group of
+    heads together, so that names differ."""
+    file, twin = write_gguf_family(tmp_path, "qwen3_next", all_as("Q8_0"))
+    model, tokens = reference(twin), random_tokens(3, 14)
+    rows = Pipeline(file, CUTS[2], model=model).prefill(tokens)
+    assert difference(rows, plain_hidden(model, tokens)) < TOLERANCE
 
 
 def test_blocks_of_a_file_keep_its_tables_in_its_codes(tmp_path: Path) -> None:
