@@ -21,7 +21,7 @@ from edgespec.daemon.emulation import described, emulated_costs
 from edgespec.daemon.local_ring import LOAD_S, LocalRing
 from edgespec.daemon.model_names import known_name, packaged
 from edgespec.daemon.precision import AUTO, precision_text
-from edgespec.daemon.settings import RingOptions, coordinator_config
+from edgespec.daemon.settings import RingOptions, coordinator_config, look_at_models
 from edgespec.door.asking import GREEDY, RequestSettings
 from edgespec.door.llm import DEFAULT_MODEL, await_ready
 from edgespec.errors import EXIT_CANCELLED, EdgespecError
@@ -143,6 +143,7 @@ def ring_here(
     if text := precision_text(config.quantisation, config.head_quantisation, config.dtype):
         notes.detail(text)
     model_files(config.model).file("config.json")  # no process need start for what is not there
+    look_at_models(config)  # or cannot be
     # On SIGTERM it ends its processes first (the kernel ends them if it has no chance to).
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     with (

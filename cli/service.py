@@ -40,13 +40,6 @@ service = typer.Typer(
 )
 
 Role = Annotated[str, typer.Argument(help="coordinator or stage.", metavar="coordinator|stage")]
-Root = Annotated[
-    str,
-    typer.Option(
-        metavar="DIR",
-        help="Only write files, below this folder: the root of another system, such as an image.",
-    ),
-]
 
 _COMMANDS: dict[str, Callable[..., None]] = {"coordinator": serve, "stage": join}
 _WRITTEN = ("cache", "trace", "record")  # options that name what a daemon writes
@@ -67,7 +60,6 @@ def install(
     start: bool = typer.Option(True, help="Start it now, and at every boot."),
     force: bool = typer.Option(False, "--force", help="Replace a unit that differs."),
     dry_run: bool = typer.Option(False, "--dry-run", help="Print the unit and do nothing."),
-    root: Root = "",
 ) -> None:
     """Write the unit with this installation's edgespec and the options behind `--`, and start it.
 
@@ -75,23 +67,13 @@ def install(
     of a stage, joined there by the TOKEN, which is used at once and not kept. The user of its own
     has no home and reads what everybody may read; blocks are kept in /var/cache/edgespec.
     """
-    words = words or []
-    systemd = _systemd(root)
+    words, systemd = words or [], Systemd()
     asked = _checked(role, words)
     text = unit_text(role, asked.words, user)
     if dry_run:
         print(text, end="")
         return
     notes = Notes()
-    if not systemd.live:
-        if asked.token is not None:
-            raise ConfigError(
-                "a token is used on the device itself: all copies of an image would have the same "
-                f"key; leave it out here, and say there: {_here(role, words)}"
-            )
-        _write(systemd, role, text, force, notes)
-        notes.say(f"left to do, on the machine itself: {_left_to_do(role, words)}")
-        return
     systemd.require_control()
     systemd.require_replaceable(role, text, force)
     _require_cluster(role, systemd.state_folder, asked, words)
@@ -99,7 +81,8 @@ def install(
         require_readable([*own_files(), *asked.reads, *_served(role, systemd.state_folder, asked)])
     if asked.token is not None:
         admitted(systemd.state_folder, asked.token, asked.coordinator, asked.wait, notes)
-    _write(systemd, role, text, force, notes)
+    changed = systemd.install(role, text, force)
+    notes.say(f"{systemd.path(role)} {'is written' if changed else 'is as it should be'}")
     if not start:
         systemd.reload()
         return
@@ -108,14 +91,13 @@ def install(
 
 
 @service.command()
-def uninstall(role: Role, root: Root = "") -> None:
+def uninstall(role: Role) -> None:
     """Stop the service and remove its unit.
 
     Its blocks stay in /var/cache/edgespec, its keys in /var/lib/edgespec.
     """
-    systemd = _systemd(root)
-    if systemd.live:
-        systemd.require_control()
+    systemd = Systemd()
+    systemd.require_control()
     systemd.uninstall(role)
     Notes().say(
         f"{systemd.path(role)} is removed; blocks stay in /var/cache/edgespec, keys in "
@@ -142,10 +124,6 @@ def status(
             _show(state, systemd.state_folder)
     if not wanted or any(state.active != "active" for state in wanted):
         raise typer.Exit(EXIT_FAILED)
-
-
-def _systemd(root: str) -> Systemd:
-    return Systemd(Path(root), live=False) if root else Systemd()
 
 
 @dataclass(frozen=True)
@@ -248,18 +226,6 @@ def _here(role: str, words: list[str]) -> str:
     """The command line that installs the service on the machine itself."""
     behind = ["--", *words] if words else []
     return f"sudo {shlex.join([str(executable()), 'service', 'install', role, *behind])}"
-
-
-def _write(systemd: Systemd, role: str, text: str, force: bool, notes: Notes) -> None:
-    changed = systemd.install(role, text, force)
-    notes.say(f"{systemd.path(role)} {'is written' if changed else 'is as it should be'}")
-
-
-def _left_to_do(role: str, words: list[str]) -> str:
-    if role == "stage":
-        return _here(role, ["TOKEN", *words])
-    made = f"sudo {executable()} init --cluster {STATE_FOLDER} --model ... --stages N"
-    return f"{made}, and then {_here(role, words)}"
 
 
 def _show(state: State, folder: Path) -> None:

@@ -225,7 +225,7 @@ def measure(
         link_bandwidth=bandwidth,
         loop_seconds=loop,
         quantisation=chosen,
-        kernels=row_math(session.device, compute_dtype(session.dtype), False).kernels,
+        kernels=row_math(session.device, compute_dtype(session.dtype)).kernels,
         quantisations={name: figures.table(name) for name in times if name != SIXTEEN_BIT},
         unusable=dict(unusable),
         board=session.facts,

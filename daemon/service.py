@@ -156,14 +156,13 @@ def _barrier(path: Path) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Systemd:
-    """The service manager of this machine; if not `live`, only the files of one below `root`.
+    """The service manager of this machine, whose files are below `root`.
 
     Methods raise ConfigError where files or systemd itself cannot be used as wanted, and
     EdgespecError for what `systemctl` says when it fails.
     """
 
     root: Path = Path("/")
-    live: bool = True
 
     def install(self, role: str, text: str, force: bool = False) -> bool:
         """Write the unit; returns whether that changed anything.
@@ -208,19 +207,17 @@ class Systemd:
         self.control("restart", "--no-block", unit_name(role))
 
     def uninstall(self, role: str) -> None:
-        """Stop the service, if systemd runs it, and remove its unit; its folders stay."""
+        """Stop the service and remove its unit; its folders stay."""
         path = self.path(role)
         if not path.exists():
             raise ConfigError(f"{path} is not there: the {role} is not installed as a service")
-        if self.live:
-            self.control("disable", "--quiet", "--now", unit_name(role))
+        self.control("disable", "--quiet", "--now", unit_name(role))
         try:
             path.unlink()
         except OSError as problem:
             raise ConfigError(f"cannot remove {path}: {problem.strerror}") from None
-        if self.live:
-            self.reload()
-            self.control("reset-failed", unit_name(role), may_fail=True)
+        self.reload()
+        self.control("reset-failed", unit_name(role), may_fail=True)
 
     def state(self, role: str, lines: int = 5) -> State:
         """How the service is, with the last lines of its log where they can be read."""
@@ -267,8 +264,8 @@ class Systemd:
         if not (self.root / _RUNNING).is_dir():
             raise ConfigError(
                 "systemd does not run here (a container, or another init); let what does start "
-                "`edgespec serve` or `edgespec join`, or write the unit for another system with "
-                "`edgespec service install --root DIR`"
+                "`edgespec serve` or `edgespec join`, or have the unit for another system printed: "
+                "`edgespec service install --dry-run`"
             )
 
     def control(self, *arguments: str, may_fail: bool = False) -> str:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
-from collections.abc import Hashable, Iterator, Sequence
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 from edgespec.backends.charged_time import LoopTime
@@ -23,7 +23,7 @@ from edgespec.decoding.effects import (
 from edgespec.decoding.events import HeadDone
 from edgespec.drafting.grower import TreeGrower
 from edgespec.machines.effects import Effect, RunBlock
-from edgespec.machines.events import NO_JOB, Event
+from edgespec.machines.events import Event
 from edgespec.planning.costs import NodeCosts, RingCosts
 from edgespec.policy.base import Deepen
 from edgespec.types.draft_pass import DraftPass, DraftWork, RankedRows, SpentSeconds
@@ -39,9 +39,8 @@ class EffectDurations(Protocol):
         came of it."""
 
     def parts(self, effect: Effect) -> Sequence[float]:
-        """The lengths, in any unit, of an effect's parts (layers, or CUDA graphs of some), between
-        which it can be stopped or interrupted; of a draft: of the one whose seconds were asked
-        last."""
+        """The lengths, in any unit, of an effect's parts (layers), between which it can be stopped
+        or interrupted; of a draft: of the one whose seconds were asked last."""
 
 
 _SCALE_BYTES = 4  # of an auxiliary row, beside a byte a number
@@ -122,44 +121,12 @@ class TokenTimes:
         return self._costs.noise_seconds(missing)
 
 
-class Captures:
-    """Which shapes of passes were met in each request's cache: the first pass of a shape is
-    launched one operation after the other, the second is captured (see model.static_pass)."""
-
-    def __init__(self) -> None:
-        self._met: dict[int, Counter[Hashable]] = {}
-
-    def beside(
-        self, request: int, shape: Hashable | None, replayed: float, launched: float
-    ) -> float:
-        """Seconds that a pass of that shape (None: of none) takes beside those of a `replayed` one;
-        `launched`: of the host for launching all of it."""
-        if shape is None:
-            return 0.0
-        met = self._met.setdefault(request, Counter())
-        met[shape] += 1
-        if met[shape] == 1:
-            return max(launched - replayed, 0.0)
-        return launched if met[shape] == 2 else 0.0
-
-    def move(self, request: int, base: int) -> None:
-        """A request takes over the cache of another."""
-        if base in self._met:
-            self._met[request] = self._met.pop(base)
-
-    def close(self, request: int) -> None:
-        """The cache ends, and all that was captured for it."""
-        self._met.pop(request, None)
-
-
 class StageDurations:
     """What a stage's compute effects cost on its device."""
 
     def __init__(self, costs: NodeCosts) -> None:
         self._costs = costs
         self._taking = TokenTimes(costs)
-        self._captures = Captures()
-        self._last = (NO_JOB, 0.0)  # the block that was asked about last, and what its capture took
 
     def seconds(self, effect: Effect, done: Event | None = None) -> float:
         """Seconds that an effect keeps the worker busy. Raises TypeError if no stage computes it.
@@ -168,45 +135,24 @@ class StageDurations:
         any of them could see.
         """
         match effect:
-            case OpenCache(request) | CloseCache(request):
-                self._captures.close(request)
-                return 0.0
-            case MoveCache(request, base):
-                self._captures.move(request, base)
+            case OpenCache() | CloseCache() | MoveCache():
                 return 0.0
             case ForkCache(how=how):
                 return self._costs.gather_seconds(how.moved)
             case GatherRows():
                 return self._costs.gather_seconds(len(effect.order))
             case RunBlock():
-                shape = len(effect.rows), effect.slots, len(effect.parts), bool(effect.aux_layers)
-                return self._costs.block_seconds(*shape) + self._capture(effect)
+                rows, requests = len(effect.rows), len(effect.parts)
+                return self._costs.block_seconds(rows, effect.slots, requests)
             case RunHead() | RunHeads():
                 return self._taking.chosen(effect, done)
             case _:
                 raise TypeError(f"a stage computes no {type(effect).__name__}")
 
-    def _capture(self, effect: RunBlock) -> float:
-        """Seconds that it takes beside a pass that was captured before; the same each time that is
-        asked."""
-        if effect.job != self._last[0]:
-            shape = len(effect.rows), effect.slots, len(effect.parts), bool(effect.aux_layers)
-            seconds = 0.0
-            if effect.parts:
-                seconds = self._captures.beside(
-                    effect.parts[0].request,
-                    self._costs.block_shape(*shape),
-                    self._costs.block_seconds(*shape),
-                    self._costs.capture_seconds(self._costs.layers),
-                )
-            self._last = effect.job, seconds
-        return self._last[1]
-
     def parts(self, effect: Effect) -> Sequence[float]:
         if not isinstance(effect, RunBlock):
             return (1.0,)
-        rows, requests = len(effect.rows), len(effect.parts)
-        return self._costs.block_parts(rows, requests, bool(effect.aux_layers))
+        return (1.0,) * self._costs.layers
 
 
 class CoordinatorDurations:
@@ -221,11 +167,10 @@ class CoordinatorDurations:
         self.loop = loop
         self._context: dict[int, int] = {}  # rows that a request's draft attends to
         self._taking = TokenTimes(costs)
-        self._captures = Captures()
         self._parts: list[float] = []  # of the last draft
 
     def parts(self, effect: Effect) -> Sequence[float]:
-        """A draft's layers or graphs, and every ranking of guesses with its output matrix."""
+        """A draft's layers, and every ranking of guesses with its output matrix."""
         return self._parts if isinstance(effect, INTERRUPTIBLE) else (1.0,)
 
     def seconds(
@@ -240,12 +185,7 @@ class CoordinatorDurations:
         if work is None:
             work = self._draft.take_work() if self._draft is not None else ()
         match effect:
-            case OpenDraft(opened, base=request):
-                self._captures.move(opened, request)
-                self._context.pop(request, None)
-                return 0.0
-            case CloseDraft(request):
-                self._captures.close(request)
+            case OpenDraft(base=request) | CloseDraft(request):
                 self._context.pop(request, None)
                 return 0.0
             case RunHead() | RunHeads():
@@ -268,7 +208,7 @@ class CoordinatorDurations:
 
     def _launched(self, one: DraftPass) -> float:
         """Seconds of the host for launching a pass operation by operation."""
-        return self._costs.capture_seconds(self._costs.model.draft_of(one.source, one.form).layers)
+        return self._costs.launch_seconds(self._costs.model.draft_of(one.source, one.form).layers)
 
     def _told(self, draft: Draft) -> int:
         """Learn how long a draft's context is; how many rows of PPD tokens it brings."""
@@ -284,10 +224,7 @@ class CoordinatorDurations:
             if isinstance(one, DraftPass):
                 requests = one.requests or (asker,)
                 seen = sum(self._context.get(request, 0) for request in requests)
-                passed = self._costs.pass_parts(one, seen, len(requests))
-                if passed and len(requests) == 1:
-                    passed[0] += self._capture(one, requests[0], seen, sum(passed))
-                parts += passed
+                parts += self._costs.pass_parts(one, seen, len(requests))
             elif isinstance(one, SpentSeconds):
                 parts.append(one.seconds)
             elif one.product == 0 and parts:  # ranked with those before it
@@ -295,9 +232,3 @@ class CoordinatorDurations:
             else:
                 parts.append(self._taking.ranked(one))
         return parts
-
-    def _capture(self, one: DraftPass, request: int, seen: int, replayed: float) -> float:
-        """Seconds that a pass takes beside one that was captured before."""
-        shape = self._costs.draft_shape(one.rows, seen, one.source)
-        launched = self._launched(one)
-        return self._captures.beside(request, shape and (one.source, shape), replayed, launched)

@@ -21,7 +21,14 @@ from edgespec.tree.ledger import IntArray, Rows
 from edgespec.tree.stems import Fork
 from edgespec.types.stop_check import StopCheck
 from edgespec.types.tensor import Tensor
-from edgespec.verify.sampling import Choice, Logits, bad_logits, choose_along, path_of
+from edgespec.verify.sampling import (
+    Choice,
+    Logits,
+    Sampling,
+    bad_logits,
+    choose_along,
+    path_of,
+)
 from edgespec.verify.top_logprobs import TopLogprobs, joined, top_logprobs
 
 SCORED_ROWS = 32
@@ -178,12 +185,35 @@ def _along(walk: Walk, logits: torch.Tensor) -> tuple[Choice, TopLogprobs | None
     wanted = row if walk.rules is None else walk.rules.along(row, walk.rows)
     if walk.rules is None and walk.sampling.greedy and logits.device.type != "cpu":
         choice = best_along(logits, walk.rows)
+    elif walk.rules is None and walk.top < 0 and _few(walk.sampling, logits):
+        choice = few_along(logits, walk.rows, walk.sampling)
     else:
         choice = choose_along(wanted, walk.rows, walk.sampling)
     if walk.top < 0:
         return choice, None
     some = np.stack([wanted(number) for number in choice.rows.tolist()])
     return choice, top_logprobs(some, choice.tokens, walk.top)
+
+
+def _few(sampling: Sampling, logits: torch.Tensor) -> bool:
+    """Whether a token is one of so few that these are found where the logits are."""
+    few = not sampling.greedy and 0 < 4 * sampling.top_k <= logits.shape[1]
+    return few and logits.device.type != "cpu" and logits.dtype == torch.float32
+
+
+def few_along(logits: torch.Tensor, rows: Rows, sampling: Sampling) -> Choice:
+    """What `choose_along` takes with a temperature and top-k < V, found where the logits are: of
+    float32 [R, V] so many a row leave that device, with their tokens. Raises BadLogits."""
+    count, width = sampling.top_k, logits.shape[1]
+    least = logits.topk(count).values[:, -1:]
+    # Of equal ones `topk` takes any, so it is asked again for numbers of which no two are: whether
+    # a logit is above the last one (or none, to be told of) or that one, and then the token.
+    order = torch.arange(width, 0, -1, dtype=torch.int32, device=logits.device)
+    above = ((logits > least) | logits.isnan()).int() * 2 + (logits == least).int()
+    tokens = (above * width + order).topk(count).indices.sort(1).values
+    found = torch.cat((tokens.double(), logits.gather(1, tokens).double()), 1).cpu().numpy()
+    places = found[:, :count].astype(np.int64)
+    return choose_along(lambda row: found[row, count:], rows, sampling, places.__getitem__)
 
 
 def best_along(logits: torch.Tensor, rows: Rows) -> Choice:

@@ -7,8 +7,8 @@ from collections import deque
 import torch
 
 AHEAD = 2
-"""Layers, or CUDA graphs of several, that may be launched and not done: one that runs, and one
-behind it, so that the device never waits for the host."""
+"""Layers that may be launched and not done: one that runs, and one behind it, so that the device
+never waits for the host."""
 
 
 class Launches:

@@ -44,7 +44,7 @@ class MtpPasses(PairPasses):
         prefix, held = f"model.layers.{number}.", (source, parts.dtype, parts.device)
         own = {f"{name}.weight" for name in (_JOIN, *_NORMS)}
         check_names(source, prefix, {prefix + name for name in own | form.shapes().keys()})
-        self._math = row_math(parts.device, parts.dtype, captured=False)
+        self._math = row_math(parts.device, parts.dtype)
         layers = OwnLayers(source.config, {number: form}, self._math)
         joined = torch.Size((form.hidden, 2 * form.hidden))
         self._join = MatrixReader(*held).product([prefix + _JOIN], [joined])

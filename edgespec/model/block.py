@@ -12,7 +12,6 @@ from edgespec.config import EIGHT_BITS, SIXTEEN_BITS, cache_complaint
 from edgespec.errors import ModelError
 from edgespec.kernels.gpu.usable import DTYPES, usable
 from edgespec.kernels.rows import compiled_rows
-from edgespec.model.cuda_graphs import GraphMaker
 from edgespec.model.families import angle_kinds, embedding_scale, layer_embedding
 from edgespec.model.inventory import block_parts
 from edgespec.model.joint import CachedPart, JointPass
@@ -22,7 +21,6 @@ from edgespec.model.matrices import Product
 from edgespec.model.row_codes import CODED
 from edgespec.model.row_math import BATCHED, CompiledRows, RowMath, SingleRows
 from edgespec.model.source import EMBEDDING, TensorSource, shaped
-from edgespec.model.static_pass import StaticPasses
 from edgespec.model.tensors import compute_dtype
 from edgespec.model.token_rows import TokenRows, embedded_by
 from edgespec.types.stop_check import StopCheck
@@ -31,9 +29,8 @@ _TOLD = "tokens"
 """Beside the kinds of layers, in what a pass gives them: what they are told of tokens."""
 
 
-def row_math(device: torch.device, dtype: torch.dtype, captured: bool) -> RowMath:
-    """What keeps rows of a dtype apart on a device, as far as something does there. `captured`:
-    passes become CUDA graphs."""
+def row_math(device: torch.device, dtype: torch.dtype) -> RowMath:
+    """What keeps rows of a dtype apart on a device, as far as something does there."""
     if device.type != "cpu":
         if dtype not in DTYPES or not usable(device):
             return BATCHED
@@ -41,8 +38,6 @@ def row_math(device: torch.device, dtype: torch.dtype, captured: bool) -> RowMat
         from edgespec.model.triton_rows import TritonRows
 
         return TritonRows()
-    if captured:  # as tests do it: what a graph can hold, on a CPU
-        return BATCHED
     kernels = compiled_rows()
     return SingleRows() if kernels is None else CompiledRows(kernels)
 
@@ -62,7 +57,6 @@ class Block:
         dtype: str = "float32",
         device: torch.device | str = "cpu",
         progress: Callable[[int, int], None] | None = None,
-        graphs: Callable[[torch.device], GraphMaker | None] | None = None,
         cache_dtype: str = "",
         admit: Callable[[int], None] | None = None,
     ) -> None:
@@ -70,24 +64,21 @@ class Block:
         its tensors, telling `progress` how many layers of all are done.
 
         `cache_dtype`: of keys and values and what convolutions read, rounded once; of 16 bits on a
-        CPU alone; "": that of the rows.
-        `graphs`: what captures passes over few rows on that device; without it none are. Raises
-        ModelError if source and block do not fit, and for dtypes that do not go together: compiled
-        code reads caches by what they are said to be.
+        CPU alone; "": that of the rows. Raises ModelError if source and block do not fit, and for
+        dtypes that do not go together: compiled code reads caches by what they are said to be.
         """
         if complaint := cache_complaint(dtype, cache_dtype):
             raise ModelError(complaint)
         self.first, self.end = first, end
         self.device = torch.device(device)
         self.dtype = compute_dtype(dtype)
-        here = self.device.type == "cpu" and graphs is None
+        here = self.device.type == "cpu"
         own = cache_dtype if here and cache_dtype in SIXTEEN_BITS else dtype
         self._cache_dtype = CODED if cache_dtype == EIGHT_BITS else compute_dtype(own)
         self.config = source.config
         self.hidden_size = int(self.config.hidden_size)
         self.vocab_size = int(self.config.vocab_size)
-        maker = None if graphs is None else graphs(self.device)
-        math = row_math(self.device, self.dtype, maker is not None)
+        math = row_math(self.device, self.dtype)
         parts = block_parts(source, first, end, math)
         if admit is not None:
             admit(parts.held_bytes(self.dtype))
@@ -99,8 +90,8 @@ class Block:
             matrix = shaped(source, EMBEDDING, shape)
             in_file = source.mapped and matrix.untyped_storage().nbytes() > matrix.nbytes
             # A view of a file's bytes is looked up where it lies: memory that the system can have
-            # back. Only a captured pass needs it on the device.
-            if not in_file or maker is not None:
+            # back.
+            if not in_file:
                 matrix = matrix.to(device, self.dtype, copy=not source.mapped)
             self.embedding = nn.Parameter(matrix, requires_grad=False)
         self._scale = embedding_scale(self.config, self.dtype)
@@ -123,11 +114,6 @@ class Block:
             every = range(first, end)
             self.token_rows = TokenRows(source, every, self.dtype, self.device, math, look_up)
         self._plan = layer_plan(self._layers, self._angles, math, self.dtype)
-        self.static: StaticPasses | None = None
-        # Neither has one shape for all passes: experts are chosen, folded rows are given back.
-        fixed = not self.has_experts and not any(form.folded for form in self._forms)
-        if maker is not None and fixed:
-            self.static = StaticPasses(self, maker)
 
     def new_cache(self, reserve: int) -> TwoRegionCache:
         """An empty cache for this block's layers with room for `reserve` rows."""
@@ -178,11 +164,11 @@ class Block:
         told = None
         if self.token_rows is not None:
             told = self.token_rows(inputs if tokens is None else tokens)
-        if self.static is not None and enters is None and self.static.take(parts):
-            out, done = self.static.forward(inputs, positions, parts[0], stop, told)
-            if done:
-                return out
-        hidden, joint = self.enter(inputs, positions, parts, told)
+        hidden = inputs if inputs.dim() > 1 else self.embedded(inputs)
+        rotary = {kind: made(positions) for kind, made in self._rotary.items()}
+        if told is not None:
+            rotary[_TOLD] = (told,)
+        joint = JointPass(parts, positions, rotary)
         plan, given = self._plan, None
         taps = {layer - self.first for layer in aux_layers}
         alone = ((index, index + 1) for index in range(len(self._layers)))
@@ -194,39 +180,20 @@ class Block:
                 joint.advance()
                 return None
             if plan is None:
-                hidden = self.layer(first, kept, joint)
+                hidden = self._layer(first, kept, joint)
                 continue
             if given is None or kept is not hidden:
                 given = plan.given(joint)
             hidden = plan.run(first, end, kept, given)
         joint.advance()
-        return joint.all_rows(self.leave(hidden))
+        return joint.all_rows(hidden if self._norm is None else self._norm(hidden))
 
-    def enter(
-        self,
-        inputs: torch.Tensor,
-        positions: torch.Tensor,
-        parts: Sequence[CachedPart],
-        told: torch.Tensor | None = None,
-    ) -> tuple[torch.Tensor, JointPass]:
-        """The rows [R, H] that enter the first layer, and what all layers are given. `told`: what
-        `token_rows` makes of the rows' tokens."""
-        hidden = inputs if inputs.dim() > 1 else self.embedded(inputs)
-        rotary = {kind: made(positions) for kind, made in self._rotary.items()}
-        if told is not None:
-            rotary[_TOLD] = (told,)
-        return hidden, JointPass(parts, positions, rotary)
-
-    def layer(self, index: int, hidden: torch.Tensor, joint: JointPass) -> torch.Tensor:
+    def _layer(self, index: int, hidden: torch.Tensor, joint: JointPass) -> torch.Tensor:
         """Rows [R, H] after layer `index` of the block."""
         rotary = joint.rotary[self._angles[index]]
         if self.token_rows is not None:
             rotary = (*rotary, joint.rotary[_TOLD][0][:, index])
         return self._layers[index](hidden, rotary, joint.cache, joint.seen)
-
-    def leave(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Rows [R, H] after the last layer as they leave the block."""
-        return hidden if self._norm is None else self._norm(hidden)
 
     @torch.inference_mode()
     def embedded(self, tokens: torch.Tensor) -> torch.Tensor:

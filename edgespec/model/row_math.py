@@ -2,8 +2,8 @@
 
 Exact text needs that a row's result does not depend, to the bit, on which rows are beside it, where
 its keys lie, nor how a prompt was cut. CompiledRows and SingleRows hold to that. RowMath itself is
-torch's own arithmetic over all rows together, as an accelerator needs it and as a CUDA graph can
-hold it: there the bits of a row follow from the shape of the pass too.
+torch's own arithmetic over all rows together, as an accelerator needs it: there the bits of a row
+follow from the shape of the pass too.
 """
 
 from __future__ import annotations

@@ -88,8 +88,7 @@ class DraftCosts:
     `layer_bytes` as held; `kv_bytes`: keys and values of one row in one layer, 16 bit;
     `request_bytes`: what a layer holds of a request however long it is. `ends_bytes`: what D0
     holds of the draft's embedding and head, beside the base's head. `vocab`: of how many tokens
-    it ranks guesses. `captured`: whether its passes are, where CUDA graphs are made: those of
-    whole dense models. `operations`: of which a layer is made. `markov`: the matrix that each
+    it ranks guesses. `operations`: of which a layer is made. `markov`: the matrix that each
     ranked row goes through beside the head, and `joining` that which rows of the base go
     through once, of sources that have them.
     """
@@ -102,7 +101,6 @@ class DraftCosts:
     kv_bytes: int
     ends_bytes: int
     vocab: int
-    captured: bool = False
     operations: float = DRAFT_HEAD_OPERATIONS
     markov: HeadCosts = HeadCosts(0)
     joining: HeadCosts = HeadCosts(0)
@@ -258,7 +256,6 @@ def draft_costs_of(
         kv_bytes=of.kv_bytes,
         ends_bytes=of.head_bytes + (0 if shared else own.bytes) + of.layers * unused,
         vocab=of.vocab,
-        captured=not of.experts,
         operations=layer_operations(of.family, of.active),
         request_bytes=of.request_bytes,
     )

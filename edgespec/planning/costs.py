@@ -13,7 +13,6 @@ from edgespec.planning.operations import DRAFT_HEAD_OPERATIONS, USUAL_OPERATIONS
 from edgespec.planning.partition import blocks_of
 from edgespec.planning.profile import DATA_SHEET, ROWS, Profile, RowPrice
 from edgespec.types.draft_pass import DraftPass, HeadForm, TokenChoice
-from edgespec.types.static_shapes import groups, row_bucket, slot_bucket
 
 _HEADER_BYTES = 22  # of a segment, without what its requests and their rows take
 _PART_BYTES = 19  # of every request in it
@@ -31,11 +30,6 @@ layers that take the host all the time: 0.25 to 0.44."""
 _FOUR_OF_SIXTEEN = packed_bytes(2**20, 4) / packed_bytes(2**20, 16)
 """Weights in 16 bits that are in as many bytes as one in 4."""
 
-_FILL_LAUNCHES = 0.35
-"""What the host launches to fill the buffers of a captured pass and to take its rows out, as a
-share of launching a usual layer. Estimated: 15 µs measured on a CPU, and 5 µs of a driver for each
-of eight operations, of the 0.16 ms there."""
-
 
 @dataclass(frozen=True, slots=True)
 class NodeCosts:
@@ -50,10 +44,7 @@ class NodeCosts:
 
     The host launches a layer's operations one by one: `launch_seconds` for USUAL_OPERATIONS of
     them, others in proportion (see planning.operations). A GPU computes meanwhile, so that L layers
-    take max(L × launch, L × device); on a CPU the two add up. Where the profile says what replaying
-    a CUDA graph takes, that is the launch of passes that are captured (see model.static_pass): they
-    are charged the rows and slots that they are padded to, and the filling of their buffers. Longer
-    passes of one request are charged the same, launched one by one: rather too much.
+    take max(L × launch, L × device); on a CPU the two add up.
 
     D0's work on logits is charged too: choosing tokens row by row, as verification looks at them,
     noise once a position, ranking a draft's guesses. With a `row_price` every row after the first
@@ -67,49 +58,21 @@ class NodeCosts:
     layers: int
     row_price: RowPrice | None = None
 
-    def block_seconds(self, rows: int, seen: int, requests: int = 1, tapped: bool = False) -> float:
-        """Its layers over `rows` rows of so many requests, which have `seen` cached rows. `tapped`:
-        the rows between some of them are wanted too."""
-        if not rows or not self.layers:
-            return 0.0
-        fill = self.fill_seconds(requests, tapped)
-        return fill + self.layers * self.layer_seconds(rows, seen, requests, tapped)
+    def block_seconds(self, rows: int, seen: int, requests: int = 1) -> float:
+        """Its layers over `rows` rows of so many requests, which have `seen` cached rows."""
+        return self.layers * self.layer_seconds(rows, seen, requests)
 
-    def block_parts(self, rows: int, requests: int = 1, tapped: bool = False) -> list[float]:
-        """The parts of the same pass between which it can end, in layers."""
-        captured = self._captures(requests, tapped) and row_bucket(rows) is not None
-        return _parts(self.layers, captured)
-
-    def block_shape(
-        self, rows: int, seen: int, requests: int = 1, tapped: bool = False
-    ) -> Shape | None:
-        """The rows and slots of that pass if it is captured."""
-        return _shape(rows, seen) if self._captures(requests, tapped) else None
-
-    def draft_shape(
-        self, rows: int, seen: int, source: str = "", requests: int = 1
-    ) -> Shape | None:
-        """The same of a pass of a draft source."""
-        return _shape(rows, seen) if self._captures_draft(source, requests) else None
-
-    def capture_seconds(self, layers: int) -> float:
-        """Capturing a pass through so many layers, beside the pass: the host launches them all."""
+    def launch_seconds(self, layers: int) -> float:
+        """What the host takes to launch so many layers of a usual model."""
         return layers * self.profile.launch_seconds.value
 
-    def fill_seconds(self, requests: int = 1, tapped: bool = False) -> float:
-        """What a pass costs beside its layers."""
-        captures = self._captures(requests, tapped)
-        return _FILL_LAUNCHES * self.profile.launch_seconds.value if captures else 0.0
-
-    def layer_seconds(self, rows: int, seen: int, requests: int = 1, tapped: bool = False) -> float:
+    def layer_seconds(self, rows: int, seen: int, requests: int = 1) -> float:
         if rows == 0:
             return 0.0
-        model, padded, captures = self.model, rows, self._captures(requests, tapped)
-        if captures:
-            padded, seen = row_bucket(rows) or rows, slot_bucket(max(seen, 1))
+        model = self.model
         dense_bytes = model.layer_bytes - model.expert_bytes
-        dense = self._matrices(padded, dense_bytes, model.bits)
-        launch = self._launch(rows, captures, requests, model.operations(rows))
+        dense = self._matrices(rows, dense_bytes, model.bits)
+        launch = self._launch(requests, model.operations(rows))
         read = model.kv_bytes * model.of.seen_share
         return self._layer(dense + self._experts(rows), seen, read, launch)
 
@@ -157,17 +120,10 @@ class NodeCosts:
         draft = self.model.draft_of(source, form)
         if rows == 0:
             return []
-        captures = self._captures_draft(source, requests)
-        padded, fill = rows, 0.0
-        if captures:
-            padded, seen = row_bucket(rows) or rows, slot_bucket(max(seen, 1))
-            fill = _FILL_LAUNCHES * self.profile.launch_seconds.value
-        weights = self._weights(padded, draft.layer_bytes, draft.bits)
+        weights = self._weights(rows, draft.layer_bytes, draft.bits)
         operations = DRAFT_HEAD_OPERATIONS if source == "easyspec" else draft.operations
-        launch = self._launch(rows, captures, requests, operations)
-        layer = self._layer(weights, seen, draft.kv_bytes, launch)
-        parts = _parts(draft.layers, captures and row_bucket(rows) is not None)
-        return [fill * (not number) + layer * part for number, part in enumerate(parts)]
+        launch = self._launch(requests, operations)
+        return [self._layer(weights, seen, draft.kv_bytes, launch)] * draft.layers
 
     def rank_seconds(
         self,
@@ -194,27 +150,10 @@ class NodeCosts:
     def _head(self, rows: int, head: HeadCosts) -> float:
         return self._weights(rows, head.bytes, head.bits, head.quantisation)
 
-    @property
-    def _replays(self) -> bool:
-        """Whether CUDA graphs are made on this device."""
-        return self.profile.replay_seconds is not None
-
-    def _captures(self, requests: int, tapped: bool) -> bool:
-        """Whether a pass of few rows through the block's layers is captured."""
-        return self._replays and requests == 1 and not tapped and not self.model.expert_bytes
-
-    def _captures_draft(self, source: str, requests: int) -> bool:
-        """The same of a draft source's."""
-        captured = self.model.draft_of(source).captured and source != "easyspec"
-        return self._replays and requests == 1 and captured
-
-    def _launch(self, rows: int, captures: bool, requests: int, operations: float) -> float:
+    def _launch(self, requests: int, operations: float) -> float:
         """What the host takes to launch a layer of so many operations."""
-        profile = self.profile
-        if captures and row_bucket(rows) is not None and profile.replay_seconds is not None:
-            return profile.replay_seconds.value
         usual = operations / USUAL_OPERATIONS + _PART_LAUNCHES * (requests - 1)
-        return profile.launch_seconds.value * usual
+        return self.profile.launch_seconds.value * usual
 
     def _layer(self, weights: float, seen: int, kv_bytes: float, launch: float) -> float:
         """A layer whose weights take so many seconds."""
@@ -265,22 +204,6 @@ class NodeCosts:
             line = table.at(twice) * (1 + price * (rows - 1))
             seconds = min(line, table.at(twice * max(rows, ROWS[-1])))
         return weight_bytes / 1e9 * seconds
-
-
-Shape = tuple[int, int]
-"""Rows and slots of a captured pass."""
-
-
-def _shape(rows: int, seen: int) -> Shape | None:
-    padded = row_bucket(rows)
-    return None if padded is None else (padded, slot_bucket(max(seen, 1)))
-
-
-def _parts(layers: int, captured: bool) -> list[float]:
-    """Graphs or layers, between which a pass asks whether to go on, in layers."""
-    if not captured:
-        return [1.0] * layers
-    return [float(end - first) for first, end in groups(layers)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,8 @@ device to another, that link takes for ever. Minimise
     slowest_weight × slowest + trip_weight × trip + price
 
 where `trip` adds up, over the devices, layers × seconds a layer, and over the links; `slowest` is
-the largest of own + layers × seconds a layer (of a wide segment; own: what else a device that takes
-part does in each step) and of the links' times for it; `price` adds up layers × price a layer. The
+the largest of layers × seconds a layer (of a wide segment) and of the links' times for it; `price`
+adds up layers × price a layer. The
 last device may have something of its own to do, and less room: its `End` is part of all three. It
 has at least the last `bound` layers, of models of which these have to be together.
 
@@ -50,22 +50,20 @@ class End:
 class Candidate:
     """One device: how many layers fit it, seconds a layer.
 
-    `trip`: of one row; `step`: of a wide segment. `own`: seconds of each step in which it does
-    something else. `price`: seconds that a layer on this device adds to the sum, beside these.
-    `end`: None if its being the last makes no difference. `closes`: there is no way from it to
-    another device.
+    `trip`: of one row; `step`: of a wide segment. `price`: seconds that a layer on this device
+    adds to the sum, beside these. `end`: None if its being the last makes no difference. `closes`:
+    there is no way from it to another device.
     """
 
     most: int
     trip: float
     step: float
-    own: float = 0.0
     price: float = 0.0
     end: End | None = None
     closes: bool = False
 
     def step_of(self, layers: int, last: bool) -> float:
-        return self.own + layers * self.step + (self.end.step if last and self.end else 0.0)
+        return layers * self.step + (self.end.step if last and self.end else 0.0)
 
     def fitting(self, last: bool) -> int:
         """How many layers fit it, as the last device or another."""
@@ -176,7 +174,7 @@ def _evened(layout: Layout, devices: Sequence[Candidate], links: LinkTimes) -> L
     split = list(layout.split)
     last = len(split) - 1
     most = [devices[index].fitting(stage == last) for stage, index in enumerate(layout.order)]
-    alike_in = attrgetter("trip", "step", "own", "price")
+    alike_in = attrgetter("trip", "step", "price")
     # The last device is like no other one if it has more to do than its layers.
     speeds = [
         (*alike_in(devices[index]), stage == last and devices[index].end is not None)

@@ -116,7 +116,6 @@ class Problem:
             self.needs.most_layers(room),
             node.layer_seconds(1, seen),
             step,
-            own=node.fill_seconds(),
             price=price,
             end=end,
             closes=closes,
@@ -172,17 +171,9 @@ class Problem:
                     for rows, chosen in ((1, 1), _HEAD_ROWS)
                 )
                 trip[i, j] = link.latency + link.seconds(one)
-                if j:  # what the pass there costs beside its layers
-                    trip[i, j] += self._fill_seconds(far, j == len(self.boards))
                 step[i, j] = link.seconds(wide)
         trip[-1, 1:] = step[-1, 1:] = np.inf
         return LinkTimes(trip, step)
-
-    def _fill_seconds(self, device: Device, shared: bool) -> float:
-        """Of a trip; on the coordinator's board with the price of its step beside D0's."""
-        seconds = NodeCosts(device.profile, self.model.costs, 1).fill_seconds()
-        weights = self.weights
-        return seconds * (weights.trip + weights.shared * shared) / weights.trip
 
 
 def coordinator_step(node: NodeCosts, seen: int, head_last: bool = False) -> float:

@@ -129,7 +129,6 @@ class Profile(FileStruct, frozen=True, kw_only=True):
     what the device takes for a layer on top in every forward pass, whatever its size, were it a
     CUDA graph. `launch_seconds`: what the host takes to launch the operations one by one of a
     layer that has USUAL_OPERATIONS (see planning.operations);
-    `replay_seconds`: the same of a layer in a CUDA graph, None where none is made;
     `launches_ahead`: whether the device computes meanwhile, as GPUs do. `least_row_seconds`: by the
     data sheet's arithmetic, of one row through 10^9 bytes in 4 bits; None: as the tables have it.
     `choosing`: taking the
@@ -156,7 +155,6 @@ class Profile(FileStruct, frozen=True, kw_only=True):
     link_bandwidth: Figure
     layer_seconds: Figure
     launch_seconds: Figure
-    replay_seconds: Figure | None = None
     launches_ahead: bool
     least_row_seconds: Figure | None = None
     choosing: LogitTimes

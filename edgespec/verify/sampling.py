@@ -115,18 +115,25 @@ class Choice:
         return Choice(self.rows[first:], self.tokens[first:], self.margins[first:])
 
 
-def choose_along(logits: Callable[[int], Logits], rows: Rows, sampling: Sampling) -> Choice:
+def choose_along(
+    logits: Callable[[int], Logits],
+    rows: Rows,
+    sampling: Sampling,
+    tokens: Callable[[int], Tokens | None] = lambda _: None,
+) -> Choice:
     """Take the token after row 0, then after the row below it that stands for that token, and so
     on, until no row does: what verification of a draft tree needs, and no more.
 
-    `logits(i)`: any float dtype, [V], of row i; asked for rows on the path alone.
+    `logits(i)`: any float dtype, [V], of row i; asked for rows on the path alone. `tokens(i)`: see
+    `choose`.
 
     Raises as `choose` does.
     """
     found: list[Choice] = []
 
     def target(row: int) -> int:
-        found.append(choose(logits(row)[None], rows.positions[row : row + 1] + 1, sampling))
+        position = rows.positions[row : row + 1] + 1
+        found.append(choose(logits(row)[None], position, sampling, tokens(row)))
         return int(found[-1].tokens[0])
 
     path = path_of(target, rows)
@@ -145,7 +152,9 @@ def path_of(target: Callable[[int], int], rows: Rows) -> Tokens:
     return np.array(path)
 
 
-def choose(logits: Logits, positions: Tokens, sampling: Sampling) -> Choice:
+def choose(
+    logits: Logits, positions: Tokens, sampling: Sampling, tokens: Tokens | None = None
+) -> Choice:
     """Take one token for each row of logits: an exact sample, and a pure function of its arguments.
 
     `logits`: any float dtype, [R, V] with V >= 1. `positions`: integers [R], the absolute, 0-based
@@ -155,27 +164,29 @@ def choose(logits: Logits, positions: Tokens, sampling: Sampling) -> Choice:
     `edgespec.verify.noise` (the Gumbel-max trick, so the token is distributed exactly as P). P is
     the filtered distribution, in float64; equal logits are ordered by id, the lower one first, so
     that top-k keeps exactly k tokens (Hugging Face keeps all that tie with the last). Each row is
-    computed by itself: the other rows of a call never change its token.
+    computed by itself: the other rows of a call never change its token. `tokens`: which ones the
+    columns stand for, int64 [top_k] in ascending order, where all others are left out already: as
+    top-k comes first, nothing else depends on those.
 
     Raises BadLogits for NaN, +inf or a row of nothing but -inf; ValueError for a wrong shape or a
     negative position; TypeError for positions that are not integers.
     """
     rows, row_positions = _checked_rows(logits, positions)
-    tokens = np.empty(len(rows), dtype=np.int64)
+    taken = np.empty(len(rows), dtype=np.int64)
     margins = np.empty(len(rows), dtype=np.float64)
     for part in _blocks(rows.shape):
         if sampling.greedy:
-            tokens[part], margins[part] = _best(_checked(rows[part], part.start))
+            taken[part], margins[part] = _best(_checked(rows[part], part.start))
             continue
         scores = _shifted(rows[part], part.start)
         _cool(scores, sampling)
         # P is not normalised: that moves all scores of a row by the same number.
         if sampling.filtered:
-            chosen = _best_of_few(scores, sampling, row_positions[part])
+            chosen = _best_of_few(scores, sampling, row_positions[part], tokens)
         else:
             chosen = _best(_add_noise(scores, sampling.seed, row_positions[part]))
-        tokens[part], margins[part] = chosen
-    return Choice(np.arange(len(rows)), tokens, margins)
+        taken[part], margins[part] = chosen
+    return Choice(np.arange(len(rows)), taken, margins)
 
 
 def _add_noise(scores: Floats, seed: int, positions: Tokens) -> Floats:
@@ -189,10 +200,13 @@ def _add_noise(scores: Floats, seed: int, positions: Tokens) -> Floats:
     return scores
 
 
-def _best_of_few(scores: Floats, sampling: Sampling, positions: Tokens) -> tuple[Tokens, Floats]:
-    """Column and margin of each row's best token after filters and noise."""
-    rows, columns = _kept(scores, sampling)
+def _best_of_few(
+    scores: Floats, sampling: Sampling, positions: Tokens, tokens: Tokens | None
+) -> tuple[Tokens, Floats]:
+    """Each row's best token after filters and noise, and its margin."""
+    rows, columns = _kept(scores, sampling, tokens is not None)
     noisy = scores[rows, columns]
+    columns = columns if tokens is None else tokens[columns]
     noisy += gumbel_from_keys(position_keys(sampling.seed, positions)[rows], columns)
     starts = np.searchsorted(rows, np.arange(len(scores)))
     best = np.maximum.reduceat(noisy, starts)
@@ -260,14 +274,15 @@ def _cool(scores: Floats, sampling: Sampling) -> None:
             scores /= sampling.temperature  # a tiny temperature may give -inf: probability 0
 
 
-def _kept(scores: Floats, sampling: Sampling) -> tuple[Tokens, Tokens]:
-    """Row and column of the tokens that the filters leave of rows [R, V] whose largest score is 0.
+def _kept(scores: Floats, sampling: Sampling, few: bool = False) -> tuple[Tokens, Tokens]:
+    """Row and column of the tokens that the filters leave of rows [R, V] whose largest score is 0;
+    `few`: V is top-k.
 
     In the order by score, then by column, every filter leaves a run from the beginning.
     """
     count, width = scores.shape
     limits, counts = np.full((count, 1), -np.inf), np.full(count, width)
-    if 0 < sampling.top_k < width:
+    if 0 < sampling.top_k < width or few:
         head = _largest(scores, sampling.top_k)
         counts[:] = sampling.top_k
         if sampling.top_p < 1:

@@ -33,12 +33,11 @@ from edgespec.policy.base import Deepen, Expand, Grow
 from edgespec.tree.ledger import Rows
 from edgespec.tree.stems import Fork
 from edgespec.types.draft_pass import DraftPass, RankedRows
-from edgespec.types.tensor import Layers, Tensor
+from edgespec.types.tensor import Tensor
 from edgespec.verify.noise import KEPT_ROWS
 from edgespec.verify.sampling import Choice, Sampling
 
 NANO = profile_named("jetson-orin-nano-8gb")
-GRAPHS = structs.replace(NANO, replay_seconds=Figure(3.5e-5, "made up"))
 # So that cached rows count.
 QUICK = structs.replace(NANO, launch_seconds=Figure(0, "made up"))
 RING = ring_costs([QUICK] * 5, cost_model_named("llama-2-13b"))
@@ -139,61 +138,6 @@ def test_a_draft_can_be_interrupted_behind_each_layer_of_its_passes_and_not_in_i
     assert durations.parts(expand) == parts, "a head in between has no say in it"
     durations.seconds(expand, None, ())
     assert not durations.parts(expand)
-
-
-def test_a_captured_pass_can_be_stopped_and_interrupted_between_its_graphs() -> None:
-    ring = ring_costs([GRAPHS] * 5, cost_model_named("llama-2-13b"))
-    stage, one = StageDurations(ring.stages[0]), block(4, 100, 24)
-    assert stage.parts(one) == [4, 4, 2]
-    assert stage.seconds(one) == ring.stages[0].block_seconds(4, 124)
-    tapped = replace(one, aux_layers=Layers((3,)))
-    assert len(stage.parts(tapped)) == 10
-    assert stage.seconds(tapped) == ring.stages[0].block_seconds(4, 124, tapped=True)
-    d0 = CoordinatorDurations(ring.coordinator)
-    expand = Draft(1, 1, Expand((1,), 8, 1), tuple(range(50)), ((1,),))
-    whole = d0.seconds(
-        expand, None, (*passes(3), RankedRows((50,) * 3, "independent", "greedy", 0))
-    )
-    parts = d0.parts(expand)
-    assert len(parts) == 6 + 1
-    assert sum(parts) == pytest.approx(whole)
-
-
-def test_the_second_pass_of_a_shape_is_charged_its_capture() -> None:
-    ring = ring_costs([GRAPHS] * 5, cost_model_named("llama-2-13b"))
-    stage, costs = StageDurations(ring.stages[0]), ring.stages[0]
-    launch = NANO.launch_seconds.value
-    assert costs.capture_seconds(10) == pytest.approx(10 * launch)
-
-    def ran(job: int, rows: int, slots: int) -> float:
-        """What is charged beside the pass, however often that is asked."""
-        effect = replace(block(rows, slots - rows, rows), job=job)
-        beside = {stage.seconds(effect) - costs.block_seconds(rows, slots) for _ in range(2)}
-        assert len(beside) == 1
-        return beside.pop()
-
-    assert ran(1, 4, 100) == 0
-    assert ran(2, 3, 104) == pytest.approx(10 * launch), "the same shape, padded"
-    assert ran(3, 4, 108) == 0
-    assert [ran(4, 4, 300), ran(5, 5, 300), ran(6, 65, 400), ran(7, 65, 400)] == [0] * 4
-    stage.seconds(MoveCache(2, 1))
-    stage.seconds(MoveCache(1, 2))
-    assert ran(8, 4, 300) == pytest.approx(10 * launch), "the cache is the same"
-    stage.seconds(CloseCache(1))
-    assert [ran(9, 4, 100) > 0, ran(10, 4, 100) > 0] == [False, True]
-
-    d0 = CoordinatorDurations(ring.coordinator)
-    expand = Draft(1, 1, Expand((1,), 8, 1), tuple(range(50)), ((1,),))
-    once = ring.coordinator.draft_seconds(3, 50)
-    found = [d0.seconds(expand, None, passes(3)) - once for _ in range(3)]
-    eager = 22 * launch - once
-    assert eager > 0, "the host takes longer than the device for the first one"
-    assert found == pytest.approx([eager, 22 * launch, 0])
-    eagle = [d0.seconds(expand, None, passes(3, source="eagle")) for _ in range(2)]
-    assert eagle[0] == eagle[1], "it is not captured"
-    d0.seconds(CloseDraft(1), None, ())
-    again = [d0.seconds(expand, None, passes(3)) - once for _ in range(2)]
-    assert again == pytest.approx([eager, 22 * launch])
 
 
 def passes(*rows: int, source: str = "independent") -> tuple[DraftPass, ...]:

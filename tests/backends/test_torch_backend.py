@@ -18,7 +18,13 @@ from support.segments import run_block
 from transformers import PreTrainedModel
 
 from edgespec.backends.base import BlockBackend, Head, Walk
-from edgespec.backends.torch_backend import SCORED_ROWS, TorchBlock, TorchHead, best_along
+from edgespec.backends.torch_backend import (
+    SCORED_ROWS,
+    TorchBlock,
+    TorchHead,
+    best_along,
+    few_along,
+)
 from edgespec.drafting.grower import TreeGrower
 from edgespec.drafting.independent import IndependentGuesser
 from edgespec.errors import LocalProtocolError, RemoteProtocolError
@@ -318,6 +324,40 @@ def test_a_device_takes_the_best_token_as_the_host_does() -> None:
                 work(damaged, rows)
             messages.append(str(raised.value))
         assert messages[0] == messages[1]
+
+
+@pytest.mark.parametrize(
+    "more", [{}, {"top_p": 0.7}, {"min_p": 0.1}, {"top_p": 0.9, "min_p": 0.05}]
+)
+@pytest.mark.parametrize("top_k", [1, 3, 40])
+def test_a_device_finds_the_few_of_top_k_as_the_host_does(
+    top_k: int, more: dict[str, float]
+) -> None:
+    """Of random trees, with ties at the edge and tokens that are left out."""
+    generator = torch.Generator().manual_seed(top_k)
+    for case in range(20):
+        count, sampling = case % 6 + 1, Sampling(0.3 + case % 3 * 0.8, top_k, seed=case, **more)
+        logits = torch.randn(count, 5000, generator=generator) * 3
+        logits = logits.round(decimals=case % 3)  # many are alike
+        logits[logits < -3] = -torch.inf
+        parents = np.array([0, *(row // 2 for row in range(1, count))])
+        ids = np.arange(count)
+        # The tokens after each row, as far as there are rows below it.
+        after = [
+            int(choose(logits[i : i + 1].numpy(), ids[i : i + 1] + 1, sampling).tokens[0])
+            for i in ids
+        ]
+        tokens = np.array([0, *(after[parents[row]] for row in range(1, count))])
+        rows = Rows(ids, parents, tokens, ids)
+        host = choose_along(lambda row, own=logits: own[row].numpy(), rows, sampling)
+        found = few_along(logits, rows, sampling)
+        np.testing.assert_array_equal(found.rows, host.rows)
+        np.testing.assert_array_equal(found.tokens, host.tokens)
+        np.testing.assert_array_equal(found.margins, host.margins)
+    for bad in (torch.nan, torch.inf):
+        logits[0, 4321] = bad
+        with pytest.raises(BadLogits, match=f"row 0 .* {'NaN' if bad != bad else '.inf'}"):
+            few_along(logits, rows, sampling)
 
 
 def test_a_long_prompt_is_scored_with_few_logits_at_once(

@@ -33,11 +33,13 @@ def counted(compiled: list[Any], capability: int) -> Iterator[str]:
     yield "|" + " --- |" * 7
     for name, form in FORMS.items():
         product, found = empty(form, 256), []
+        product._enough = 0  # sections are not shared out, so that there are blocks of 32
         for rows in (1, 16, 32):
             product(torch.zeros(rows, 4096, dtype=form.rows))
-            found.append(code_of(compiled[-1], capability))
-        each = " | ".join(f"{len(code.loop) / weights_of_turn(product):.2f}" for code in found)
-        first = found[0]
+            code = code_of(compiled[-1], capability)
+            found.append((code, len(code.loop) / weights_of_turn(product, rows)))
+        each = " | ".join(f"{instructions:.2f}" for _, instructions in found)
+        first = found[0][0]
         yield (
             f"| {name} | {each} | {first.registers} | {first.shared / 1024:.0f} | "
             f"{first.programs} |"
@@ -46,7 +48,7 @@ def counted(compiled: list[Any], capability: int) -> Iterator[str]:
 
 def predicted(compiled: list[Any], capability: int) -> Iterator[str]:
     """The model beside what was measured, then of what is compiled now."""
-    from support.gpu_code import FORMS, code_of, empty
+    from support.gpu_code import FORMS, code_of, empty, steps_of
     from support.gpu_model import (
         BITS,
         H200,
@@ -77,9 +79,10 @@ def predicted(compiled: list[Any], capability: int) -> Iterator[str]:
                 code = code_of(compiled[-1], capability)
                 apart = product._sections > 1 and product._tiles < product._enough
                 sections = product._sections if apart else 1
+                turns = math.ceil(columns / 128 / sections / steps_of(product, rows))
                 size = matrix_bytes(out, columns, BITS["int4"])
                 work = Work(
-                    *(product._tiles * sections, 2, math.ceil(columns / 128 / sections)),
+                    *(product._tiles * sections, 2, turns),
                     *(len(code.loop), 0, code.programs, size),
                     # To begin with; of sections that are added up, 32 rows' at a time.
                     1 + apart * (1 + math.ceil(sections * (8 if rows == 1 else 16) / 32)),

@@ -56,9 +56,7 @@ def live(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("CALLS", str(tmp_path / "calls"))
     monkeypatch.setenv("STATE", "active running")
     monkeypatch.setenv("PROCESS", "333")
-    monkeypatch.setattr(
-        service, "Systemd", lambda *given, **how: Systemd(*(given or [root]), **how)
-    )
+    monkeypatch.setattr(service, "Systemd", lambda: Systemd(root))
     monkeypatch.setattr(service, "own_files", list)  # this checkout may lie anywhere
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.setenv("EDGESPEC_CLUSTER", "/this/users/own")  # which is not the service's
@@ -79,26 +77,18 @@ def calls(root: Path) -> list[str]:
     return [line.split()[0] for line in lines]
 
 
-def test_a_unit_for_another_system(here: Here, tmp_path: Path) -> None:
-    done = here("install", "stage", "--root", str(tmp_path), "--", *STAGE)
+def test_a_dry_run_prints_and_writes_nothing(here: Here, live: Path) -> None:
+    before = sorted(live.rglob("*"))
+    done = here("install", "stage", "--dry-run", "--", *STAGE)
     assert done.code == 0, done
-    text = (tmp_path / UNIT).read_text(encoding="utf-8")
-    (line,) = (line for line in text.splitlines() if line.startswith("ExecStart="))
+    assert done.out.startswith("# The stage.")
+    (line,) = (line for line in done.out.splitlines() if line.startswith("ExecStart="))
     assert line.endswith(
         "/edgespec join --cache %C/edgespec/blocks --stage 2 --coordinator 192.168.1.10"
     )
     assert Path(line.removeprefix("ExecStart=").split()[0]).is_file()
-    done = here("uninstall", "stage", "--root", str(tmp_path))
-    assert done.code == 0, done
-    assert not (tmp_path / UNIT).exists()
-
-
-def test_a_dry_run_prints_and_writes_nothing(here: Here, tmp_path: Path) -> None:
-    done = here("install", "stage", "--dry-run", "--root", str(tmp_path), "--", *STAGE)
-    assert done.code == 0, done
-    assert done.out.startswith("# The stage.")
     assert "\n[Install]\n" in done.out
-    assert list(tmp_path.iterdir()) == []
+    assert sorted(live.rglob("*")) == before
 
 
 def test_a_coordinator_that_carries_layers_is_one_service(here: Here, live: Path) -> None:
@@ -144,10 +134,6 @@ def test_what_was_changed_by_hand_is_shown_and_kept(here: Here, member: Path) ->
         (
             ("install", "stage", "--", *STAGE, "--cluster", "/srv/c"),
             ("cannot use /srv/c", "leave --cluster out", "/var/lib/edgespec"),
-        ),
-        (
-            ("install", "stage", "--root", "/nowhere", "--", *STAGE, TOKEN.text),
-            ("used on the device itself", f"install stage -- {' '.join(STAGE)} edge-"),
         ),
         (("install", "stage", "--", *STAGE, "--model", "here"), ("give --model /", "/here")),
         (("install", "stage", "--user", "no-such-user", "--", *STAGE), ("no-such-user", "--user")),
@@ -233,23 +219,6 @@ def test_a_device_is_no_coordinator(here: Here, member: Path) -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("role", "left"),
-    [
-        ("stage", "service install stage -- TOKEN --wait 5"),
-        ("coordinator", "init --cluster /var/lib/edgespec --model ... --stages N, and then"),
-    ],
-)
-def test_an_image_is_told_what_is_left_to_do(
-    here: Here, tmp_path: Path, role: str, left: str
-) -> None:
-    words = ("--", "--wait", "5") if role == "stage" else ()
-    done = here("install", role, "--root", str(tmp_path), *words)
-    assert done.code == 0, done
-    assert "left to do, on the machine itself: sudo /" in done.err
-    assert left in done.err
-
-
 def test_only_root_installs(here: Here, live: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     here("install", "stage", "--", *STAGE).assert_refused("only root", "sudo")
@@ -259,7 +228,7 @@ def test_only_root_installs(here: Here, live: Path, monkeypatch: pytest.MonkeyPa
 def test_without_systemd_the_way_out_is_told(here: Here, live: Path) -> None:
     (live / "run/systemd/system").rmdir()
     for command in (("install", "stage", "--", *STAGE), ("uninstall", "stage"), ("status",)):
-        here(*command).assert_refused("systemd does not run here", "--root DIR")
+        here(*command).assert_refused("systemd does not run here", "--dry-run")
 
 
 def test_status_for_people(here: Here, live: Path) -> None:

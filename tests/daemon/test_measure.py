@@ -426,7 +426,7 @@ def test_a_measured_profile_can_be_read_and_says_how(
     assert Profile.from_dict(again, "mine.json") == profile
     assert (profile.name, profile.quantisation) == ("mine", "int4")
     assert set(profile.quantisations) == {"int4", "int8"}
-    assert profile.kernels == row_math(torch.device("cpu"), torch.bfloat16, False).kernels
+    assert profile.kernels == row_math(torch.device("cpu"), torch.bfloat16).kernels
     assert profile.unusable == reasons
     assert list(found.layer) == ["none", "int4", "int8"]
     for key, entry in profile.to_dict().items():

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-import subprocess
+import runpy
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -29,12 +30,20 @@ SHIPPED = [
 ]
 
 
-def estimate(*arguments: str) -> str:
+Estimate = Callable[..., str]
+
+
+@pytest.fixture
+def estimate(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Estimate:
     """What the script that makes the profiles prints."""
-    script = REPOSITORY / "tools" / "estimate_profiles.py"
-    return subprocess.run(
-        [sys.executable, str(script), *arguments], check=True, capture_output=True, text=True
-    ).stdout
+    script = str(REPOSITORY / "tools" / "estimate_profiles.py")
+
+    def run(*arguments: str) -> str:
+        monkeypatch.setattr(sys, "argv", [script, *arguments])
+        runpy.run_path(script, run_name="__main__")
+        return capsys.readouterr().out
+
+    return run
 
 
 def test_the_shipped_profiles() -> None:
@@ -52,7 +61,7 @@ def test_a_shipped_profile_says_where_each_figure_comes_from(name: str) -> None:
     ring_costs([profile] * 5, model)  # a quarter of it fits
 
 
-def test_the_files_are_what_the_script_estimates(tmp_path: Path) -> None:
+def test_the_files_are_what_the_script_estimates(estimate: Estimate, tmp_path: Path) -> None:
     estimate(str(tmp_path))
     made = {path.name: path.read_text(encoding="utf-8") for path in tmp_path.iterdir()}
     shipped = {
@@ -62,7 +71,7 @@ def test_the_files_are_what_the_script_estimates(tmp_path: Path) -> None:
     assert made == shipped, "run tools/estimate_profiles.py"
 
 
-def test_the_table_of_block_times_is_up_to_date() -> None:
+def test_the_table_of_block_times_is_up_to_date(estimate: Estimate) -> None:
     readme = (REPOSITORY / "profiles" / "README.md").read_text(encoding="utf-8")
     assert estimate("--table") in readme, "put the table that the script prints there"
 

@@ -1,7 +1,6 @@
 """The independent draft against a brute-force tree: every path computed anew by transformers."""
 
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -14,18 +13,13 @@ from support.checkpoints import plain_logits, reference, write_checkpoint, write
 from support.distribution import guess_log_scores
 from support.growers import SoloGrower
 from support.passes import rows_of
-from support.recorded_graphs import RecordedGraphs, torch_products
 from transformers import PreTrainedModel
 
-from edgespec.drafting import independent
 from edgespec.drafting.independent import IndependentGuesser
 from edgespec.errors import LocalProtocolError
-from edgespec.model.block import Block
 from edgespec.model.loader import Checkpoint
 from edgespec.tree.drafted import FROM_ROOT, DraftedTree
 from edgespec.types.boundaries import AHEAD
-from edgespec.types.draft_pass import DraftPass
-from edgespec.types.static_shapes import groups
 from edgespec.verify.sampling import Sampling
 
 pytestmark = pytest.mark.usefixtures("usual_draft_temperature")
@@ -120,31 +114,6 @@ def test_a_tree_is_the_brute_force_tree(
         assert_same(tree, brute_force(pair.model, context, sampling, depth, width))
     else:  # all of the vocabulary below every node of the frontier
         assert len(tree) == 96 + (depth - 1) * 96 * 96
-
-
-def test_captured_passes_grow_the_same_tree_and_ask_between_graphs(
-    folder: Path, pair: Pair, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    graphs, asked = RecordedGraphs(), [0]
-    whole = partial(Block, graphs=lambda _: graphs)
-    monkeypatch.setattr(independent, "Block", whole)
-    with torch_products():
-        draft = SoloGrower(IndependentGuesser(Checkpoint(folder), "float64"))
-
-    def stop() -> bool:
-        asked[0] += 1
-        return False
-
-    draft.let_in(stop)
-    draft.open(1, GREEDY)
-    context = tokens(5, 9)
-    for more in range(5):
-        grown = context + tokens(6, more)
-        assert_same(draft.refresh(1, grown, 4, 3), brute_force(pair.model, grown, GREEDY, 4, 3))
-    assert max(graph.replays for graph in graphs.captured) > 1
-    layers = Checkpoint(folder).layers
-    passes = len([work for work in draft.take_work() if isinstance(work, DraftPass)])
-    assert asked[0] >= passes * len(groups(layers))
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, WARM], ids=["greedy", "warm"])

@@ -36,7 +36,6 @@ from edgespec.wire.codec import encode
 from edgespec.wire.segment import Header, Part, Segment, StageTime, Verdict
 
 NANO = profile_named("jetson-orin-nano-8gb")
-GRAPHS = structs.replace(NANO, replay_seconds=Figure(3.5e-5, "made up"))
 MODEL = cost_model_named("llama-2-13b")
 
 
@@ -201,7 +200,7 @@ def test_a_block_takes_its_share_of_the_memory_bandwidth() -> None:
     assert stage.layers == 10
     assert 0.029 < stage.block_seconds(1, 0) < stage.block_seconds(1, 256) < 0.032
     layers = 10 * stage.layer_seconds(3, 70)
-    assert stage.block_seconds(3, 70) == pytest.approx(layers + stage.fill_seconds())
+    assert stage.block_seconds(3, 70) == pytest.approx(layers)
     eager = NodeCosts(NANO, MODEL, 10)
     assert eager.block_seconds(3, 70) == pytest.approx(10 * eager.layer_seconds(3, 70))
 
@@ -234,52 +233,6 @@ def test_what_a_draft_pass_is_charged() -> None:
     node = NodeCosts(NANO, cost_model_named("llama-2-7b-eagle"), 0)
     held = eagle.layer_bytes / 1e9 * NANO.sixteen_bit.at(1)
     assert node.draft_seconds(1, 0) == pytest.approx(NANO.layer_seconds.value + held)
-
-
-def test_a_captured_pass_is_charged_what_it_is_padded_to() -> None:
-    node = NodeCosts(GRAPHS, MODEL, 10)
-    weights = MODEL.layer_bytes / 1e9 * NANO.four_bit.at(8)
-    cache = 512 * MODEL.kv_bytes / NANO.copy_bandwidth.value
-    layer = NANO.layer_seconds.value + weights + cache
-    for rows, seen in ((5, 257), (8, 512)):
-        assert node.layer_seconds(rows, seen) == pytest.approx(layer)
-    fill = node.fill_seconds()
-    assert 0 < fill < NANO.launch_seconds.value
-    assert node.block_seconds(5, 300) == pytest.approx(fill + 10 * layer)
-    assert node.block_parts(5) == [4, 4, 2]
-    priced = NodeCosts(GRAPHS, MODEL, 10, row_price=0.5)
-    chunk = MODEL.layer_bytes / 1e9 * NANO.four_bit.at(64)
-    assert chunk / (MODEL.layer_bytes / 1e9 * NANO.four_bit.at(1)) < 1 + 0.5 * 7
-    assert priced.layer_seconds(5, 300) == pytest.approx(layer - weights + chunk)
-    # The draft's layers take the device longer than the host takes to replay them.
-    draft = MODEL.draft
-    one = NANO.layer_seconds.value + draft.layer_bytes / 1e9 * NANO.four_bit.at(4)
-    one += 256 * draft.kv_bytes / NANO.copy_bandwidth.value
-    parts = node.draft_parts(3, 50)
-    assert parts == pytest.approx([fill + 4 * one, *[4 * one] * 4, 2 * one])
-    assert sum(parts) < 22 * NANO.launch_seconds.value
-    slow = structs.replace(GRAPHS, replay_seconds=Figure(0.01, "made up"))
-    assert NodeCosts(slow, MODEL, 10).layer_seconds(5, 300) == 0.01
-
-
-def test_what_is_not_captured_is_launched_one_by_one() -> None:
-    quick = replace(MODEL, layer_bytes=MODEL.draft.layer_bytes // 4)
-    node, eager = NodeCosts(GRAPHS, quick, 10), NodeCosts(NANO, quick, 10)
-    launch = NANO.launch_seconds.value
-    assert node.layer_seconds(4, 50) < launch
-    for requests, tapped in ((2, False), (1, True)):
-        assert node.block_seconds(4, 50, requests, tapped) == pytest.approx(
-            eager.block_seconds(4, 50, requests)
-        )
-        assert node.block_parts(4, requests, tapped) == [1.0] * 10
-    assert node.layer_seconds(65, 50) == launch
-    assert node.block_parts(65) == [1.0] * 10
-    mixture = NodeCosts(GRAPHS, replace(quick, expert_bytes=10**6, experts=8, active=2), 10)
-    assert mixture.block_seconds(4, 50) == pytest.approx(10 * launch)
-    for source in ("eagle", "eagle3", "dspark", "easyspec"):
-        parts = node.draft_parts(4, 50, source)
-        assert parts == NodeCosts(NANO, quick, 10).draft_parts(4, 50, source)
-    assert len(node.draft_parts(65, 50)) == 22
 
 
 def test_launching_goes_by_the_operations_of_a_layer() -> None:

@@ -55,8 +55,7 @@ def random_case(seed: int) -> tuple[int, list[Candidate], LinkTimes]:
         most = rng.randint(0, 6)
         trip = rng.choice([1.0, 1.0, 2.0, rng.uniform(0.1, 3.0)])
         step = trip * rng.choice([1.0, 1.1, 3.0])
-        own, price = rng.choice([0.0, 0.0, 1.0]), rng.choice([0.0, 0.0, 0.5])
-        devices.append(Candidate(most, trip, step, own, price))
+        devices.append(Candidate(most, trip, step, rng.choice([0.0, 0.0, 0.5])))
 
     def matrix(most: Sequence[float]) -> np.ndarray:
         size = range(count + 1)

@@ -64,14 +64,14 @@ def test_every_node_is_charged_its_own_costs() -> None:
     nodes = charged_durations(COSTS, source).nodes
     for node, stage in zip(nodes[1:], COSTS.stages, strict=True):
         assert node.seconds(BLOCK, None) == stage.block_seconds(3, 8)
-        assert node.parts(BLOCK) == stage.block_parts(3)
+        assert node.parts(BLOCK) == (1.0,) * stage.layers
     d0, choice = COSTS.coordinator, Choice(IDS[:2], IDS[:2], np.zeros(2))
     head = nodes[0].seconds(HEAD, HeadDone(1, 1, choice))
     assert head == d0.head_seconds(3) + d0.choose_seconds(2, "greedy")
     draft = nodes[0].seconds(Draft(1, 1, Grow(2, 2, 1), (1, 2, 3)), None)
     # Both shapes come for the first time, and the host takes longer for them than the device.
     assert draft > sum(d0.draft_seconds(rows, 3) for rows in (3, 2))
-    assert draft == pytest.approx(2 * d0.capture_seconds(d0.model.draft.layers))
+    assert draft == pytest.approx(2 * d0.launch_seconds(d0.model.draft.layers))
     free = charged_durations(COSTS, source, d0_free=True).nodes
     assert free[0].seconds(HEAD, HeadDone(1, 1, choice)) == 0.0
     assert free[1].seconds(BLOCK, None) == nodes[1].seconds(BLOCK, None)

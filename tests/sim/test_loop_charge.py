@@ -88,7 +88,7 @@ def test_what_the_loop_takes_beside_a_job_the_next_one_takes_longer() -> None:
     assert loop.ends(credit, [], 1.0, beside=False) == 1.0 + EVENT
     assert durations.seconds(draft, None, work) == alone
     assert loop.ends(Tick(), [], 2.0, beside=True) == 2.0, "it does not come with every token"
-    host = costs.capture_seconds(costs.model.draft.layers)
+    host = costs.launch_seconds(costs.model.draft.layers)
     assert EVENT > host > 0
     assert loop.starts(1.0) == loop.ends(credit, [], 1.0, beside=True) == 1.0 + EVENT
     assert durations.seconds(draft, None, work) == pytest.approx(alone + host)

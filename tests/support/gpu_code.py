@@ -14,7 +14,7 @@ import torch
 import triton
 
 from edgespec.kernels.gpu.code_words import Codes, chunk_of
-from edgespec.kernels.gpu.products import CodesProduct
+from edgespec.kernels.gpu.products import CodesProduct, steps_of_turn
 
 TOOL = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
 """Of NVIDIA, beside Triton's own."""
@@ -124,13 +124,18 @@ def empty(form: Form, out: int = 192, columns: int = 4096) -> CodesProduct:
             *(words, out, columns, form.group, numbers(fine), fine),
             *((numbers(zero), zero, form.zero) if form.zero else (None, None, "")),
             *(blocks, blocks if form.zero else None),
-            torch.zeros(16, dtype=form.rows) if form.levels else None,
+            torch.zeros(256, dtype=torch.int32) if form.levels else None,
         )
     )
 
 
-def weights_of_turn(product: CodesProduct) -> float:
-    """Weights that a thread multiplies by in one turn of the loop."""
+def steps_of(product: CodesProduct, rows: int) -> int:
+    """Steps in one turn of the loop for so many rows."""
+    return steps_of_turn(8 if product._constants["PLANES"] == 2 else 4, 8 if rows <= 8 else 16)
+
+
+def weights_of_turn(product: CodesProduct, rows: int) -> float:
+    """Weights that a thread multiplies by in one turn of the loop for so many rows."""
     constants = product._constants
     chunk, strip, strips = (int(str(constants[one])) for one in ("CHUNK", "STRIP", "STRIPS"))
-    return 4 * chunk * strip * strips / 64
+    return 4 * chunk * strip * strips / 64 * steps_of(product, rows)

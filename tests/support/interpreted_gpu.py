@@ -82,7 +82,7 @@ def _inline_asm(
     types: list[Any],
     *_: object,
 ) -> _Results:
-    """PTX of shifts and `(a & b) | c`, of words of 16 bits, two to a register of 32."""
+    """PTX of shifts, `(a & b) | c` and bytes, of words of 32 bits or of 16, two to a register."""
     registers = {f"${len(types)}": np.ascontiguousarray(values[0].data).view(np.uint32)}
 
     def operand(name: str) -> Any:
@@ -98,10 +98,16 @@ def _inline_asm(
             assert among[3] == "0xea"
             a, b, c = map(operand, among[:3])
             registers[to] = a & b | c
+        elif name == "prmt.b32":
+            a, b, by = map(operand, among)
+            assert b == 0
+            assert by & 0xFFFC == 0x4440
+            registers[to] = a >> 8 * (by & 3) & 0xFF
         else:
             assert name in ("", ".reg"), line
-    results = [registers[f"${number}"].view(np.int16) for number in range(len(types))]
-    return _Results([TensorHandle(one, tl.int16) for one in results])
+    kind = {4: (np.int32, tl.int32), 2: (np.int16, tl.int16)}[values[0].data.itemsize]
+    results = [registers[f"${number}"].view(kind[0]) for number in range(len(types))]
+    return _Results([TensorHandle(one, kind[1]) for one in results])
 
 
 def complete() -> None:
@@ -131,8 +137,8 @@ def as_on_a_gpu() -> Iterator[None]:
             return plain_by_cpu(weight, bias)
         return partial(plain_product, weight=weight, bias=bias)
 
-    def rows(device: torch.device, dtype: torch.dtype, captured: bool) -> Any:
-        return TritonRows() if dtype in DTYPES else rows_by_cpu(device, dtype, captured)
+    def rows(device: torch.device, dtype: torch.dtype) -> Any:
+        return TritonRows() if dtype in DTYPES else rows_by_cpu(device, dtype)
 
     by_cpu, plain_by_cpu, rows_by_cpu = (
         *(matrices.linear_from, matrices.plain_product),

@@ -12,7 +12,6 @@ from support.checkpoints import plain_hidden, reference
 from transformers import PreTrainedModel
 
 from edgespec.model.block import Block
-from edgespec.model.cuda_graphs import GraphMaker
 from edgespec.model.families import key_owners
 from edgespec.model.kv_cache import TwoRegionCache
 from edgespec.model.source import TensorSource
@@ -59,20 +58,16 @@ class Pipeline:
         dtype: str = "float64",
         model: PreTrainedModel | None = None,
         source: TensorSource | None = None,
-        graphs: GraphMaker | None = None,
     ) -> None:
         """`model` is what to compare with, if not transformers' own form of the same folder, and
         `source` where tensors come from, if not from the model's own files. `dtype` may name that
         of caches behind a "+"."""
         dtype, _, held = dtype.partition("+")
-        capture = None if graphs is None else lambda _: graphs
         source = source or open_source(folder)
         owners = key_owners(source.config)
         last = min(owners.values(), default=source.layers)
         blocks = pairwise([*(cut for cut in cuts[:-1] if cut <= last), source.layers])
-        self.stages = [
-            Stage(Block(source, *one, dtype, graphs=capture, cache_dtype=held)) for one in blocks
-        ]
+        self.stages = [Stage(Block(source, *one, dtype, cache_dtype=held)) for one in blocks]
         self.model = model or reference(folder, getattr(torch, dtype))
         self.reset()
 

@@ -8,10 +8,11 @@ are added in their order, by whichever program comes last or by one that has all
 is not made for a number of rows (`do_not_specialize`).
 
 Two words (code_words.py) side by side are taken apart by one logic operation for each two codes,
-behind a shift: the codes become the last bits of two numbers of 16 bits. They are multiplied as
-whole numbers, which 16 bits hold exactly, and summed up in float32; what they are too large by,
-scales and zeros come in behind each group, also in float32, by way of the rows' own sums, so that
-only the result is rounded.
+behind a shift where there has to be one: the codes become the last bits of two numbers of 16 bits.
+They are multiplied as whole numbers, which 16 bits hold exactly, and summed up in float32; what
+they are too large by, scales and zeros come in behind each group, also in float32, by way of the
+rows' own sums, so that only the result is rounded. Codes that stand for the numbers of a table are
+looked up in pairs.
 """
 
 from __future__ import annotations
@@ -40,8 +41,10 @@ _APART_BLOCK = 16
 _SPREAD = 256
 """Columns that share a number of `blocks`."""
 
-_STAGES = 4
-"""Steps that a program reads ahead. Not measured."""
+_STEPS = 4
+"""Steps whose words a program holds: the one that is multiplied by, and those that are on their
+way. Not measured."""
+
 
 _PROGRAMS, _SECTIONS, _LEAST_STEPS = 512, 16, 4
 """Programs into which a matrix is cut, by so many sections at most, of at least so many steps."""
@@ -50,20 +53,30 @@ _PROGRAMS_EACH = 4
 """Programs of a multiprocessor from which on sections are not shared out."""
 
 
-def _parts(shifts: tuple[str, str, str, str], mask: int, bits: int) -> tl.constexpr:
-    """PTX that takes two words of 16 bits apart: of each the four codes, behind `shifts`, with
-    `bits` above them."""
-    moved = [f"{shift} part, $4, {by};" for shift, by in (one.split() for one in shifts)]
-    taken = f"lop3.b32 ${{}}, part, {mask:#010x}, {bits:#010x}, 0xea;"  # (a & b) | c
-    lines = [f"{moved[one]} {taken.format(one)}" for one in range(PARTS)]
+def _parts(among: tuple[tuple[int, int], ...], bits: int) -> tl.constexpr:
+    """PTX that takes two words of 16 bits apart: of each the four codes, behind a shift to the
+    right and by a mask, with `bits` above them."""
+    lines = []
+    for part, (by, mask) in enumerate(among):
+        held = "$4"
+        if by:
+            lines.append(f"shr.u32 part, $4, {by};")
+            held = "part"
+        # 0xea: (a & b) | c
+        lines.append(f"lop3.b32 ${part}, {held}, {mask * 0x10001:#010x}, {bits:#010x}, 0xea;")
     return tl.constexpr("{ .reg .b32 part; " + " ".join(lines) + " }")
 
 
-_BRAIN_PARTS = _parts(("shr.u32 0", "shr.u32 4", "shr.u32 8", "shr.u32 12"), 0x000F000F, 0x43004300)
+_BRAIN_PARTS = _parts(((0, 0xF), (4, 0xF), (8, 0xF), (12, 0xF)), 0x43004300)
 """bfloat16: 128 + code."""
 
-_HALF_PARTS = _parts(("shl.b32 4", "shl.b32 0", "shr.u32 4", "shr.u32 8"), 0x00F000F0, 0)
-"""float16: code times 2 ** -20, which is subnormal, and exact in tensor cores."""
+_HALF_PARTS = _parts(((0, 0xF), (0, 0xF0), (8, 0xF), (8, 0xF0)), 0)
+"""float16: code times 2 ** -24 or 2 ** -20, which is subnormal, and exact in tensor cores."""
+
+_PAIRS = tl.constexpr(
+    " ".join(f"prmt.b32 ${part}, $4, 0, {0x4440 + part:#x};" for part in range(PARTS))
+)
+"""PTX that takes a word of 32 bits apart into its bytes."""
 
 
 class CodesProduct:
@@ -102,9 +115,7 @@ class CodesProduct:
             "STRIP": STRIP,
             "STRIPS": _STRIPS,
             "FULL": strips % _STRIPS == 0,
-            "STAGES": _STAGES,
             "num_warps": WARPS,
-            "num_stages": _STAGES,
             "enable_fp_fusion": False,
         }
         self._launchers: dict[tuple[int, bool], Launcher] = {}
@@ -134,10 +145,24 @@ class CodesProduct:
 
     def _launcher(self, block: int, apart: bool) -> Launcher:
         if (block, apart) not in self._launchers:
+            turn = steps_of_turn(4 if self._constants["PLANES"] == 1 else 8, block)
+            stages = _STEPS // turn
             self._launchers[block, apart] = Launcher(
-                _codes_product, **self._constants, BLOCK=block, APART=apart
+                _codes_product,
+                **self._constants,
+                BLOCK=block,
+                APART=apart,
+                UNROLL=turn,
+                STAGES=stages,
+                num_stages=stages,
             )
         return self._launchers[block, apart]
+
+
+def steps_of_turn(bits: int, block: int) -> int:
+    """Steps in a turn of the loop, by codes of so many bits and a block of rows: two where
+    registers hold what that takes."""
+    return 2 if bits == 4 and block <= _BLOCKS[0] else 1
 
 
 def _kind(dtype: torch.dtype) -> object:
@@ -154,11 +179,14 @@ def _processors(device: torch.device) -> int:
 
 
 @triton.jit
-def _fragment(words, CHUNK: tl.constexpr, STRIP: tl.constexpr):
+def _fragment(words, CHUNK: tl.constexpr, STRIP: tl.constexpr, LEVELS: tl.constexpr):
     """A strip's numbers of one part [STRIP, CHUNK], in the order of `words_of`: as threads read
     them, tensor cores take them."""
     apart = words.reshape(CHUNK // 16, STRIP // 16, 8, 4, 2, 2, 2)
-    return tl.permute(apart, (1, 5, 2, 0, 4, 3, 6)).reshape(STRIP, CHUNK)
+    if LEVELS:  # Triton gives tensor cores twice as many columns in a row behind a join
+        return tl.permute(apart, (1, 5, 2, 0, 3, 4, 6)).reshape(STRIP, CHUNK)
+    else:
+        return tl.permute(apart, (1, 5, 2, 0, 4, 3, 6)).reshape(STRIP, CHUNK)
 
 
 @triton.jit
@@ -168,28 +196,60 @@ def _share(
     share,
     FIRST: tl.constexpr,
     COUNT: tl.constexpr,
+    EVEN: tl.constexpr,
     CHUNK: tl.constexpr,
     STRIP: tl.constexpr,
+    LEVELS: tl.constexpr,
 ):
-    """`share` [STRIP, BLOCK] and the products of so many parts of a step, one after the other."""
-    for part in tl.static_range(FIRST, FIRST + COUNT):
-        weight = _fragment(parts[part], CHUNK, STRIP)
-        share = tl.dot(weight, x[part], share, input_precision="ieee")
+    """`share` [STRIP, BLOCK] and the products of so many parts of a step, one after the other.
+
+    Of several parts those of even numbers come first, which with `share` count EVEN times."""
+    TURNS: tl.constexpr = 2 if COUNT > 1 else 1
+    for turn in tl.static_range(TURNS):
+        for part in tl.static_range(FIRST + turn, FIRST + COUNT, TURNS):
+            weight = _fragment(parts[part], CHUNK, STRIP, LEVELS)
+            share = tl.dot(weight, x[part], share, input_precision="ieee")
+        if turn + 1 < TURNS and EVEN != 1.0:
+            share *= EVEN
     return share
 
 
 @triton.jit
-def _taken_apart(at, levels, LEVELS: tl.constexpr, MIDDLE: tl.constexpr, DTYPE: tl.constexpr):
-    """The four numbers of each word there: levels, codes less MIDDLE in float32, else as 16 bits
-    have them."""
-    words = tl.load(at)
+def _looked_up(words, levels, DTYPE: tl.constexpr):
+    """What codes stand for, by pairs of them: a byte is looked up in `levels` [256], whose numbers
+    are two of DTYPE's."""
+    COUNT: tl.constexpr = words.shape[0]
+    a, b, c, d = tl.inline_asm_elementwise(
+        _PAIRS,
+        "=r,=r,=r,=r,r",
+        [words],
+        dtype=(tl.int32, tl.int32, tl.int32, tl.int32),
+        is_pure=True,
+        pack=1,
+    )
+    pairs = tl.join(tl.join(a, b), tl.join(c, d)).reshape(4 * COUNT)
+    first, second = tl.split(tl.gather(levels, pairs, 0).reshape(COUNT, 2, 2))
+    a, b = tl.split(first)
+    c, d = tl.split(second)
+    return _both(a, DTYPE), _both(b, DTYPE), _both(c, DTYPE), _both(d, DTYPE)
+
+
+@triton.jit
+def _both(pairs, DTYPE: tl.constexpr):
+    """Two numbers for each one: the low bits' and the high bits'."""
+    WIDTH: tl.constexpr = DTYPE.primitive_bitwidth
+    BITS: tl.constexpr = tl.int16 if WIDTH == 16 else tl.int32
+    low = pairs.to(BITS).to(DTYPE, bitcast=True)
+    high = (pairs >> WIDTH).to(BITS).to(DTYPE, bitcast=True)
+    return tl.join(low, high).reshape(2 * pairs.shape[0])
+
+
+@triton.jit
+def _taken_apart(words, levels, LEVELS: tl.constexpr, MIDDLE: tl.constexpr, DTYPE: tl.constexpr):
+    """The four numbers of each word: levels, codes less MIDDLE in float32, else as 16 bits have
+    them."""
     if LEVELS:
-        return (
-            tl.load(levels + (words & 15)),
-            tl.load(levels + ((words >> 4) & 15)),
-            tl.load(levels + ((words >> 8) & 15)),
-            tl.load(levels + ((words >> 12) & 15)),
-        )
+        return _looked_up(words, levels, DTYPE)
     elif tl.float32 == DTYPE:
         return (
             (words & 15).to(DTYPE) - MIDDLE,
@@ -198,9 +258,9 @@ def _taken_apart(at, levels, LEVELS: tl.constexpr, MIDDLE: tl.constexpr, DTYPE: 
             ((words >> 12) & 15).to(DTYPE) - MIDDLE,
         )
     else:
-        PARTS: tl.constexpr = _BRAIN_PARTS if tl.bfloat16 == DTYPE else _HALF_PARTS
+        TAKEN: tl.constexpr = _BRAIN_PARTS if tl.bfloat16 == DTYPE else _HALF_PARTS
         a, b, c, d = tl.inline_asm_elementwise(
-            PARTS,
+            TAKEN,
             "=&r,=&r,=&r,=&r,r",
             [words],
             dtype=(tl.int16, tl.int16, tl.int16, tl.int16),
@@ -260,7 +320,13 @@ def _sums_at(sums, section, count, row, wide, column, there, STRIP: tl.constexpr
 @triton.jit
 def _by_strip(at, held, STRIP: tl.constexpr):
     """What is read there for the rows of a tile, in four tensors."""
-    whole = tl.permute(tl.load(at, mask=held).reshape(2, 2, STRIP), (2, 0, 1))
+    return _four(tl.load(at, mask=held).reshape(2, 2, STRIP))
+
+
+@triton.jit
+def _four(whole):
+    """[2, 2, n] in four tensors."""
+    whole = tl.permute(whole, (2, 0, 1))
     even, odd = tl.split(whole)
     first, third = tl.split(even)
     second, fourth = tl.split(odd)
@@ -311,19 +377,22 @@ def _codes_product(
     BLOCK: tl.constexpr,
     APART: tl.constexpr,
     FULL: tl.constexpr,
+    UNROLL: tl.constexpr,
     STAGES: tl.constexpr,
 ):
     """A block of rows by a tile of the matrix: all its sections, or (`APART`) one of them."""
     DTYPE: tl.constexpr = rows.dtype.element_ty
     STEP: tl.constexpr = 4 * CHUNK
-    WORDS: tl.constexpr = CHUNK * STRIP  # of a strip in one step
+    WORDS: tl.constexpr = CHUNK * STRIP // (2 if LEVELS else 1)  # of a strip in one step
     GROUPS: tl.constexpr = STEP // GROUP if STEP > GROUP else 1
     EACH: tl.constexpr = 4 // GROUPS  # parts of a group, or of what a step has of it
     # What is multiplied exceeds what scales belong to, the code less MIDDLE (of 8 bits the high
     # half less that), by OFF: in 16 bits there are the middle itself and the BIAS of each number,
-    # all in UNITs (see `_BRAIN_PARTS` and `_HALF_PARTS`). The rows' own sums take it off again.
+    # all in UNITs, of which numbers of even parts are EVEN times too small (see `_BRAIN_PARTS` and
+    # `_HALF_PARTS`). The rows' own sums take it off again.
     MIDDLE: tl.constexpr = 0.0 if PLANES == 1 and ZERO == "low" else 8.0
     UNIT: tl.constexpr = 2.0**-20 if tl.float16 == DTYPE and not LEVELS else 1.0
+    EVEN: tl.constexpr = 16.0 if UNIT != 1.0 else 1.0
     BIAS: tl.constexpr = 128.0 if tl.bfloat16 == DTYPE else 0.0
     HALVES: tl.constexpr = 16.0 * (MIDDLE + BIAS) + BIAS if PLANES == 2 else MIDDLE + BIAS
     OFF: tl.constexpr = 0.0 if LEVELS or tl.float32 == DTYPE else HALVES
@@ -333,9 +402,15 @@ def _codes_product(
     depth = tl.arange(0, CHUNK)[:, None]
     row_at = rows + row.to(tl.int64)[None, :] * COLUMNS + depth
     # Strips that the last tile does not have are read as the matrix's last one, and not stored.
+    if LEVELS:  # pairs of words, and all of the table
+        words = words.to(tl.pointer_type(tl.int32))
+        levels = tl.load(levels + tl.arange(0, 256))
     word_at = words + tl.arange(0, WORDS)
     plane = padded.to(tl.int64) * (STEPS * CHUNK)
-    first_strip, last_strip = tile * STRIPS, padded // STRIP - 1
+    strips = (tile * STRIPS + tl.arange(0, STRIPS)).reshape(2, 2)
+    if not FULL:
+        strips = tl.minimum(strips, padded // STRIP - 1)
+    strip_at = word_at[None, None, :] + strips.to(tl.int64)[:, :, None] * (STEPS * WORDS)
     column = tile * (STRIPS * STRIP) + tl.arange(0, STRIP)  # row of the matrix
     tile_row = tile * (STRIPS * STRIP) + tl.arange(0, STRIPS * STRIP)
     held = None if FULL else tile_row < padded
@@ -347,7 +422,7 @@ def _codes_product(
         first = tl.program_id(2) * SECTION
         last = tl.minimum(first + SECTION, STEPS)
     # A number of stages of its own has Triton read ahead what is not for tensor cores, too.
-    for step in tl.range(first, last, num_stages=STAGES):
+    for step in tl.range(first, last, num_stages=STAGES, loop_unroll_factor=UNROLL):
         at = step * STEP
         group_at = (step if GROUP <= STEP else at // GROUP) * padded + tile_row
         scale_bits = _by_strip(scales + group_at, held, STRIP)
@@ -371,37 +446,47 @@ def _codes_product(
                 for part in tl.static_range(group * EACH, (group + 1) * EACH):
                     own = tl.dot(ones, x[part], own, input_precision="ieee")
             owns += (own,)
+        if PLANES == 1:
+            lows = _four(tl.load(strip_at + step * WORDS))
+        else:
+            lows = _four(tl.load(strip_at + step * WORDS + plane))
+            highs = _four(tl.load(strip_at + step * WORDS))
         added = totals[:0]
         for strip in tl.static_range(STRIPS):
-            this = first_strip + strip
-            if not FULL:
-                this = tl.minimum(this, last_strip)
-            strip_at = word_at + (this.to(tl.int64) * STEPS + step) * WORDS
             if PLANES == 1:
-                low = _taken_apart(strip_at, levels, LEVELS, MIDDLE, DTYPE)
+                low = _taken_apart(lows[strip], levels, LEVELS, MIDDLE, DTYPE)
             else:
-                low = _taken_apart(strip_at + plane, levels, LEVELS, 0.0, DTYPE)
-                high = _taken_apart(strip_at, levels, LEVELS, MIDDLE, DTYPE)
-            total = totals[strip]
+                low = _taken_apart(lows[strip], levels, LEVELS, 0.0, DTYPE)
+                high = _taken_apart(highs[strip], levels, LEVELS, MIDDLE, DTYPE)
+            nothing = tl.zeros([STRIP, BLOCK], tl.float32)
+            total = nothing if DOUBLE else totals[strip]
+            below = nothing if DOUBLE else total
             for group in tl.static_range(GROUPS):
-                nothing = tl.zeros([STRIP, BLOCK], tl.float32)
-                share = owns[group] * -OFF if OFF != 0.0 else nothing
-                share = _share(low, x, share, group * EACH, EACH, CHUNK, STRIP)
+                # What the first part's numbers are too small by, of one part its scale makes good.
+                small = EVEN if EACH > 1 or group % 2 == 0 else 1.0
+                share = owns[group] * (-OFF / small) if OFF != 0.0 else nothing
+                share = _share(low, x, share, group * EACH, EACH, EVEN, CHUNK, STRIP, LEVELS)
                 if PLANES == 2:
-                    upper = _share(high, x, nothing, group * EACH, EACH, CHUNK, STRIP)
+                    upper = _share(high, x, nothing, group * EACH, EACH, EVEN, CHUNK, STRIP, LEVELS)
                     share = tl.fma(upper, tl.full([STRIP, BLOCK], 16.0, tl.float32), share)
                 scale = _number(scale_bits[strip], group, SCALE)
-                if DOUBLE:
-                    scale *= block[strip].to(tl.float32)
-                total = tl.fma(share, tl.broadcast_to(scale[:, None], [STRIP, BLOCK]), total)
+                wide = scale * small if EACH == 1 and small != 1.0 else scale
+                total = tl.fma(share, tl.broadcast_to(wide[:, None], [STRIP, BLOCK]), total)
                 if ZERO != "":
                     zero = _number(zero_bits[strip], group, ZERO_KIND)
                     if ZERO == "points":
                         zero = (8.0 - zero if PLANES == 1 else -zero) * scale
-                    if DOUBLE and ZERO == "low":
-                        zero *= zero_block[strip].to(tl.float32) * -1.0
                     wide_zero = tl.broadcast_to(zero[:, None], [STRIP, BLOCK])
-                    total = tl.fma(owns[group], wide_zero, total)
+                    if DOUBLE and ZERO == "low":
+                        below = tl.fma(owns[group], wide_zero, below)
+                    else:
+                        total = tl.fma(owns[group], wide_zero, total)
+            if DOUBLE:
+                factor = tl.broadcast_to(block[strip].to(tl.float32)[:, None], [STRIP, BLOCK])
+                total = tl.fma(total, factor, totals[strip])
+                if ZERO == "low":
+                    factor = zero_block[strip].to(tl.float32) * -1.0
+                    total = tl.fma(below, tl.broadcast_to(factor[:, None], [STRIP, BLOCK]), total)
             added += (total,)
         totals = added
         if not APART and SECTIONS > 1:  # noqa: SIM102 (one is known to the compiler)

@@ -178,17 +178,17 @@ def held_bytes(form: Quantisation, shape: torch.Size, dtype: torch.dtype) -> int
         return shape.numel() * dtype.itemsize
     columns = shape[1]
     out = -(-shape[0] // TILE) * TILE
+    table = 512 * dtype.itemsize  # on a GPU all pairs of 16 numbers
     filled = columns if columns % (_STEP // 2) == 0 else -(-columns // _STEP) * _STEP
     if form.kind == "nf4":
-        return out * (filled // 2 + filled // form.group * 4) + 64
+        return out * (filled // 2 + filled // form.group * 4) + table
     if not form.group:
         return out * (filled + 4)
     check_columns(form, columns)
     made = form.double or form.zeros == "points" or form.scales == "float32"  # see kept_type
     kept = max(dtype.itemsize, 4 if made else 2)
     if form.kind in levels.KINDS:
-        codes, numbers = (filled, 256) if form.kind == "fp8" else (filled // 2, 16)
-        table = numbers * max(4, dtype.itemsize)
+        codes = filled if form.kind == "fp8" else filled // 2
         return out * (codes + -(-filled // form.group) * kept) + table
     if form.kind == "int4":
         codes, widest = filled // 2, kernel_group(form.group)

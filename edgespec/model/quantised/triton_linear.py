@@ -6,7 +6,15 @@ import torch
 from torch import nn
 
 from edgespec.config import Quantisation
-from edgespec.kernels.gpu.code_words import PADDED, STRIP, Codes, chunk_of, numbers_of, words_of
+from edgespec.kernels.gpu.code_words import (
+    PADDED,
+    STRIP,
+    Codes,
+    chunk_of,
+    numbers_of,
+    pairs_of,
+    words_of,
+)
 from edgespec.kernels.gpu.products import CodesProduct
 from edgespec.kernels.products import TILE
 from edgespec.model.quantised import int4_kernels, levels, nf4
@@ -58,7 +66,7 @@ class TritonLinear(nn.Module):
         }
         parts |= {name: _turned(numbers[name]) for name in _BY_BLOCK & numbers.keys()}
         if "levels" in numbers:
-            parts["levels"] = numbers["levels"].to(dtype)
+            parts["levels"] = pairs_of(numbers["levels"].to(dtype))
         parts["words"] = _words(packed, form, shape, chunk, torch.device(device))
         for name, part in parts.items():
             self.register_buffer(name, part.to(device), persistent=False)
@@ -112,11 +120,12 @@ def _words(
 ) -> torch.Tensor:
     """The words of Codes, made on the device some tiles at a time, to need little memory beside."""
     step = max(1, _CHUNK // shape[1] // TILE) * TILE
+    paired = _has_levels(form)
     words: torch.Tensor | None = None
     for first in range(0, shape[0], step):
         end = min(first + step, shape[0])
         made = torch.stack(
-            [words_of(one, chunk) for one in _planes(packed, form, first, end, device)]
+            [words_of(one, chunk, paired) for one in _planes(packed, form, first, end, device)]
         )
         if words is None:
             strips = -(-shape[0] // PADDED) * (PADDED // STRIP)
@@ -124,6 +133,10 @@ def _words(
         words[:, first // STRIP : first // STRIP + made.shape[1]] = made
     assert words is not None
     return words
+
+
+def _has_levels(form: Quantisation) -> bool:
+    return form.kind == "nf4" or form.kind in levels.LEVELS
 
 
 def _planes(
@@ -135,7 +148,7 @@ def _planes(
         tiles = packed["tiles"][first // TILE : -(-end // TILE)].to(device)
         return [int4_kernels.codes_of(tiles)[: end - first]]
     codes = packed["codes"][first:end].to(device)
-    if form.kind == "nf4" or form.kind in levels.LEVELS:
+    if _has_levels(form):
         return [levels.unpacked(codes, form.kind)]
     shifted = codes.view(torch.uint8) ^ 128
     return [shifted >> 4, shifted & 15]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,35 +9,10 @@ import torch
 from support.block_texts import PROMPT, Text
 from support.checkpoints import write_family
 from support.interpreted_gpu import as_on_a_gpu
-from support.recorded_graphs import Recording
 
 from edgespec.model.block import Block
 from edgespec.model.quantised.kernels import relative_error
 from edgespec.model.sources import open_source
-
-
-class Repeat:
-    """A Captured that does its work again, and refuses what no graph can hold."""
-
-    def __init__(self, work: Callable[[], None]) -> None:
-        self._work = work
-
-    def replay(self) -> None:
-        with Recording():
-            self._work()
-
-
-class Repeats:
-    """A GraphMaker of these."""
-
-    captured = 0
-
-    def warm(self, work: Callable[[], None]) -> None:
-        work()
-
-    def capture(self, work: Callable[[], None]) -> Repeat:
-        self.captured += 1
-        return Repeat(work)
 
 
 @pytest.mark.thorough
@@ -49,16 +23,9 @@ class Repeats:
 def check_rows_do_not_know_their_batch(tmp_path: Path, family: str, end: int) -> None:
     source = open_source(write_family(tmp_path / "m", family))
     expected = Text(Block(source, 0, end, "float64"), (PROMPT,)).tree()
-    maker = Repeats()
     with as_on_a_gpu():
         block = Block(source, 0, end, "bfloat16")
-        captured = Block(source, 0, end, "bfloat16", graphs=lambda _: maker)
     whole = Text(block, (PROMPT,)).tree()
     assert relative_error(whole, expected) < 0.05
     assert torch.equal(Text(block, (3, PROMPT - 4, 1)).path([0, 1, 3]), whole[3])
     assert torch.equal(Text(block, (PROMPT - 1, 1)).path([4]), whole[4])
-    static = Text(captured, (PROMPT - 6, 3, 3))
-    assert static.block.static is not None
-    assert static.block.static.works
-    assert torch.equal(static.tree(), whole)
-    assert maker.captured

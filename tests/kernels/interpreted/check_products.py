@@ -9,7 +9,7 @@ import pytest
 import torch
 from support.tiers import tiered
 
-from edgespec.kernels.gpu.code_words import Codes, chunk_of, numbers_of, words_of
+from edgespec.kernels.gpu.code_words import Codes, chunk_of, numbers_of, pairs_of, words_of
 from edgespec.kernels.gpu.plain_product import plain_product
 from edgespec.kernels.gpu.products import CodesProduct
 from edgespec.model.quantised.kernels import relative_error
@@ -133,11 +133,14 @@ def check_two_levels_of_scales() -> None:
 
 def check_levels() -> None:
     matrix, codes, scales, _ = made(64, 256, 64, "", 4)
-    levels = by_chance(16).to(torch.float16)
-    weight = levels.double()[codes.long()] * scales.double().repeat_interleave(64, 1)
-    rows = by_chance(19, 256).to(torch.float16)
-    result = invariant(CodesProduct(matrix._replace(levels=levels)), rows)
-    assert relative_error(result, rows.double() @ weight.T) < ROUNDING[torch.float16]
+    words = words_of(codes, 32, paired=True)[None]
+    for dtype, limit in ROUNDING.items():
+        levels = by_chance(16).to(dtype)
+        weight = levels.double()[codes.long()] * scales.double().repeat_interleave(64, 1)
+        rows = by_chance(19, 256).to(dtype)
+        held = matrix._replace(words=words, levels=pairs_of(levels))
+        result = invariant(CodesProduct(held), rows)
+        assert relative_error(result, rows.double() @ weight.T) < limit, dtype
 
 
 def check_plain() -> None:

@@ -1,4 +1,4 @@
-"""CUDA graphs: the one place where work is captured by torch, and what it asks of a capture."""
+"""CUDA graphs, for measuring: work captured by torch, and what it asks of a capture."""
 
 from __future__ import annotations
 
