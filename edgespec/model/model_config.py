@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping
 from functools import cached_property
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeGuard
 
 from msgspec import Meta, Struct, convert, structs
 
@@ -29,10 +29,12 @@ CONVOLUTION, RECURRENT = "conv", "linear_attention"
 _WITH_LENGTH = ("llama3", "yarn", "longrope")
 _ROPE_NEEDS = {
     "linear": ("factor",),
-    "yarn": ("factor",),
+    "yarn": ("factor", "original_max_position_embeddings"),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
 }
 """By type of rotary embeddings, the numbers that they need beside their base."""
+_YARN_MAY = ("beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim")
+"""Numbers that those of that type may have."""
 
 MOST_TAPS = 64
 """Of a short convolution; LFM2 has 3."""
@@ -543,6 +545,10 @@ def _rope_parameters(kind: str, found: _Fields) -> dict[str, Any]:
     return _one_rope(kind, found, dict(found.rope_scaling or found.rope_parameters or {}), theta)
 
 
+def _is_real(value: object) -> TypeGuard[float]:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
 def _one_rope(kind: str, found: _Fields, rope: dict[str, Any], theta: float) -> dict[str, Any]:
     if FULL in rope or SLIDING in rope:
         raise ValueError(f"rope_parameters by layer type, which {kind} models do not have")
@@ -558,8 +564,15 @@ def _one_rope(kind: str, found: _Fields, rope: dict[str, Any], theta: float) -> 
         raise ValueError(f"rope_type {form!r}, which phi3 models do not have")
     if kind == "phi3" and form in ("su", "yarn"):  # older names of the same
         rope["rope_type"] = "longrope"
+    if form == "yarn":
+        for name in _YARN_MAY:
+            value = rope.get(name)
+            if value is not None and (not _is_real(value) or value < 0):
+                raise ValueError(f"{name} of rotary embeddings of type {form!r} is {value!r}")
+        if rope["rope_theta"] == 1:
+            raise ValueError(f"rope_theta of rotary embeddings of type {form!r} is 1")
     for name in ("rope_theta", *_ROPE_NEEDS.get(form, ())):
         value = rope.get(name)
-        if not isinstance(value, int | float) or isinstance(value, bool) or value <= 0:
+        if not _is_real(value) or value <= 0:
             raise ValueError(f"{name} of rotary embeddings of type {form!r} is {value!r}")
     return rope

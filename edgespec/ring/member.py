@@ -13,6 +13,7 @@ from edgespec.machines.events import Event, MessageArrived, Tick
 from edgespec.ring.effects import (
     CloseRing,
     ConnectRing,
+    DropBlock,
     FetchBlock,
     LoadBlock,
     Log,
@@ -162,7 +163,13 @@ class MemberMachine:
                 return self._ask_again(
                     f"the coordinator refused: {reason}", now, self._timing.retry
                 )
-            case Goodbye(reason) if self._was_placed:
+            case Goodbye(reason, unloads) if self._was_placed:
+                if unloads:
+                    self._block = None
+                    return [
+                        DropBlock(),
+                        *self._ask_again(f"{reason}: its layers are given up", now),
+                    ]
                 return self._ask_again(f"the coordinator let it go: {reason}", now)
         return []
 

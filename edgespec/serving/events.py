@@ -22,7 +22,7 @@ from starlette.types import Receive, Scope, Send
 
 from edgespec.errors import EdgespecError
 from edgespec.runtime.async_client import AsyncClient
-from edgespec.serving.guard import key_of
+from edgespec.serving.guard import KEYS_UNUSABLE, key_of
 from edgespec.serving.problems import ApiProblem
 from edgespec.types.record import as_dict
 from edgespec.wire.snapshots import MOST_CHOSEN, Snapshot
@@ -252,8 +252,7 @@ def routes(
             kept = exchanged(key_of(request))
         except EdgespecError as problem:
             log.warning("a key for one use cannot be exchanged: %s", problem)
-            words = "the key cannot be exchanged now; the log of this server says why"
-            raise ApiProblem(503, words, code="keys_unusable") from None
+            raise ApiProblem(503, KEYS_UNUSABLE, code="keys_unusable") from None
         if kept is None:
             words = "this link was used before, or is too old; `edgespec key new` makes another"
             raise ApiProblem(401, words, code="invalid_api_key")

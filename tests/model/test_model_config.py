@@ -215,7 +215,13 @@ def test_a_model_with_convolutions_is_read_as_transformers_reads_it() -> None:
 
 @pytest.mark.parametrize("form", ["linear", "llama3", "yarn"])
 def test_angles_are_those_of_transformers(form: str) -> None:
-    for more in ({}, {"partial_rotary_factor": 0.5}, {"head_dim": 32}):
+    ways: list[dict[str, Any]] = [{}, {"partial_rotary_factor": 0.5}, {"head_dim": 32}]
+    if form == "yarn":  # DeepSeek's, gpt-oss', and waves of which none is stretched, or all are
+        deepseek = {"factor": 40, "mscale": 0.707, "mscale_all_dim": 0.5, "beta_fast": 32}
+        oss = {"truncate": False, "beta_fast": 16.0, "beta_slow": 2, "attention_factor": 1.2}
+        for own in (deepseek, oss, {"factor": 1.0}, {"original_max_position_embeddings": 4}):
+            ways.append({"rope_scaling": YARN | own})
+    for more in ways:
         settings = {"model_type": "llama", **SMALL, "hidden_size": 64, **WAYS[form], **more}
         theirs = theirs_of(settings)
         frequencies, factor = ROPE_INIT_FUNCTIONS[form](theirs)
@@ -235,6 +241,9 @@ def test_angles_are_those_of_transformers(form: str) -> None:
         ({"rope_theta": "high"}, "rope_theta"),
         ({"rope_scaling": {"type": "llama3", "factor": 2.0}}, "low_freq_factor"),
         ({"rope_scaling": {"type": "linear", "factor": -1}}, "factor .*is -1"),
+        ({"rope_scaling": YARN | {"beta_fast": [32]}}, r"beta_fast .*is \[32\]"),
+        ({"rope_scaling": YARN | {"mscale": -1.0}}, "mscale .*is -1.0"),
+        ({"rope_scaling": YARN, "rope_theta": 1.0}, "rope_theta .*is 1"),
         ({"rope_parameters": {"full_attention": {}}}, "by layer type"),
         ({"tie_word_embeddings": 1}, "tie_word_embeddings"),
     ],
