@@ -99,11 +99,12 @@ def trial(device: torch.device) -> str:
         scores = exact[:, :256].reshape(19, 8, 32).transpose(0, 1) @ keys.transpose(1, 2) * 0.2
         attended = (scores.softmax(-1) @ values).transpose(0, 1).reshape(19, 256)
         normed = exact / (exact.square().mean(1, keepdim=True) + 1e-5).sqrt() * gain.double()
-        # What looks levels up is in one dtype enough: the others differ in two conversions.
-        looked_up = [("product by levels", CodesProduct(by_levels), exact @ of_levels.T)]
+        by_codes = CodesProduct(matrix), exact @ weight.T
+        # One dtype is enough for what looks levels up: others differ in two conversions.
+        looked_up = CodesProduct(by_levels), exact @ of_levels.T
         for name, work, expected in (
-            *(looked_up if dtype == half else []),
-            ("product by codes", CodesProduct(matrix), exact @ weight.T),
+            ("product by codes", *by_codes),
+            ("product by levels", *(looked_up if dtype == half else by_codes)),
             (
                 "plain product",
                 partial(plain_product, weight=plain.to(device)),
