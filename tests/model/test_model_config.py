@@ -153,7 +153,7 @@ def is_refused(settings: dict[str, Any]) -> bool:
     return False
 
 
-@pytest.mark.parametrize("kind", sorted(set(OWN_OPERATIONS) - set(CONVOLVING)))
+@pytest.mark.parametrize("kind", sorted(set(OWN_OPERATIONS) - {*CONVOLVING, "nemotron_h"}))
 def test_every_field_that_is_read_is_as_in_transformers(kind: str) -> None:
     defaults = AutoConfig.for_model(kind)
     assert ModelConfig({"model_type": kind}).rope_parameters == defaults.rope_parameters
@@ -210,6 +210,49 @@ def test_a_model_with_convolutions_is_read_as_transformers_reads_it() -> None:
         assert getattr(ours, field) == getattr(theirs, field), field
     strange = {"block_ffn_dim_multiplier": 1e300, "intermediate_size": 1 << 40, "full_attn_idxs": 3}
     assert text_settings({"model_type": "lfm2", **strange})
+
+
+def test_a_nemotron_h_is_read_as_transformers_reads_it() -> None:
+    """Its fields have names of their own, which older files and newer ones do not share."""
+    ways: dict[str, dict[str, Any]] = {
+        "a pattern": {"hybrid_override_pattern": "M-M*-", "num_hidden_layers": 5},
+        "newer names": {"layers_block_type": ["linear_attention", "full_attention", "mlp"]},
+        "older names": {"layers_block_type": ["mamba", "attention", "mlp"], "use_bias": True},
+        "sizes": {
+            "hybrid_override_pattern": "M*-",
+            "mamba_num_heads": 6,
+            "mamba_head_dim": 10,
+            "n_groups": 3,
+            "ssm_state_size": 20,
+            "conv_kernel": 3,
+            "use_conv_bias": False,
+            "layer_norm_epsilon": 1e-3,
+            "head_dim": 24,
+            "num_key_value_heads": 2,
+        },
+    }
+    names = {
+        "layer_types": "layers_block_type",
+        "rms_norm_eps": "layer_norm_epsilon",
+        "hidden_act": "mlp_hidden_act",
+        "mamba_n_heads": "mamba_num_heads",
+        "mamba_d_head": "mamba_head_dim",
+        "mamba_d_state": "ssm_state_size",
+        "mamba_n_groups": "n_groups",
+        "mamba_d_conv": "conv_kernel",
+        "mamba_conv_bias": "use_conv_bias",
+        "mamba_proj_bias": "use_bias",
+    }
+    same = (*READ[:7], "tie_word_embeddings", "head_dim", "time_step_limit")
+    for name, way in ways.items():
+        settings = {"model_type": "nemotron_h", **SMALL, **way}
+        theirs, ours = theirs_of(settings), ModelConfig(text_settings(settings))
+        with case(name):
+            for field in same:
+                assert getattr(ours, field) == getattr(theirs, field), field
+            for field, other in names.items():
+                assert getattr(ours, field) == getattr(theirs, other), field
+            assert text_settings(ours.settings) == ours.settings
 
 
 @pytest.mark.parametrize("form", ["linear", "llama3", "yarn"])

@@ -24,6 +24,8 @@ ARCHITECTURES = {
     "mistral": "llama",
     "granite": "granite",
     "granitemoehybrid": "granitehybrid",
+    "falcon_h1": "falcon-h1",
+    "nemotron_h": "nemotron_h",
     "smollm3": "smollm3",
     "qwen2": "qwen2",
     "qwen3": "qwen3",
@@ -148,6 +150,9 @@ def write_gguf(
         meant = {_beside(name, meant, shared): one for name, one in meant.items()}
         bias = "mlp.gate.e_score_correction_bias"
         meant = {name.replace("mlp.expert_bias", bias): one for name, one in meant.items()}
+    if architecture in ("falcon-h1", "nemotron_h"):
+        own = _FALCON if architecture == "falcon-h1" else _NEMOTRON
+        meant = {_renamed(name, own): one for name, one in meant.items()}
     save_file(meant, twin / "model.safetensors", {"format": "pt"})
     return twin
 
@@ -197,6 +202,28 @@ def _beside(name: str, names: Container[str], shared: str) -> str:
     return name
 
 
+_FALCON = {
+    "model.norm": "model.final_layernorm",
+    "post_attention_layernorm": "pre_ff_layernorm",
+    "mlp": "feed_forward",
+}
+_NEMOTRON = {
+    "model.norm": "model.norm_f",
+    "model.": "backbone.",
+    "embed_tokens": "embeddings",
+    "input_layernorm": "norm",
+    "self_attn": "mixer",
+    "mlp": "mixer",
+    "mamba": "mixer",
+}
+
+
+def _renamed(name: str, own: Mapping[str, str]) -> str:
+    for ours, theirs in own.items():
+        name = name.replace(ours, theirs)
+    return name
+
+
 def _in_mixtral(name: str) -> str:
     for ours, theirs in (("gate_proj", "w1"), ("down_proj", "w2"), ("up_proj", "w3")):
         name = name.replace(ours, theirs)
@@ -218,9 +245,7 @@ _LFM2 = {
 
 
 def _in_lfm2(name: str) -> str:
-    for ours, theirs in _LFM2.items():
-        name = name.replace(ours, theirs)
-    return name
+    return _renamed(name, _LFM2)
 
 
 def fused_experts(tensors: Mapping[str, torch.Tensor], experts: int) -> dict[str, torch.Tensor]:
@@ -247,6 +272,13 @@ def write_gguf_family(root: Path, name: str, type_of: TypeOf, **settings: Any) -
         chosen |= {"hidden_size_per_layer_input": 32 * ("experts" not in name)}
     if name.startswith("granitemoehybrid"):
         chosen |= {"shared_intermediate_size": 64}
+    if name.startswith("falcon_h1"):  # the converter multiplies the matrices by these
+        chosen |= {one: None for one in FAMILY_SETTINGS[name] if one.endswith("multipliers")}
+        chosen |= {one: 1.0 for one in FAMILY_SETTINGS[name] if one.endswith("multiplier")}
+        chosen |= {"mamba_norm_before_gate": False, "mamba_d_ssm": 64, "mamba_n_heads": 8}
+        chosen |= {"head_dim": 16, "mamba_n_groups": 2}
+    if name == "nemotron_h":
+        chosen |= {"mamba_head_dim": 24}
     if name == "qwen3_5_text":
         chosen |= {"linear_value_head_dim": 32}
     if name == "hunyuan_v1_moe":
@@ -311,8 +343,12 @@ def _their_name(
     if architecture in ("lfm2", "lfm2moe"):
         name = name.replace("model.norm", "model.embedding_norm")
         name = name.replace("mlp.expert_bias", "feed_forward.expert_bias")
-    if architecture in ("granitehybrid", "qwen35"):
+    if architecture in ("granitehybrid", "falcon-h1", "nemotron_h", "qwen35"):
         name = name.replace("dt_bias", "dt_proj.bias")
+    if architecture == "falcon-h1":
+        name = _renamed(name, _FALCON)
+    if architecture == "nemotron_h":
+        name = _renamed(name, _NEMOTRON).replace("dt_proj", "dt")
     if (inner := name.removeprefix(f"model.layers.{layers}.")) in _NEXTN:
         return f"blk.{layers}.nextn.{_NEXTN[inner]}.weight", None
     layers += 1
@@ -342,9 +378,8 @@ _NEXTN = {
 
 def _as_converted(architecture: str, name: str, stored: np.ndarray, config: Any) -> np.ndarray:
     """What llama.cpp's converter does to a tensor."""
-    if architecture in ("llama", "mistral3", "granite", "granitehybrid", "smollm3") and (
-        ".attn_q." in name or ".attn_k." in name
-    ):
+    paired = ("llama", "mistral3", "granite", "granitehybrid", "nemotron_h", "smollm3")
+    if architecture in paired and (".attn_q." in name or ".attn_k." in name):
         heads = config.num_attention_heads if "_q." in name else config.num_key_value_heads
         halves = stored.reshape(heads, 2, stored.shape[0] // heads // 2, *stored.shape[1:])
         return np.ascontiguousarray(halves.swapaxes(1, 2).reshape(stored.shape))
@@ -389,15 +424,17 @@ def _add_settings(
         shared = config.num_kv_shared_layers
         each = [inner] * (config.num_hidden_layers - shared)
         inner = each + [2 * config.intermediate_size] * shared
+    if config.model_type == "nemotron_h":
+        inner = [config.intermediate_size * (kind == "mlp") for kind in config.layer_types]
     writer.add_feed_forward_length(inner)
     writer.add_head_count(config.num_attention_heads)
     kv_heads: int | list[int] = config.num_key_value_heads
     if "conv" in (getattr(config, "layer_types", None) or ()):
         kv_heads = [config.num_key_value_heads * (kind != "conv") for kind in config.layer_types]
         writer.add_shortconv_l_cache(config.conv_L_cache)
-    if config.model_type == "granitemoehybrid":
-        states = [kind == "linear_attention" for kind in config.layer_types]
-        kv_heads = [config.num_key_value_heads * (not one) for one in states]
+    if config.model_type in ("granitemoehybrid", "nemotron_h"):
+        full = [kind == "full_attention" for kind in config.layer_types]
+        kv_heads = [config.num_key_value_heads * one for one in full]
     if config.model_type == "gemma4_text":
         of_full = config.num_global_key_value_heads
         types = config.layer_types
@@ -458,12 +495,13 @@ def _of_family(config: Any) -> Iterator[tuple[str, Any]]:
         for cap in ("attn_logit_softcapping", "final_logit_softcapping"):
             if getattr(config, cap, None):
                 yield cap, float(getattr(config, cap))
-    if config.model_type == "granitemoehybrid":
+    if config.model_type in ("granitemoehybrid", "falcon_h1", "nemotron_h"):
         yield "ssm.conv_kernel", config.mamba_d_conv
         yield "ssm.state_size", config.mamba_d_state
         yield "ssm.group_count", config.mamba_n_groups
-        yield "ssm.inner_size", config.mamba_expand * config.hidden_size
+        yield "ssm.inner_size", config.mamba_n_heads * int(config.mamba_d_head)
         yield "ssm.time_step_rank", config.mamba_n_heads
+    if config.model_type == "granitemoehybrid":
         yield "rope.scaling.finetuned", config.position_embedding_type == "rope"
         yield "expert_count", config.num_local_experts
         yield "expert_used_count", config.num_experts_per_tok

@@ -100,6 +100,8 @@ _MAMBA = {
     "ssm_norm": "mamba.norm",
     "ssm_out": "mamba.out_proj",
 }
+_FALCON_H1 = _MAMBA | {"ffn_norm": "post_attention_layernorm.weight"}
+"""Whose files leave the ending of that name out."""
 _DELTA = {
     "post_attention_norm": "post_attention_layernorm",
     "attn_qkv": "linear_attn.in_proj_qkv",
@@ -156,7 +158,7 @@ _UNREAD = ("attn_k", "attn_v", "attn_k_norm")
 _CONVOLVING_MIXTURE = _EXPERTS | _CONVOLUTIONS | {"exp_probs_b": "mlp.expert_bias"}
 _BARE = (
     *("layer_scalar", "self_attn.sinks", "mlp.expert_bias", _ERNIE["exp_probs_b"]),
-    *("mamba.dt_bias", "mamba.A_log", "mamba.D"),
+    *("mamba.dt_bias", "mamba.A_log", "mamba.D", "post_attention_layernorm.weight"),
     *("linear_attn.dt_bias", "linear_attn.A_log"),
 )
 """Tensors whose names in transformers' models end there."""
@@ -198,6 +200,8 @@ ARCHITECTURES = {
     "granitehybrid": GgufArchitecture(
         "granitemoehybrid", _SHARED | _MAMBA, paired=True, split=True
     ),
+    "falcon-h1": GgufArchitecture("falcon_h1", _FALCON_H1),
+    "nemotron_h": GgufArchitecture("nemotron_h", _MAMBA, paired=True),
     "smollm3": GgufArchitecture("smollm3", paired=True),
     "qwen2": GgufArchitecture("qwen2"),
     "qwen3": GgufArchitecture("qwen3"),

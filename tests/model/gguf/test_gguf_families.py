@@ -51,6 +51,7 @@ FAMILIES += ["lfm2_moe", "granitemoehybrid-mamba", "granitemoehybrid-experts", "
 FAMILIES += ["qwen3_5_text"]
 FAMILIES += ["deepseek_v2", "deepseek_v2-groups", "deepseek_v3", "glm4_moe_lite"]
 FAMILIES += ["ernie4_5_moe", "hunyuan_v1_moe", "glm4_moe"]
+FAMILIES += ["falcon_h1", "falcon_h1-normed", "nemotron_h"]
 
 
 @pytest.fixture(autouse=True)
