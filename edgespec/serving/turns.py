@@ -113,7 +113,7 @@ class ModelTurns:
 
     @property
     def is_loading(self) -> bool:
-        return self._work is not None
+        return bool(self._loading)
 
     @property
     def absence(self) -> str:
