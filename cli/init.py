@@ -270,7 +270,7 @@ def _tell(notes: Notes, made: ClusterFolder, kept: bool, later: list[str]) -> No
                 "machine before `edgespec serve`, or for `edgespec pull`"
             )
     quant, head = Quantisation.parse(settings.quant), Quantisation.parse(settings.head_quant)
-    if text := precision_text(quant, head, settings.dtype):
+    if text := precision_text(quant, head, settings.dtype, settings.cache_dtype):
         notes.say(text)
     notes.say(f"start the coordinator:        {with_cluster('edgespec serve', made.path)}")
     notes.say(f"another token, when needed:   {with_cluster('edgespec token new', made.path)}")

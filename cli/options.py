@@ -124,12 +124,13 @@ MODEL = typer.Option(
 )
 DRAFT = typer.Option(
     "",
-    help="Who guesses: none; ngram; independent, easyspec, eagle, eagle3, dspark or ppd, "
-    "each with :MODEL, its weights by name, hub id or folder (MODEL alone: an independent draft "
-    "model); or ngram beside one, as in hybrid:ngram+eagle3:MODEL. Without :MODEL those that "
-    "`edgespec models` has for the base. A source of your own: package.module:Class[:ARGUMENT]. "
+    help="Who guesses: none; ngram; mtp, the head in the base's own files; independent, easyspec, "
+    "eagle, eagle3, dspark or ppd, each with :MODEL, its weights by name, hub id or folder (MODEL "
+    "alone: an independent draft model); or ngram beside one, as in hybrid:ngram+eagle3:MODEL. "
+    "Without :MODEL those that `edgespec models` has for the base. A source of your own: "
+    "package.module:Class[:ARGUMENT]. "
     "Default: none; for the bundled base model independent, and `init` serves smollm2-135m with "
-    "hybrid:ngram+dspark.",
+    "hybrid:ngram+dspark, bases that ship an MTP head with hybrid:ngram+mtp.",
 )
 Quant = Annotated[
     str,

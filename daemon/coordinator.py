@@ -109,7 +109,8 @@ def run_coordinator(
     look_at_models(config)
     for model in (config.model, *parse_draft(config.draft).folders):
         require_within_reach(model)
-    if text := precision_text(config.quantisation, config.head_quantisation, config.dtype):
+    quants = config.quantisation, config.head_quantisation
+    if text := precision_text(*quants, config.dtype, config.cache_dtype):
         log.info(text)
     take_file_descriptors()
     access_policy = AccessStore(cluster)

@@ -28,6 +28,7 @@ from edgespec.model.manifest import Manifest, manifest_of
 from edgespec.planning.architecture import Architecture, architecture_of, longest_context
 from edgespec.planning.catalogue import MODELS
 from edgespec.planning.cost_model import (
+    ARCHITECTURES,
     NO_DRAFT,
     NO_FILE,
     PUBLISHED,
@@ -39,10 +40,12 @@ from edgespec.planning.cost_model import (
     draft_head,
     eagle3_costs,
     eagle_costs,
+    mtp_costs,
     one_pass_costs,
 )
 from edgespec.planning.memory import Device, Needs, PlannedModel
 from edgespec.planning.profile import Figure, LogitTimes, Profile, RowTable
+from edgespec.planning.text_part import DELTA
 from edgespec.schema import FileStruct, Text, as_type, parse_json
 from edgespec.types.draft_pass import HeadForm
 
@@ -295,16 +298,23 @@ def _draft(choice: DraftChoice, base: PlannedModel, quantisation: Quantisation) 
     for member in choice.members:
         if member.is_own:
             log.warning("what draft %s needs is not known: it is planned as nothing", member.name)
-    one = next((member for member in choice.members if member.weights), None)
+    one = next((one for one in choice.members if one.weights or one.name in _HEADS), None)
     if one is None:
         return replace(NO_DRAFT, name=_names(choice))
+    listed = MODELS.get(base.name)  # whose sizes alone do not say of which family they are
+    of = ARCHITECTURES[base.name] if listed and listed.sizes == base.of else base.of
+    if one.name == "mtp" and of.family not in DELTA:
+        raise ConfigError(
+            f"{base.name} ships no MTP head that edgespec reads; plan another --draft"
+        )
     if one.name in ("dspark", *_HEADS):
-        require_model(one.folder)
+        if one.weights:
+            require_model(one.folder)
         bits, head = bits_of(quantisation), base.costs.head
         if one.name == "dspark":
-            form = _head_form(one.folder, base.of)
-            return one_pass_costs(base.name, base.of, bits, head, form)
-        return _HEADS[one.name](base.name, base.of, bits, head)
+            form = _head_form(one.folder, of)
+            return one_pass_costs(base.name, of, bits, head, form)
+        return _HEADS[one.name](base.name, of, bits, head)
     known = MODELS.get(known_name(one.folder))
     of = known.sizes if known else architecture_of(*read_config(one.folder))
     name = known_name(one.folder) or Path(one.folder).resolve().name
@@ -315,7 +325,7 @@ def _draft(choice: DraftChoice, base: PlannedModel, quantisation: Quantisation) 
     return draft_costs_of(name, of, quantisation, draft_head(base.head), packed)
 
 
-_HEADS = {"eagle": eagle_costs, "eagle3": eagle3_costs}
+_HEADS = {"eagle": eagle_costs, "eagle3": eagle3_costs, "mtp": mtp_costs}
 
 
 def _head_form(folder: str, base: Architecture) -> HeadForm:

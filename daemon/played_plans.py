@@ -128,7 +128,8 @@ def _setup(plan: Plan) -> Setup | None:
     of = plan.problem.model
     if not of.draft.name:
         return None
-    choice = parse_draft(of.sources, bundled)
+    # The bundled base ships no head of its own; its EAGLE head reads the same rows.
+    choice = parse_draft(of.sources.replace("mtp", "eagle"), bundled)
     if not all(Path(folder).exists() for folder in choice.folders):
         return None
     setup = Setup(

@@ -29,7 +29,7 @@ SMALL_BYTES = 100_000_000
 NARROW = 2048
 """Below this hidden size groups of 32 columns are taken: small models lose more by rounding."""
 
-_QUANTISED = ("independent", "eagle", "eagle3", "dspark")
+_QUANTISED = ("independent", "eagle", "eagle3", "dspark", "mtp")
 """Draft sources whose layers can be packed."""
 
 _HELD = {
@@ -107,6 +107,8 @@ def draft_quantisation_for(
     weighty = next((member for member in choice.members if member.name in _QUANTISED), None)
     if stages.kind == "none" or weighty is None:
         return PLAIN
+    if weighty.name == "mtp":  # a layer of the base's own files
+        return stages
     return quantisation_for(weighty.folder) if weighty.name == "independent" else _layer_like(model)
 
 
@@ -166,12 +168,15 @@ def sixteen_bit_dtype() -> str:
     return sixteen_bit_type(best_device())
 
 
-def precision_text(quantisation: Quantisation, head: Quantisation, dtype: str) -> str:
+def precision_text(
+    quantisation: Quantisation, head: Quantisation, dtype: str, cache_dtype: str = ""
+) -> str:
     """One line for the user: what blocks are held and computed in; "" if no block is packed."""
     if quantisation.kind == "none":
         return ""
     text = f"{_HELD[quantisation.kind]} ({quantisation.name}), the output head as {head.name}"
     text += f", computed in {dtype}"
+    text += f", caches in {cache_dtype}" if cache_dtype else ""
     if quantisation.kind in ("int4", "file") and dtype == "float32":
         return f"{text}; for stages with a GPU --dtype bfloat16 is several times as fast"
     return f"{text}; --quant, --head-quant and --dtype choose others"

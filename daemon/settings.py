@@ -34,7 +34,7 @@ from edgespec.model.manifest import manifest_of
 from edgespec.model.reading import read_object, reading
 from edgespec.planning.catalogue import MODELS, KnownModel
 from edgespec.planning.partition import blocks_of, parse_split
-from edgespec.planning.text_part import text_settings
+from edgespec.planning.text_part import DELTA, text_settings
 from edgespec.planning.uneven import bound_layers
 
 Value = TypeVar("Value", str, int, tuple[int, ...])
@@ -179,9 +179,27 @@ def chosen_draft(draft: str, model: str) -> DraftChoice:
 
 def usual_draft(model: str) -> str:
     """The `--draft` with which a base is served if none is named: n-grams and the head that is
-    bundled for it, which was shown to gain even on one machine; else ""."""
+    bundled for it, which was shown to gain even on one machine, or that it ships; else ""."""
     head = bundled_weights(f"{known_name(model)}-dspark") if model else ""
-    return f"{HYBRID}:ngram+dspark" if head else ""
+    if head or (model and _ships_head(model)):
+        return f"{HYBRID}:ngram+{'dspark' if head else 'mtp'}"
+    return ""
+
+
+def _ships_head(model: str) -> bool:
+    """Whether a base brings an MTP head, by what was published or by its files if they are here."""
+    known = MODELS.get(known_name(model))
+    if known is not None and model == known.hub:
+        return known.family in DELTA
+    try:
+        if text_settings(read_object(_config_of(model))).get("model_type") not in DELTA:
+            return False
+        from edgespec.drafting.mtp import has_mtp  # late: they import torch
+        from edgespec.model.sources import open_source
+
+        return has_mtp(open_source(model))
+    except ModelError:
+        return False  # the loader knows what to say
 
 
 def _no_draft(problem: ModelError) -> ModelError:
@@ -251,8 +269,11 @@ def look_into_models(config: CoordinatorConfig) -> list[str]:
             model_files(model).file("config.json").open("rb").close()
             if model == config.model:
                 from edgespec.daemon.ring_model import RingModel
+                from edgespec.drafting.mtp import mtp_form
 
-                RingModel(config)
+                source = RingModel(config).head
+                if any(one.name == "mtp" for one in parse_draft(config.draft).members):
+                    mtp_form(source)
         except NotHereYet:
             later.append(model)
         except OSError as problem:

@@ -18,12 +18,13 @@ SOURCES = {
     "eagle": "eagle",
     "eagle3": "eagle3",
     "dspark": "dspark",
+    "mtp": "",
     "ppd": "ppd",
     "easyspec": "draft",
 }
 """Every source by its name, with the bundled folder that has its weights for the bundled base; ""
-if it needs none."""
-NEED_ROWS = ("eagle", "eagle3", "dspark", "ppd")
+if it needs none, or the base's own files have them."""
+NEED_ROWS = ("eagle", "eagle3", "dspark", "mtp", "ppd")
 """Of these, the ones that need hidden rows of the base."""
 DEFAULT_MEMBERS = ("ngram", "independent")
 """The members of a hybrid that names none."""
@@ -130,7 +131,9 @@ def _source(text: str, at_hand: Callable[[str], str] | None) -> SourceChoice:
         name, colon, folder = "independent", ":", text
     weights = SOURCES[name]
     if not weights and colon:
-        raise ConfigError(f"--draft {text}: {name} has no weights; leave {colon}{folder} out")
+        raise ConfigError(
+            f"--draft {text}: {name} has no weights of its own; leave {colon}{folder} out"
+        )
     if not weights:
         return SourceChoice(name, "")
     if not colon and at_hand:

@@ -19,6 +19,7 @@ from edgespec.drafting.easyspec.model import USUAL_SIZE, GroupedModel, layer_gro
 from edgespec.drafting.grower import TreeGrower
 from edgespec.drafting.hybrid import HybridGuesser
 from edgespec.drafting.independent import IndependentGuesser
+from edgespec.drafting.mtp import MtpGuesser, has_mtp
 from edgespec.drafting.ngram import NgramGuesser
 from edgespec.drafting.own import own_guesser
 from edgespec.drafting.ppd import PPDGuesser, read_ppd_tokens
@@ -103,11 +104,18 @@ def _ppd(folder: str, base: BaseParts) -> Guesser:
     return PPDGuesser(read_ppd_tokens(folder, head.hidden_size), head)
 
 
+def _mtp(folder: str, base: BaseParts) -> Guesser:
+    layer = base.draft(str(base.source.path)) if has_mtp(base.source) else base.source
+    held = base.own_head(), base.dtype, base.device, base.head_quantisation
+    return MtpGuesser(base.source, layer, *held)
+
+
 BUILDERS: Mapping[str, Callable[[str, BaseParts], Guesser]] = {
     "independent": _independent,
     "eagle": lambda folder, base: load_eagle(folder, "eagle", *base.for_heads),
     "eagle3": lambda folder, base: load_eagle(folder, "eagle3", *base.for_heads),
     "dspark": lambda folder, base: load_dspark(folder, *base.for_heads),
+    "mtp": _mtp,
     "ngram": lambda folder, base: NgramGuesser(),
     "ppd": _ppd,
     "easyspec": _easyspec,

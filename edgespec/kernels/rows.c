@@ -21,7 +21,7 @@
 
 #include "numbers.h"
 
-enum { SILU, GELU, GELU_TANH, SIGMOID };
+enum { SILU, GELU, GELU_TANH, SIGMOID, RELU_SQUARED };
 
 /* How attention is shared out, which no result depends on. */
 #define TILE_ROWS 16
@@ -47,11 +47,12 @@ typedef int64_t Slots[2];
  * `kernel` taps [kernel, conv] and maybe `bias` [conv] of the convolution over queries', keys' and
  * values' inputs; by head `step_bias`, `decay` (the logarithm of a step's) and maybe `skip`; maybe
  * a `gain` [heads * value] of norms over `normed` numbers, `gate_last`: before the gate; maybe a
- * `scale` of the whole projection. Steps lie between two bounds. */
+ * `scale` of the whole projection. Steps lie between two bounds. Heads of a group's keys are
+ * neighbours, or if `tiled` as many places apart as there are groups. */
 typedef struct {
     const void *taps, *bias, *step_bias, *decay, *skip, *gain, *scale;
     double eps, step_low, step_high;
-    int64_t delta, heads, groups, key, value, kernel, normed, gate_last;
+    int64_t delta, heads, groups, key, value, kernel, normed, gate_last, tiled;
 } Mixer;
 
 /* Of two vectors of four the numbers at these places. */

@@ -25,7 +25,14 @@ from edgespec.model.hub import HubFiles, ModelFiles, model_files
 from edgespec.model.model_config import ModelConfig
 from edgespec.model.reading import read_object, reading
 from edgespec.planning.architecture import EXPERTS
-from edgespec.planning.text_part import CONVOLVING, GROUPED, LATENT, SHARING, text_settings
+from edgespec.planning.text_part import (
+    CONVOLVING,
+    DELTA,
+    GROUPED,
+    LATENT,
+    SHARING,
+    text_settings,
+)
 
 _SINGLE_FILE = "model.safetensors"
 _INDEX_FILE = "model.safetensors.index.json"
@@ -250,6 +257,31 @@ _GRANITE = {
     r"\.block_sparse_moe\.experts\.": ".mlp.experts.",
 }
 """The same in Granite 4's."""
+_FALCON = {
+    r"^model\.final_layernorm\.": "model.norm.",
+    r"\.pre_ff_layernorm\.": ".post_attention_layernorm.",
+    r"\.feed_forward\.": ".mlp.",
+}
+"""The same in Falcon-H1's."""
+_NEMOTRON = {
+    r"^backbone\.": "model.",
+    r"^model\.embeddings\.": "model.embed_tokens.",
+    r"^model\.norm_f\.": "model.norm.",
+    r"^(model\.layers\.\d+)\.norm\.": r"\1.input_layernorm.",
+    r"\.mixer\.([qkvo]_proj)\.": r".self_attn.\1.",
+    r"\.mixer\.(up_proj|down_proj)\.": r".mlp.\1.",
+    r"\.mixer\.": ".mamba.",
+}
+"""The same in Nemotron-H's."""
+_MTP = {
+    r"^mtp\.layers\.0\.": "",
+    r"^mtp\.fc\.": "eh_proj.",
+    r"^mtp\.pre_fc_norm_embedding\.": "enorm.",
+    r"^mtp\.pre_fc_norm_hidden\.": "hnorm.",
+    r"^mtp\.norm\.": "shared_head.norm.",
+}
+"""How names begin in the head of Qwen 3.5 that guesses, and what they are in a layer behind the
+last one, where others have it."""
 _SHARED = {
     r"\.mlp\.shared_experts?\.": ".mlp.",
     r"\.mlp\.gate\.e_score_correction_bias$": ".mlp.expert_bias",
@@ -260,6 +292,8 @@ _ERNIE = {r"\.mlp\.moe_statics\.": ".mlp.gate.moe_statics."}
 _NAMES = {
     **dict.fromkeys(CONVOLVING, _LFM2),
     "granitemoehybrid": _GRANITE,
+    "falcon_h1": _FALCON,
+    "nemotron_h": _NEMOTRON,
     "mixtral": _MIXTRAL,
     "ernie4_5_moe": _ERNIE,
     **dict.fromkeys((*SHARING, *GROUPED), _SHARED),
@@ -330,10 +364,14 @@ def places(files: Mapping[str, str], config: ModelConfig) -> dict[str, TensorPla
     """
     found: dict[str, TensorPlace] = {}
     kind = config.model_type
+    names = TEXT_PART | _NAMES.get(kind, {})
+    if kind in DELTA:
+        behind = f"model.layers.{config.num_hidden_layers}."
+        names = {inside: behind + plain for inside, plain in _MTP.items()} | names
     packed = {stored.rpartition(".")[0] for stored in files if not stored.endswith(".weight")}
     for stored, file in files.items():
         name = stored
-        for inside, plain in (TEXT_PART | _NAMES.get(kind, {})).items():
+        for inside, plain in names.items():
             name = re.sub(inside, plain, name)
         fused = _FUSED.fullmatch(name) if kind in _WITH_FUSED else None
         shared = _OF_ALL_LAYERS.fullmatch(name)

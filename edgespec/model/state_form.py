@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from edgespec.model.kv_cache import RowForm
-from edgespec.model.model_config import RECURRENT, ModelConfig
+from edgespec.model.model_config import BOTH, RECURRENT, ModelConfig
 from edgespec.planning.text_part import DELTA, FOLDING
 
 _LINE = 64
@@ -25,7 +24,11 @@ class StateForm:
     convolved, and one number a head, or two; `by_group`: they make all but the numbers of heads
     first, then these, each group's together (see `order`). `heads` share the keys of `groups`,
     which have `key` numbers, values have `value`. `kernel`: taps of the convolution. `normed`:
-    numbers that are normed together, 0: none. `steps`: bounds of a step.
+    numbers that are normed together, 0: none; `gate_last`: before they are gated. `steps`: bounds
+    of a step. `scale`: what the gate, values, keys, queries and steps that are projected are
+    multiplied by, if not by 1. `share`: what comes out counts so much in the layer. `tiled`: heads
+    of a group are as many places apart as there are groups, as GGUF files have them; else
+    neighbours.
     """
 
     delta: bool
@@ -42,6 +45,10 @@ class StateForm:
     bias: bool = False
     conv_bias: bool = False
     steps: tuple[float, float] = (0.0, math.inf)
+    gate_last: bool = False
+    scale: tuple[float, ...] = ()
+    share: float = 1.0
+    tiled: bool = False
     by_group: bool = False
 
     @property
@@ -77,12 +84,23 @@ class StateForm:
         """Numbers that it adds to the state."""
         return self.keys + self.inner + self.heads
 
-    def row(self, held_as: torch.dtype) -> RowForm:
-        """What is held of a row, as `held_as` numbers: its terms, of another type, and behind them
-        the inputs of its convolution."""
+    def by_head(self, of_groups: torch.Tensor, dim: int) -> torch.Tensor:
+        """What groups have, for each of their heads."""
+        heads = torch.arange(self.heads, device=of_groups.device)
+        each = heads % self.groups if self.tiled else heads // (self.heads // self.groups)
+        return of_groups.index_select(dim, each)
+
+    def scales(self) -> torch.Tensor:
+        """`scale` of each number that is projected."""
+        counts = torch.tensor([self.inner, self.inner, self.keys, self.keys, self.heads])
+        return torch.tensor(self.scale).repeat_interleave(counts)
+
+    def folded(self, held_as: torch.dtype) -> int:
+        """How much is held of a row, in `held_as` numbers: its terms, of another type, and behind
+        them the inputs of its convolution."""
         bytes_each = held_as.itemsize
         used = self.terms * wide(held_as).itemsize + self.conv * bytes_each
-        return RowForm(1, 0, parts=1, folded=-(-used // _LINE) * _LINE // bytes_each)
+        return -(-used // _LINE) * _LINE // bytes_each
 
     def shapes(self) -> dict[str, torch.Size]:
         """The tensors of the module, by their names in the layer."""
@@ -105,17 +123,26 @@ class StateForm:
 
 def state_form(config: ModelConfig, index: int) -> StateForm | None:
     """The form of layer `index`, if it keeps a state."""
-    if config.model_type not in FOLDING or config.layer_types[index] != RECURRENT:
+    if config.model_type not in FOLDING or config.layer_types[index] not in (RECURRENT, BOTH):
         return None
     return _delta(config) if config.model_type in DELTA else _mamba2(config)
 
 
 def _mamba2(config: ModelConfig) -> StateForm:
-    """As Granite 4 has it."""
+    """As Granite 4, Nemotron-H and Falcon-H1 have it."""
     heads, groups = int(config.mamba_n_heads), int(config.mamba_n_groups)
     value, key = int(config.mamba_d_head), int(config.mamba_d_state)
     inner = heads * value
     low, high = config.time_step_limit
+    scale: tuple[float, ...] = ()
+    gate_last, normed, share = False, inner // groups, 1.0
+    if config.model_type == "falcon_h1":
+        scale = tuple(float(config.ssm_in_multiplier * one) for one in config.ssm_multipliers)
+        gate_last = bool(config.mamba_norm_before_gate)
+        normed = normed if config.mamba_rms_norm else 0
+        share = float(config.ssm_out_multiplier)
+    elif config.model_type == "granitemoehybrid":
+        share = float(config.residual_multiplier)
     return StateForm(
         delta=False,
         name="mamba",
@@ -127,10 +154,13 @@ def _mamba2(config: ModelConfig) -> StateForm:
         value=value,
         kernel=int(config.mamba_d_conv),
         eps=float(config.rms_norm_eps),
-        normed=inner // groups,
+        normed=normed,
         bias=bool(config.mamba_proj_bias),
         conv_bias=bool(config.mamba_conv_bias),
         steps=(float(low), float(high)),
+        gate_last=gate_last,
+        scale=scale if any(one != 1 for one in scale) else (),
+        share=share,
     )
 
 
@@ -160,6 +190,8 @@ def _delta(config: ModelConfig) -> StateForm:
         kernel=int(config.linear_conv_kernel_dim),
         eps=float(config.rms_norm_eps),
         normed=value,
+        gate_last=True,
+        tiled=bool(config.linear_value_heads_tiled),
         by_group=by_group,
     )
 

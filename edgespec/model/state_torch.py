@@ -59,9 +59,7 @@ class TorchPass:
         for at in range(slot, slot + count):
             keys, adds, decays = self._split(self._terms(self._kept(at)))
             state.mul_(decays[:, None, None])
-            state.add_(
-                keys.repeat_interleave(form.heads // form.groups, 0)[:, :, None] * adds[:, None]
-            )
+            state.add_(form.by_head(keys, 0)[:, :, None] * adds[:, None])
 
     def _split(self, terms: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Keys [..., groups, key], what they stand for [..., heads, value], decays [..., heads]."""
@@ -81,7 +79,8 @@ class TorchPass:
     def _row(self, projected: torch.Tensor, path: list[int], state: torch.Tensor) -> torch.Tensor:
         form, by = self._states.form, self._states.vectors
         kept = [self._kept(slot) for slot in path]
-        gate, inputs, steps = projected.to(state.dtype).split(
+        wider = projected.to(state.dtype)
+        gate, inputs, steps = (wider * by["scale"] if "scale" in by else wider).split(
             [form.inner, form.conv, (1 + form.delta) * form.heads]
         )
         self._inputs(kept[-1]).copy_(inputs)
@@ -91,15 +90,14 @@ class TorchPass:
         step = softplus(steps[-form.heads :] + by["step_bias"])
         every = self._terms(torch.stack(kept))
         keys, adds, decays = (one[:-1] for one in self._split(every))
-        ratio = form.heads // form.groups
         left = decays.flip(0).cumprod(0).flip(0)  # of what came before a row
         whole = left[0] if len(left) else torch.ones_like(step)
         left = pad(left[1:], (0, 0, 0, min(1, len(left))), value=1.0)
 
         def read(vector: torch.Tensor) -> torch.Tensor:
             """What the rows before give for a vector [groups, key]: [heads, value]."""
-            dots = (keys * vector).sum(-1).repeat_interleave(ratio, -1) * left
-            of_state = (state * vector.repeat_interleave(ratio, 0)[:, :, None]).sum(1)
+            dots = form.by_head((keys * vector).sum(-1), -1) * left
+            of_state = (state * form.by_head(vector, 0)[:, :, None]).sum(1)
             return whole[:, None] * of_state + (dots[:, :, None] * adds).sum(0)
 
         if form.delta:
@@ -119,17 +117,17 @@ class TorchPass:
         else:
             new = step[:, None] * value
         self._terms(kept[-1]).copy_(torch.cat((key.flatten(), new.flatten(), decay[:, 0])))
-        out = decay * read(query) + (key * query).sum(-1).repeat_interleave(ratio)[:, None] * new
+        out = decay * read(query) + form.by_head((key * query).sum(-1), 0)[:, None] * new
         if "skip" in by:
             out = out + by["skip"][:, None] * value
         out = out.flatten()
-        if not form.delta:
+        if not form.gate_last:
             out = out * silu(gate)
         if "gain" in by:
             groups = out.view(-1, form.normed)
             out = (groups / (groups.square().mean(1, True) + form.eps).sqrt()).flatten()
             out = out * by["gain"]
-        if form.delta:
+        if form.gate_last:
             out = out * silu(gate)
         rounded: torch.Tensor = out.to(projected.dtype)
         return rounded

@@ -21,7 +21,10 @@ from io import BytesIO, TextIOWrapper
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file, save_file
+from support.checkpoints import write_tokenizer
 from support.commands import COMMAND, Command, Done, run_here
+from support.mtp_heads import FILE, write_mtp
 
 from edgespec.config import Address
 from edgespec.daemon.access_store import LOOK_EVERY_S, AccessStore
@@ -150,7 +153,25 @@ def test_a_model_that_is_no_folder_is_told_where_it_comes_from(here: Here) -> No
 def test_a_model_with_a_bundled_head_is_served_with_it() -> None:
     assert usual_draft("HuggingFaceTB/SmolLM2-135M-Instruct") == "hybrid:ngram+dspark"
     assert usual_draft("Qwen/Qwen3-8B") == ""
+    assert usual_draft("Qwen/Qwen3.5-4B") == "hybrid:ngram+mtp", "which ships one"
     assert usual_draft("") == "", "the bundled base has a draft of its own"
+
+
+def test_a_folder_with_a_head_of_its_own_is_served_with_it(here: Here, tmp_path: Path) -> None:
+    with_head, without = tmp_path / "with", tmp_path / "without"
+    for folder in (with_head, without):
+        write_mtp(folder)
+        write_tokenizer(folder)
+    tensors = load_file(without / FILE)
+    of_base = {name: one for name, one in tensors.items() if not name.startswith("mtp.")}
+    save_file(of_base, without / FILE, {"format": "pt"})
+    assert usual_draft(str(without)) == ""
+    done = here("init", "--model", str(with_head), "--stages", "2", "--json")
+    assert done.code == 0, done
+    assert "hybrid:ngram+mtp" in done.out
+    done = here("init", "--model", str(without), "--stages", "2", "--draft", "mtp")
+    assert done.code == 2, done
+    assert "has no MTP head" in done.err
 
 
 @pytest.mark.parametrize("what", ["model", "draft"])

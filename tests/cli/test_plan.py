@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,9 +13,11 @@ from support.commands import Done, run_here
 from support.tiers import thorough
 from support.unplayed import unplayed
 
-from edgespec.config import HEADS
+from edgespec.config import DRAFT_VOCABULARY, HEADS
 from edgespec.daemon import played_plans
 from edgespec.daemon.bundled_models import bundled
+from edgespec.planning.catalogue import MODELS
+from edgespec.planning.cost_model import packed_bytes
 
 Here = Callable[..., Done]
 NANO = "jetson-orin-nano-8gb"
@@ -204,6 +207,7 @@ def test_the_output_head_is_where_it_pays(here: Here, monkeypatch: pytest.Monkey
         ("hybrid:eagle:{}+eagle3:{}", "a hybrid asks one model, and eagle and eagle3 are 2"),
         ("eagle3:nothing", "there is no model folder or file nothing"),
         ("eagle3", "Give eagle3:FOLDER"),
+        ("hybrid:ngram+mtp", "model ships no MTP head that edgespec reads; plan another --draft"),
     ],
 )
 def test_a_source_that_cannot_be_planned_says_why(
@@ -211,6 +215,31 @@ def test_a_source_that_cannot_be_planned_says_why(
 ) -> None:
     draft = draft.format(*2 * [bundled("eagle")])
     here("--model", folder, "--devices", NANO, "--draft", draft).assert_refused(words)
+
+
+@pytest.mark.thorough
+def test_a_head_that_the_model_ships_is_planned(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(played_plans, "QUESTIONS", played_plans.QUESTIONS[:1])
+    asked = (
+        "--model",
+        "qwen3.5-4b",
+        "--devices",
+        f"3*{NANO}",
+        "--json",
+        "--head",
+        HEADS[0],
+        "--draft",
+    )
+    made = {draft: json.loads(here(*asked, draft).out) for draft in ("none", "mtp")}
+    assert made["mtp"]["draft"] == "qwen3.5-4b-mtp"
+    held, plain = (made[draft]["nodes"][0]["weight_bytes"] for draft in ("mtp", "none"))
+    of = MODELS["qwen3.5-4b"].sizes
+    layer = replace(of, states=0).layer_weights + 2 * of.hidden * of.hidden
+    scored = (of.hidden + 2) * DRAFT_VOCABULARY
+    assert held - plain == packed_bytes(layer, 4) + of.head_bytes + scored
+    assert made["mtp"]["speculative_tokens_per_second"] > 0, "it was played"
 
 
 def test_of_two_wrong_paths_the_model_is_named_first(here: Here) -> None:

@@ -96,6 +96,7 @@ def test_what_is_packed_stays_as_its_files_have_it(tmp_path: Path) -> None:
         "blocks as the model's files pack them (file), the output head as file, computed in "
     )
     assert "for stages with a GPU --dtype bfloat16 is" in precision_text(FILE, FILE, "float32")
+    assert "in float32, caches in float16; for" in precision_text(FILE, FILE, "float32", "float16")
 
 
 def test_packed_blocks_are_computed_in_16_bit_where_that_is_faster(
@@ -186,6 +187,7 @@ def test_the_head_of_block_files_is_as_they_have_it(tmp_path: Path) -> None:
         ("eagle", "int4", "int4-g32"),
         ("eagle3", "file", "int4-g32"),
         ("dspark", "int4", "int4-g32"),
+        ("hybrid:ngram+mtp", "file", "file"),  # a layer of the base's own
         ("ngram", "int4", "none"),
         ("ppd", "int4", "none"),
         ("hybrid:ngram+independent", "nf4", "int4-g32"),

@@ -81,7 +81,7 @@ def test_what_guesses_from_hidden_rows_needs_the_head_on_the_coordinator(name: s
     one = SourceChoice(name, "folder" if SOURCES[name] else "")
     choice = DraftChoice((SourceChoice("ngram", ""), one))
     choice.check_head(HEAD_ON_COORDINATOR)
-    if name in ("eagle", "eagle3", "dspark", "ppd"):
+    if name in ("eagle", "eagle3", "dspark", "mtp", "ppd"):
         with pytest.raises(ConfigError, match=rf"{name} guesses .*--head coordinator"):
             choice.check_head(HEAD_ON_LAST_STAGE)
     else:

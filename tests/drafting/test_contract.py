@@ -15,7 +15,7 @@ import torch
 from support.alive import alive
 from support.cases import case
 from support.checkpoints import write_checkpoint
-from support.draft_sources import Chained, dspark, eagle, easyspec
+from support.draft_sources import Chained, dspark, eagle, easyspec, mtp
 from support.fake_draft import FakeDraft
 from support.growers import SoloGrower, SoloOracle
 from support.passes import rows_of
@@ -49,7 +49,7 @@ PATHS = [(3, 4, 5), (), (3,), (3, 4), (3, 4), (7, 0), ()]
 
 ONE_PASS = ("dspark",)
 """Sources that guess all levels of a tree in one pass."""
-LEVEL_BY_LEVEL = ("eagle", "eagle3")
+LEVEL_BY_LEVEL = ("eagle", "eagle3", "mtp")
 """Sources that read their own output: each level of missing guesses is a pass of its own."""
 
 
@@ -78,6 +78,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "dspark",
         "dspark-part",
         "dspark-shown",
+        "mtp",
         "ppd",
         "easyspec",
         "fake",
@@ -105,6 +106,7 @@ def draft(request: pytest.FixtureRequest, folder: Path, base: Path, tmp_path: Pa
         "dspark": lambda: dspark("deepspec", VOCABULARY, base, tmp_path),
         "dspark-part": lambda: dspark("own", VOCABULARY // 2, base, tmp_path),
         "dspark-shown": lambda: dspark("own-shown", VOCABULARY // 2, base, tmp_path),
+        "mtp": lambda: mtp(tmp_path),
         "ppd": lambda: Chained(base),
         "easyspec": lambda: easyspec(base),
         "fake": lambda: FakeDraft(2, VOCABULARY, 0.7),

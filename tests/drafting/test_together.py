@@ -12,7 +12,7 @@ import pytest
 import torch
 from support.cases import case
 from support.checkpoints import write_checkpoint
-from support.draft_sources import Chained, dspark, eagle, easyspec
+from support.draft_sources import Chained, dspark, eagle, easyspec, mtp
 from support.growers import SoloGrower
 from support.passes import rows_of
 
@@ -28,7 +28,9 @@ from edgespec.types.draft_pass import DraftPass, RankedRows
 from edgespec.verify.sampling import BadLogits, Sampling
 
 SAMPLINGS = (Sampling(), Sampling(0.8, seed=5), Sampling(1.0, top_p=0.9, seed=6), Sampling())
-SOURCES = ("independent", "ngram", "hybrid", "eagle", "eagle3", "dspark", "ppd", "easyspec")
+SOURCES = (
+    *("independent", "ngram", "hybrid", "eagle", "eagle3", "dspark", "mtp", "ppd", "easyspec"),
+)
 
 
 BLOCKS = {"dspark": 8}
@@ -57,6 +59,7 @@ def make(
         "eagle": lambda: eagle("eagle-llama3", VOCABULARY, base, tmp_path, "float64"),
         "eagle3": lambda: eagle("eagle3-official", VOCABULARY // 2, base, tmp_path, "float64"),
         "dspark": lambda: dspark("own", VOCABULARY // 2, base, tmp_path, "float64"),
+        "mtp": lambda: mtp(tmp_path, "float64"),
         "ppd": lambda: Chained(base, "float64"),
         "easyspec": lambda: easyspec(base, "float64"),
     }

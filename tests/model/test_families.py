@@ -260,6 +260,7 @@ SWAPPED_ANGLES = {
 LATENT_ANGLES = FAMILY_SETTINGS["deepseek_v2"]["rope_parameters"]
 SCALED_QUERIES = FAMILY_SETTINGS["ministral3"]["rope_parameters"]
 FULL, SLIDING = families.FULL, families.SLIDING
+_MUP = list(enumerate(FAMILY_SETTINGS["falcon_h1"]["ssm_multipliers"]))
 
 
 @pytest.mark.parametrize(
@@ -288,6 +289,17 @@ FULL, SLIDING = families.FULL, families.SLIDING
         ("granite", {"attention_multiplier": 0.25}),
         thorough("granite", {"residual_multiplier": 1.0}),
         ("granite", {"embedding_multiplier": 3.0}),
+        *[
+            thorough("falcon_h1", {f"{factor}_multiplier": 1.0})
+            for factor in ("attention_in", "attention_out", "key", "ssm_in", "ssm_out", "embedding")
+        ],
+        ("falcon_h1", {"mlp_multipliers": [1.6, 0.5]}),
+        thorough("falcon_h1", {"mlp_multipliers": [1.5, 0.4]}),
+        *[
+            thorough("falcon_h1", {"ssm_multipliers": [1.0 if n == at else one for n, one in _MUP]})
+            for at, _ in _MUP
+        ],
+        thorough("falcon_h1-normed", {"mamba_norm_before_gate": True}),
         ("ministral3", {"rope_parameters": SCALED_QUERIES | {"llama_4_scaling_beta": 0.0}}),
         thorough("smollm3-windows", {"no_rope_layers": [1] * 4}),
         *[
@@ -335,6 +347,7 @@ def test_a_missing_scale_of_the_embedding_is_seen(
     [
         *[(name, {"final_logit_softcapping": cap}) for name in CAPPED for cap in (None, 4.1)],
         ("granite", {"logits_scaling": 1.8}),
+        thorough("falcon_h1", {"lm_head_multiplier": 0.7}),
         ("cohere2", {"logit_scale": 0.4}),
     ],
 )
@@ -700,7 +713,7 @@ DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
         ),
         ("qwen3", {"model_type": "kimi_linear"}, "recurrent state.*use qwen3-8b$"),
         ("qwen3", QWEN35, "'qwen3_6'.*linear attention.*use qwen3-8b$"),
-        ("qwen3", {"model_type": "nemotron_h"}, "edgespec does not compute; use qwen3-8b$"),
+        ("qwen3", {"model_type": "jamba"}, "edgespec does not compute; use qwen3-8b$"),
         ("gemma3_text", {"model_type": "gemma3n"}, "several widths.*use gemma-4-e2b$"),
         ("gemma4_text", {"model_type": "gemma4_assistant"}, "reads the keys of the model.*-e2b$"),
         ("gemma4_text", {"use_bidirectional_attention": "all"}, "see later ones"),
@@ -732,6 +745,13 @@ DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
             {"hidden_size": 1 << 17, "mamba_d_head": "auto"},
             "262240 numbers of a row are convolved",
         ),
+        ("granitemoehybrid-mamba", {"hidden_act": "gelu"}, "hidden_act 'gelu'"),
+        ("falcon_h1", {"mamba_d_ssm": 50}, "mamba_n_heads 4"),
+        ("falcon_h1", {"attention_bias": True}, "attention_bias True in its config.json"),
+        ("falcon_h1", {"key_multiplier": 0.0}, "> 0.*key_multiplier"),
+        ("falcon_h1", {"mlp_multipliers": [1.0]}, "mlp_multipliers"),
+        ("nemotron_h", {"layers_block_type": ["mamba", "moe", "mlp", "mlp"]}, "layers of experts"),
+        ("nemotron_h", {"mlp_hidden_act": "silu"}, "hidden_act 'silu'"),
         (
             "granitemoehybrid-experts",
             {"num_experts_per_tok": 7},

@@ -12,6 +12,7 @@ from support import dspark_heads
 from support.dspark_heads import write_dspark
 from support.eagle_heads import FORMS, write_eagle
 from support.growers import SoloGrower
+from support.mtp_heads import write_mtp
 
 from edgespec.drafting.base import Guesser
 from edgespec.drafting.dspark.guesser import load_dspark
@@ -19,6 +20,7 @@ from edgespec.drafting.eagle.guesser import load_eagle
 from edgespec.drafting.eagle.shape import Kind
 from edgespec.drafting.easyspec.guesser import EasySpecGuesser
 from edgespec.drafting.easyspec.model import GroupedModel
+from edgespec.drafting.mtp import MtpGuesser
 from edgespec.drafting.ppd import PPDGuesser, PPDTokens
 from edgespec.drafting.steps import Steps
 from edgespec.model.aux_hidden import packed
@@ -108,3 +110,10 @@ def dspark(form: str, scored: int, base: Path, folder: Path, dtype: str = "float
     write_dspark(folder, replace(shape, vocab=VOCABULARY, draft_vocab=scored, taps=taps, base=5))
     source = Checkpoint(base)
     return Fed(load_dspark(folder, source, OutputHead(source, dtype), dtype))
+
+
+def mtp(folder: Path, dtype: str = "float32") -> SoloGrower:
+    """The random head that a random base brings."""
+    write_mtp(folder, vocab_size=VOCABULARY)
+    source = Checkpoint(folder)
+    return Fed(MtpGuesser(source, source, OutputHead(source, dtype), dtype))

@@ -24,11 +24,14 @@ ARCHITECTURES = {
     "mistral": "llama",
     "granite": "granite",
     "granitemoehybrid": "granitehybrid",
+    "falcon_h1": "falcon-h1",
+    "nemotron_h": "nemotron_h",
     "smollm3": "smollm3",
     "qwen2": "qwen2",
     "qwen3": "qwen3",
     "qwen2_moe": "qwen2moe",
     "qwen3_moe": "qwen3moe",
+    "qwen3_5_text": "qwen35",
     "phi3": "phi3",
     "gemma2": "gemma2",
     "gemma3_text": "gemma3",
@@ -106,7 +109,7 @@ def write_gguf(
         if name.endswith("kv_b_proj.weight") and heads_apart:
             meant[name] = _add_heads(writer, name, numbers, kind, source.config)
             continue
-        if name.endswith("mamba.A_log"):
+        if name.endswith("A_log"):
             stored = -np.exp(stored)
             meant[name] = torch.from_numpy(np.log(-stored.astype(np.float64)).astype(np.float32))
         if architecture == "granitehybrid" and "gate_up_proj" in name:
@@ -115,6 +118,8 @@ def write_gguf(
                 theirs, _ = _their_name(architecture, one, source.layers, source.names)
                 writer.add_tensor(theirs, half, raw_dtype=kind)
             continue
+        if "linear_attn" in name:
+            stored = in_qwen35(name, stored, source.config)
         theirs, expert = _their_name(architecture, name, source.layers, source.names)
         if expert is not None:
             stack = stacks.setdefault(theirs, {})
@@ -145,6 +150,9 @@ def write_gguf(
         meant = {_beside(name, meant, shared): one for name, one in meant.items()}
         bias = "mlp.gate.e_score_correction_bias"
         meant = {name.replace("mlp.expert_bias", bias): one for name, one in meant.items()}
+    if architecture in ("falcon-h1", "nemotron_h"):
+        own = _FALCON if architecture == "falcon-h1" else _NEMOTRON
+        meant = {_renamed(name, own): one for name, one in meant.items()}
     save_file(meant, twin / "model.safetensors", {"format": "pt"})
     return twin
 
@@ -194,6 +202,28 @@ def _beside(name: str, names: Container[str], shared: str) -> str:
     return name
 
 
+_FALCON = {
+    "model.norm": "model.final_layernorm",
+    "post_attention_layernorm": "pre_ff_layernorm",
+    "mlp": "feed_forward",
+}
+_NEMOTRON = {
+    "model.norm": "model.norm_f",
+    "model.": "backbone.",
+    "embed_tokens": "embeddings",
+    "input_layernorm": "norm",
+    "self_attn": "mixer",
+    "mlp": "mixer",
+    "mamba": "mixer",
+}
+
+
+def _renamed(name: str, own: Mapping[str, str]) -> str:
+    for ours, theirs in own.items():
+        name = name.replace(ours, theirs)
+    return name
+
+
 def _in_mixtral(name: str) -> str:
     for ours, theirs in (("gate_proj", "w1"), ("down_proj", "w2"), ("up_proj", "w3")):
         name = name.replace(ours, theirs)
@@ -215,9 +245,7 @@ _LFM2 = {
 
 
 def _in_lfm2(name: str) -> str:
-    for ours, theirs in _LFM2.items():
-        name = name.replace(ours, theirs)
-    return name
+    return _renamed(name, _LFM2)
 
 
 def fused_experts(tensors: Mapping[str, torch.Tensor], experts: int) -> dict[str, torch.Tensor]:
@@ -244,6 +272,15 @@ def write_gguf_family(root: Path, name: str, type_of: TypeOf, **settings: Any) -
         chosen |= {"hidden_size_per_layer_input": 32 * ("experts" not in name)}
     if name.startswith("granitemoehybrid"):
         chosen |= {"shared_intermediate_size": 64}
+    if name.startswith("falcon_h1"):  # the converter multiplies the matrices by these
+        chosen |= {one: None for one in FAMILY_SETTINGS[name] if one.endswith("multipliers")}
+        chosen |= {one: 1.0 for one in FAMILY_SETTINGS[name] if one.endswith("multiplier")}
+        chosen |= {"mamba_norm_before_gate": False, "mamba_d_ssm": 64, "mamba_n_heads": 8}
+        chosen |= {"head_dim": 16, "mamba_n_groups": 2}
+    if name == "nemotron_h":
+        chosen |= {"mamba_head_dim": 24}
+    if name == "qwen3_5_text":
+        chosen |= {"linear_value_head_dim": 32}
     if name == "hunyuan_v1_moe":
         rope = {"rope_type": "default", "rope_theta": 1e3}
         chosen |= {"intermediate_size": 32, "rope_parameters": rope}
@@ -270,6 +307,21 @@ def write_gguf_family(root: Path, name: str, type_of: TypeOf, **settings: Any) -
     return file, write_gguf(folder, file, type_of)
 
 
+def in_qwen35(name: str, values: np.ndarray, config: Any) -> np.ndarray:
+    """A tensor of a layer with a state as llama.cpp's converter has it: heads of values round by
+    round, of each group of keys one, where transformers' have them group by group."""
+    groups, heads = config.linear_num_key_heads, config.linear_num_value_heads
+    part = name.rpartition("linear_attn.")[2].removesuffix(".weight")
+    if part == "norm":
+        return values
+    axis = int(part == "out_proj")
+    first = 2 * groups * config.linear_key_head_dim if part in ("in_proj_qkv", "conv1d") else 0
+    kept, moved = np.split(np.moveaxis(values, axis, 0), [first])
+    each = moved.reshape(groups, heads // groups, len(moved) // heads, *moved.shape[1:])
+    both = np.concatenate((kept, each.swapaxes(0, 1).reshape(moved.shape)))
+    return np.ascontiguousarray(np.moveaxis(both, 0, axis))
+
+
 def _stored(numbers: np.ndarray, kind: GGMLQuantizationType, seed: int) -> np.ndarray:
     if kind.name not in _CANNOT_QUANTISE:
         return quants.quantize(numbers, kind)
@@ -291,8 +343,15 @@ def _their_name(
     if architecture in ("lfm2", "lfm2moe"):
         name = name.replace("model.norm", "model.embedding_norm")
         name = name.replace("mlp.expert_bias", "feed_forward.expert_bias")
-    if architecture == "granitehybrid":
+    if architecture in ("granitehybrid", "falcon-h1", "nemotron_h", "qwen35"):
         name = name.replace("dt_bias", "dt_proj.bias")
+    if architecture == "falcon-h1":
+        name = _renamed(name, _FALCON)
+    if architecture == "nemotron_h":
+        name = _renamed(name, _NEMOTRON).replace("dt_proj", "dt")
+    if (inner := name.removeprefix(f"model.layers.{layers}.")) in _NEXTN:
+        return f"blk.{layers}.nextn.{_NEXTN[inner]}.weight", None
+    layers += 1
     if architecture in ("granitehybrid", "qwen2moe", "glm4moe"):
         name = _beside(name, names, "shared_expert")
     name = name.replace("gate.moe_statics.e_score_correction_", "moe_statics.e_score_correction.")
@@ -310,16 +369,24 @@ def _their_name(
     return found + bare.get(found.rpartition(".")[2], ""), expert
 
 
+_NEXTN = {
+    f"{name}.weight": name.replace(".", "_")
+    for name in ("eh_proj", "enorm", "hnorm", "shared_head.norm")
+}
+"""Of a head that guesses, which gguf's own table does not know in this architecture."""
+
+
 def _as_converted(architecture: str, name: str, stored: np.ndarray, config: Any) -> np.ndarray:
     """What llama.cpp's converter does to a tensor."""
-    if architecture in ("llama", "mistral3", "granite", "granitehybrid", "smollm3") and (
-        ".attn_q." in name or ".attn_k." in name
-    ):
+    paired = ("llama", "mistral3", "granite", "granitehybrid", "nemotron_h", "smollm3")
+    if architecture in paired and (".attn_q." in name or ".attn_k." in name):
         heads = config.num_attention_heads if "_q." in name else config.num_key_value_heads
         halves = stored.reshape(heads, 2, stored.shape[0] // heads // 2, *stored.shape[1:])
         return np.ascontiguousarray(halves.swapaxes(1, 2).reshape(stored.shape))
     if name.endswith(("shortconv.conv.weight", "ssm_conv1d.weight")):
         return stored[:, 0]
+    if architecture == "qwen35":
+        return stored + 1 if "norm" in name and "ssm_norm" not in name else stored
     if name.endswith((".ssm_a", ".ssm_d")):
         return stored[:, None]
     if name.endswith("ssm_norm.weight"):
@@ -349,7 +416,7 @@ def _add_value(writer: GGUFWriter, key: str, value: Any) -> None:
 def _add_settings(
     writer: GGUFWriter, config: Any, settings: Mapping[str, Any], heads_apart: bool
 ) -> None:
-    writer.add_block_count(config.num_hidden_layers)
+    writer.add_block_count(config.num_hidden_layers + settings.get("mtp_num_hidden_layers", 0))
     writer.add_context_length(settings["max_position_embeddings"])
     writer.add_embedding_length(config.hidden_size)
     inner: int | list[int] = config.intermediate_size
@@ -357,15 +424,17 @@ def _add_settings(
         shared = config.num_kv_shared_layers
         each = [inner] * (config.num_hidden_layers - shared)
         inner = each + [2 * config.intermediate_size] * shared
+    if config.model_type == "nemotron_h":
+        inner = [config.intermediate_size * (kind == "mlp") for kind in config.layer_types]
     writer.add_feed_forward_length(inner)
     writer.add_head_count(config.num_attention_heads)
     kv_heads: int | list[int] = config.num_key_value_heads
     if "conv" in (getattr(config, "layer_types", None) or ()):
         kv_heads = [config.num_key_value_heads * (kind != "conv") for kind in config.layer_types]
         writer.add_shortconv_l_cache(config.conv_L_cache)
-    if config.model_type == "granitemoehybrid":
-        states = [kind == "linear_attention" for kind in config.layer_types]
-        kv_heads = [config.num_key_value_heads * (not one) for one in states]
+    if config.model_type in ("granitemoehybrid", "nemotron_h"):
+        full = [kind == "full_attention" for kind in config.layer_types]
+        kv_heads = [config.num_key_value_heads * one for one in full]
     if config.model_type == "gemma4_text":
         of_full = config.num_global_key_value_heads
         types = config.layer_types
@@ -426,16 +495,24 @@ def _of_family(config: Any) -> Iterator[tuple[str, Any]]:
         for cap in ("attn_logit_softcapping", "final_logit_softcapping"):
             if getattr(config, cap, None):
                 yield cap, float(getattr(config, cap))
-    if config.model_type == "granitemoehybrid":
+    if config.model_type in ("granitemoehybrid", "falcon_h1", "nemotron_h"):
         yield "ssm.conv_kernel", config.mamba_d_conv
         yield "ssm.state_size", config.mamba_d_state
         yield "ssm.group_count", config.mamba_n_groups
-        yield "ssm.inner_size", config.mamba_expand * config.hidden_size
+        yield "ssm.inner_size", config.mamba_n_heads * int(config.mamba_d_head)
         yield "ssm.time_step_rank", config.mamba_n_heads
+    if config.model_type == "granitemoehybrid":
         yield "rope.scaling.finetuned", config.position_embedding_type == "rope"
         yield "expert_count", config.num_local_experts
         yield "expert_used_count", config.num_experts_per_tok
         yield "expert_shared_feed_forward_length", config.shared_intermediate_size
+    if config.model_type == "qwen3_5_text":
+        yield "ssm.conv_kernel", config.linear_conv_kernel_dim
+        yield "ssm.state_size", config.linear_key_head_dim
+        yield "ssm.group_count", config.linear_num_key_heads
+        yield "ssm.inner_size", config.linear_num_value_heads * config.linear_value_head_dim
+        yield "ssm.time_step_rank", config.linear_num_value_heads
+        yield "nextn_predict_layers", config.settings.get("mtp_num_hidden_layers", 0)
     if config.model_type in ("granite", "granitemoehybrid"):
         yield "attention.scale", config.attention_multiplier
         yield "embedding_scale", config.embedding_multiplier

@@ -14,8 +14,9 @@ from torch.nn.functional import smooth_l1_loss
 from edgespec.drafting.eagle.format import read_head
 from edgespec.drafting.eagle.guesser import load_eagle
 from edgespec.drafting.eagle.head import EagleHead
-from edgespec.drafting.eagle.rows import HeadPasses, PairRows
+from edgespec.drafting.eagle.rows import EaglePasses, PairRows
 from edgespec.drafting.eagle.shape import HeadShape, Kind
+from edgespec.drafting.held_head import GuesserParts
 from edgespec.drafting.steps import alone
 from edgespec.errors import ConfigError, ModelError
 from edgespec.model.aux_hidden import packed as taps_of
@@ -60,9 +61,8 @@ def test_unrolled_steps_are_what_a_guesser_runs() -> None:
         steps = list(unrolled(head, given, embedded, 4))
         for row in range(3, 7):
             for step in range(4):
-                passes = HeadPasses(
-                    head, lambda t: table[t], torch.float64, CPU, lambda *ran: None, bool
-                )
+                parts = GuesserParts(table.__getitem__, torch.float64, CPU, lambda *ran: None, bool)
+                passes = EaglePasses(head, parts)
                 rows = PairRows(1, passes, shape.ropes[0])
                 committed = row + 1 - step
                 alone(rows.add(given[0, :committed], tokens[:committed]))

@@ -16,27 +16,23 @@ from edgespec.drafting.dspark.format import DSparkFiles, read_head
 from edgespec.drafting.dspark.head import DSparkHead, rows_of
 from edgespec.drafting.dspark.rows import BlockPasses, BlockRows, HeadRows, SlotLogits, TreeRows
 from edgespec.drafting.eagle.guesser import PLAIN
-from edgespec.drafting.held_head import HeadGuesser, filled, output_product, tapped
+from edgespec.drafting.held_head import HeadGuesser, HeadRequest, filled, output_product
 from edgespec.drafting.steps import Steps, call
 from edgespec.model.ends import OutputHead
 from edgespec.model.families import logits_from
 from edgespec.model.quantised.linear import dequantised
 from edgespec.model.source import EMBEDDING, LM_HEAD, TensorSource
 from edgespec.tree.drafted import Children
-from edgespec.types.features import DraftNeeds, Features
-from edgespec.types.tensor import Layers
-from edgespec.verify.sampling import Sampling
+from edgespec.types.features import Features
 
 NAME = "dspark"
 
 
 @dataclass(slots=True)
-class _BlockRequest:
-    """One request: its committed tokens and rows. `broken`: some rows will never come."""
+class _BlockRequest(HeadRequest):
+    """One request, and its committed rows."""
 
     rows: HeadRows
-    context: tuple[int, ...] = ()
-    broken: bool = False
 
 
 class _Asked(NamedTuple):
@@ -47,7 +43,7 @@ class _Asked(NamedTuple):
     width: int
 
 
-class DSparkGuesser(HeadGuesser):
+class DSparkGuesser(HeadGuesser[_BlockRequest]):
     """A Guesser: a DSpark, DFlash or JetSpec head beside the base's ends.
 
     What it says of a position is the same whatever guesses lie before it, but for what the Markov
@@ -70,8 +66,8 @@ class DSparkGuesser(HeadGuesser):
         `head_quantisation` of the base's rows that it scores with. Raises ModelError for what
         cannot be lent or held so."""
         shape = self._shape = files.shape
-        needs = DraftNeeds(aux_layers=Layers(tuple(sorted(shape.aux_hidden))))
-        super().__init__(NAME, needs, base, source, files.embedding, files.tokens, dtype, device)
+        taps, embedding, tokens = shape.aux_hidden, files.embedding, files.tokens
+        super().__init__(NAME, taps, base, source, embedding, tokens, dtype, device)
         self.form = shape.form(source.config)
         with torch.device("meta"):
             empty = DSparkHead(shape)
@@ -88,18 +84,17 @@ class DSparkGuesser(HeadGuesser):
             lent = output_product(rows, head_quantisation, self._dtype, self._device)
             self._matrix = lambda out: logits_from(source.config, lent(out))
         self._scored = None if files.tokens is None else files.tokens.to(self._device)
-        self._passes = BlockPasses(
-            self._head, self._embed, self._dtype, self._device, self.ran, self.between_layers
-        )
-        self._requests: dict[int, _BlockRequest] = {}
+        self._passes = BlockPasses(self._head, self._parts)
 
     @property
     def one_pass(self) -> bool:
         return self._rows is BlockRows
 
-    def open(self, request: int, sampling: Sampling) -> None:
-        self._requests[request] = _BlockRequest(self._rows(request, self._passes))
-        self._ranking.open(request, sampling)
+    def _begun(self, request: int) -> _BlockRequest:
+        return _BlockRequest(self._rows(request, self._passes))
+
+    def _read(self, given: torch.Tensor) -> torch.Tensor:
+        return self._head.context(given)
 
     def fork(self, request: int, base: int, rows: int, ends: bool) -> None:
         state, old = self._requests[request], self._requests.get(base)
@@ -113,25 +108,20 @@ class DSparkGuesser(HeadGuesser):
         are not here: a block stands on all of them. A head that is shown guesses is shown those
         tokens too."""
         state = self._requests[request]
-        news = context[len(state.context) :]
-        self._ranking.read(request, news)
-        if news:
-            state.context = tuple(context)
+        grown = len(context) > len(state.context)
+        came = yield from self._news(request, context, features)
+        if grown or came is not None:
             state.rows.said.clear()
-        given = tapped(features, self._shape.aux_hidden, self._shape.base_hidden)
         if state.broken:
             return False
-        if given is not None:
-            rows = yield from call(self._taken, given.to(self._device, self._dtype))
-            state.rows.said.clear()
-            yield from state.rows.add(rows)
+        if came is not None:
+            yield from state.rows.add(came)
         return state.rows.follow(state.context)
 
     def guessing(self, request: int, paths: Sequence[TokenPath], width: int) -> Steps[Children]:
         """There are none for paths that end where the block does."""
-        state, vocab = self._requests[request], self._base.vocab_size
-        known = [index for index, path in enumerate(paths) if max(path, default=0) < vocab]
-        if not known or state.context[-1] >= vocab:
+        state, known = self._requests[request], self._known(paths)
+        if not known or not self._known([state.context[-1:]]):
             return Children.none()
         yield from state.rows.ask([tuple(paths[index]) for index in known])
         usable = [index for index in known if state.rows.about(tuple(paths[index]))]
@@ -140,17 +130,6 @@ class DSparkGuesser(HeadGuesser):
         asked = _Asked(request, [paths[index] for index in usable], width)
         found = yield from call(self._rank, asked, late=True)
         return replace(found, parents=np.array(usable)[found.parents])
-
-    def close(self, request: int) -> None:
-        super().close(request)
-        self._requests.pop(request, None)
-        self._ranking.close(request)
-
-    @torch.inference_mode()
-    def _taken(self, given: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-        """What the base gave for each request's rows, as all layers of the head read it."""
-        rows = self._head.context(torch.cat(list(given)) if len(given) > 1 else given[0])
-        return list(rows.split([len(own) for own in given]))
 
     @torch.inference_mode()
     def _rank(self, asked: Sequence[_Asked]) -> list[Children]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -13,7 +13,7 @@ import torch
 from edgespec.drafting.base import PASS_ROWS, TokenPath
 from edgespec.drafting.dspark.head import Attend, BlockPlaces, DSparkHead, packed_masks
 from edgespec.drafting.eagle.head import attention
-from edgespec.drafting.held_head import Embed
+from edgespec.drafting.held_head import GuesserParts, HeadPasses
 from edgespec.drafting.steps import Steps, call
 from edgespec.model.kv_cache import RowForm, TwoRegionCache
 
@@ -39,32 +39,13 @@ class NextSlots(NamedTuple):
     sees: torch.Tensor | None = None
 
 
-class BlockPasses:
+class BlockPasses(HeadPasses):
     """Passes of a one-pass head over the rows of one or several requests."""
 
-    def __init__(
-        self,
-        head: DSparkHead,
-        embed: Embed,
-        dtype: torch.dtype,
-        device: torch.device,
-        ran: Callable[..., None],
-        between_layers: Callable[[], object],
-    ) -> None:
-        """`ran` is told the rows of every pass, whose they were, and how many of them are of the
-        base."""
-        self.head, self.dtype, self.device = head, dtype, device
-        self._embed, self._ran, self._between_layers = embed, ran, between_layers
-
-    def new_cache(self) -> TwoRegionCache:
-        shape = self.head.shape
-        return TwoRegionCache(
-            first_layer=0,
-            forms=[RowForm(shape.kv_heads, shape.head_dim)] * shape.layers,
-            reserve=0,
-            dtype=self.dtype,
-            device=self.device,
-        )
+    def __init__(self, head: DSparkHead, parts: GuesserParts) -> None:
+        shape, self.head = head.shape, head
+        form = RowForm(shape.kv_heads, shape.head_dim)
+        super().__init__(parts, shape.hidden, [form] * shape.layers)
 
     @torch.inference_mode()
     def run(self, every: Sequence[NextSlots]) -> Sequence[torch.Tensor]:
@@ -182,7 +163,7 @@ class HeadRows(ABC):
         self.said: dict[TokenPath, SlotLogits] = {}
         self._passes = passes
         self._kv = passes.new_cache()
-        hidden, dtype, device = passes.head.shape.hidden, passes.dtype, passes.device
+        hidden, dtype, device = passes.hidden, passes.dtype, passes.device
         self._waiting = torch.zeros((0, hidden), dtype=dtype, device=device)
 
     @property

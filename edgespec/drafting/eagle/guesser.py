@@ -14,19 +14,16 @@ from edgespec.config import Quantisation
 from edgespec.drafting.base import TokenPath
 from edgespec.drafting.eagle.format import HeadFiles, read_head
 from edgespec.drafting.eagle.head import EagleHead
-from edgespec.drafting.eagle.rows import HeadPasses, PairRows
-from edgespec.drafting.eagle.shape import Kind
-from edgespec.drafting.held_head import HeadGuesser, filled, output_product, tapped
+from edgespec.drafting.eagle.rows import EaglePasses, PairPasses, PairRows
+from edgespec.drafting.eagle.shape import Kind, Rope
+from edgespec.drafting.held_head import HeadGuesser, HeadRequest, filled, output_product
 from edgespec.drafting.ranking import Unranked
 from edgespec.drafting.steps import Steps, call
-from edgespec.errors import ModelError, RemoteProtocolError
+from edgespec.errors import ModelError
 from edgespec.model.ends import OutputHead
 from edgespec.model.source import TensorSource
-from edgespec.model.tensors import to_torch
 from edgespec.tree.drafted import Children
-from edgespec.types.features import DraftNeeds, Features
-from edgespec.types.tensor import Layers
-from edgespec.verify.sampling import Sampling
+from edgespec.types.features import Features
 
 log = logging.getLogger(__name__)
 
@@ -38,62 +35,32 @@ TESTED_ROWS = 200
 
 
 @dataclass(slots=True)
-class _PairedRequest:
-    """One request: its committed tokens, and the rows of its pairs.
+class _PairedRequest(HeadRequest):
+    """One request, and the rows of its pairs.
 
     `features`: of all committed rows that came, from the first on, in parts [n, hidden];
-    `unpaired`: of the last of them, whose pairs lack their token. `broken`: some rows will
-    never come.
+    `unpaired`: of the last of them, whose pairs lack their token.
     """
 
     pairs: PairRows
     unpaired: torch.Tensor
     features: list[torch.Tensor] = field(default_factory=list)
-    broken: bool = False
-    context: tuple[int, ...] = ()
 
 
-class EagleGuesser(HeadGuesser):
-    """A Guesser: an EAGLE-1, EAGLE-2 or EAGLE-3 head beside the base's ends."""
+class PairGuesser(HeadGuesser[_PairedRequest]):
+    """A Guesser by a head that reads pairs: a row of the base and the token behind it."""
 
-    def __init__(
-        self,
-        files: HeadFiles,
-        base: OutputHead,
-        source: TensorSource,
-        dtype: str = "float32",
-        device: torch.device | str = "cpu",
-        quantisation: Quantisation = PLAIN,
-        head_quantisation: Quantisation = PLAIN,
-    ) -> None:
-        """`base` and its tensors `source` are lent where the head has no matrix or embedding of
-        its own; `quantisation` is of the matrices of its layer, `head_quantisation` of its own
-        matrix. Raises ModelError for what cannot be lent or held so."""
-        shape = self._shape = files.shape
-        aux_layers = Layers(tuple(sorted(shape.aux_hidden)))
-        needs, tokens = DraftNeeds(not aux_layers, aux_layers), files.tokens
-        super().__init__(shape.kind, needs, base, source, files.embedding, tokens, dtype, device)
-        with torch.device("meta"):
-            empty = EagleHead(shape)
-        self._head = filled(
-            empty, files.weights, quantisation, self._dtype, self._device, shape.kind
-        )
-        if files.matrix is not None:
-            self._matrix = output_product(
-                files.matrix, head_quantisation, self._dtype, self._device
-            )
-        self._ropes = shape.ropes
-        self._passes = HeadPasses(
-            self._head, self._embed, self._dtype, self._device, self.ran, self.between_layers
-        )
-        self._requests: dict[int, _PairedRequest] = {}
+    _passes: PairPasses
+    _ropes: tuple[Rope, ...] = (Rope(),)
+    """What its rotary embeddings may be; more than one where its files are in doubt."""
 
-    def open(self, request: int, sampling: Sampling) -> None:
-        nothing = torch.zeros((0, self._shape.hidden), dtype=self._dtype, device=self._device)
-        self._requests[request] = _PairedRequest(
-            PairRows(request, self._passes, self._ropes[0]), nothing
-        )
-        self._ranking.open(request, sampling)
+    def _begun(self, request: int) -> _PairedRequest:
+        passes = self._passes
+        nothing = torch.zeros((0, passes.hidden), dtype=self._dtype, device=self._device)
+        return _PairedRequest(PairRows(request, passes, self._ropes[0]), nothing)
+
+    def _read(self, given: torch.Tensor) -> torch.Tensor:
+        return given
 
     def fork(self, request: int, base: int, rows: int, ends: bool) -> None:
         state, old = self._requests[request], self._requests.get(base)
@@ -116,14 +83,12 @@ class EagleGuesser(HeadGuesser):
         are not here (those of a prompt come with its chunks): to imitate so many of them would take
         as many passes."""
         state = self._requests[request]
-        self._ranking.read(request, context[len(state.context) :])
-        state.context = tuple(context)
-        given = self._given(features)
+        came = yield from self._news(request, context, features)
         if state.broken:
             return False
-        if given is not None:
-            state.features.append((yield from call(self._taken, given)))
-            state.unpaired = torch.cat([state.unpaired, state.features[-1]])
+        if came is not None:
+            state.features.append(came)
+            state.unpaired = torch.cat([state.unpaired, came])
         first = state.pairs.committed
         count = min(len(state.unpaired), len(context) - 1 - first)
         if count > 0:
@@ -134,9 +99,7 @@ class EagleGuesser(HeadGuesser):
         return 0 < state.pairs.committed == len(context) - 1
 
     def guessing(self, request: int, paths: Sequence[TokenPath], width: int) -> Steps[Children]:
-        state = self._requests[request]
-        vocab = self._base.vocab_size
-        usable = [i for i, path in enumerate(paths) if max(path, default=0) < vocab]
+        state, usable = self._requests[request], self._known(paths)
         if not usable:
             return Children.none()
         asked = [paths[index] for index in usable]
@@ -151,34 +114,6 @@ class EagleGuesser(HeadGuesser):
         """The best children of each request's paths."""
         self.between_layers()
         return self._ranking.together(asked, self._logits, self._tokens)
-
-    def close(self, request: int) -> None:
-        super().close(request)
-        self._requests.pop(request, None)
-        self._ranking.close(request)
-
-    @torch.inference_mode()
-    def _taken(self, given: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-        """What the base gave for each request's rows, as the head takes it."""
-        rows = self._head.features(torch.cat(list(given)) if len(given) > 1 else given[0])
-        # Rows that are kept have memory of their own: one request may stay long after another.
-        return [own.clone() for own in rows.split([len(own) for own in given])]
-
-    def _given(self, features: Features) -> torch.Tensor | None:
-        """What the head takes of the features, [n, width], in its dtype."""
-        if self._shape.kind == "eagle3":
-            rows = tapped(features, self._shape.aux_hidden, self._shape.base_hidden)
-        else:
-            rows = None if features.final is None else to_torch(features.final)
-            if rows is not None and rows.shape[1] != self._shape.base_hidden:
-                raise RemoteProtocolError(
-                    f"the ring's rows have {rows.shape[1]} columns, the base's "
-                    f"{self._shape.base_hidden}; give all stages the same model"
-                )
-        return None if rows is None else rows.to(self._device, self._dtype)
-
-    def _logits(self, rows: torch.Tensor) -> torch.Tensor:
-        return super()._logits(self._head.outgoing(rows))
 
     def _try(self, request: int, state: _PairedRequest, features: torch.Tensor) -> Steps[None]:
         """Keep the settings by which most next tokens are foreseen."""
@@ -200,6 +135,44 @@ class EagleGuesser(HeadGuesser):
         log.info("%s head: right next tokens by %s; using %g", self.name, shares, chosen.theta)
         self._ropes = (chosen,)
         state.pairs = made[best_of]
+
+
+class EagleGuesser(PairGuesser):
+    """A Guesser: an EAGLE-1, EAGLE-2 or EAGLE-3 head beside the base's ends."""
+
+    def __init__(
+        self,
+        files: HeadFiles,
+        base: OutputHead,
+        source: TensorSource,
+        dtype: str = "float32",
+        device: torch.device | str = "cpu",
+        quantisation: Quantisation = PLAIN,
+        head_quantisation: Quantisation = PLAIN,
+    ) -> None:
+        """`base` and its tensors `source` are lent where the head has no matrix or embedding of
+        its own; `quantisation` is of the matrices of its layer, `head_quantisation` of its own
+        matrix. Raises ModelError for what cannot be lent or held so."""
+        shape, matrix = files.shape, files.matrix
+        embedding, tokens = files.embedding, files.tokens
+        super().__init__(
+            shape.kind, shape.aux_hidden, base, source, embedding, tokens, dtype, device
+        )
+        with torch.device("meta"):
+            empty = EagleHead(shape)
+        self._head = filled(
+            empty, files.weights, quantisation, self._dtype, self._device, shape.kind
+        )
+        if matrix is not None:
+            self._matrix = output_product(matrix, head_quantisation, self._dtype, self._device)
+        self._ropes = shape.ropes
+        self._passes = EaglePasses(self._head, self._parts)
+
+    def _read(self, given: torch.Tensor) -> torch.Tensor:
+        return self._head.features(given)
+
+    def _logits(self, rows: torch.Tensor) -> torch.Tensor:
+        return super()._logits(self._head.outgoing(rows))
 
 
 def load_eagle(

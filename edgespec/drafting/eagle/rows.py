@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from abc import abstractmethod
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -11,7 +12,7 @@ import torch
 from edgespec.drafting.base import PASS_ROWS, TokenPath
 from edgespec.drafting.eagle.head import EagleHead, RopeAngles, attention, rope_at
 from edgespec.drafting.eagle.shape import Rope
-from edgespec.drafting.held_head import Embed
+from edgespec.drafting.held_head import GuesserParts, HeadPasses
 from edgespec.drafting.steps import Steps, call
 from edgespec.model.kv_cache import RowForm, TwoRegionCache
 
@@ -33,37 +34,24 @@ class NextPairs(NamedTuple):
     sees: torch.Tensor
 
 
-class HeadPasses:
-    """Passes of an EAGLE head over the pairs of one or several requests."""
+class PairPasses(HeadPasses):
+    """Passes of a head over the pairs of one or several requests."""
 
-    def __init__(
-        self,
-        head: EagleHead,
-        embed: Embed,
-        dtype: torch.dtype,
-        device: torch.device,
-        ran: Callable[..., None],
-        between_layers: Callable[[], object],
-    ) -> None:
-        """`ran` is told the rows of every pass, and whose they were."""
-        self.head, self.dtype, self.device = head, dtype, device
-        self._embed = embed
-        self._ran = ran
-        self._between_layers = between_layers
+    @abstractmethod
+    def run(self, every: Sequence[NextPairs]) -> Sequence[torch.Tensor]:
+        """What comes out [R, hidden] for each request's pairs; their slots are taken."""
 
-    def new_cache(self) -> TwoRegionCache:
-        shape = self.head.shape
-        return TwoRegionCache(
-            first_layer=0,
-            forms=[RowForm(shape.kv_heads, shape.head_dim)],
-            reserve=0,
-            dtype=self.dtype,
-            device=self.device,
-        )
+
+class EaglePasses(PairPasses):
+    """Those of an EAGLE head."""
+
+    def __init__(self, head: EagleHead, parts: GuesserParts) -> None:
+        shape = self._shape = head.shape
+        super().__init__(parts, shape.hidden, [RowForm(shape.kv_heads, shape.head_dim)])
+        self._head = head
 
     @torch.inference_mode()
     def run(self, every: Sequence[NextPairs]) -> Sequence[torch.Tensor]:
-        """What comes out [R, hidden] for each request's pairs; their slots are taken."""
         self._between_layers()  # there is one
         device, counts = self.device, [len(one.tokens) for one in every]
         tokens = [token for one in every for token in one.tokens]
@@ -81,7 +69,7 @@ class HeadPasses:
 
         features = torch.cat([one.features for one in every])
         turns = RopeAngles(*(torch.cat(part) for part in zip(*angles, strict=True)))
-        out: torch.Tensor = self.head(features[None], embedded[None], turns, attend)[0]
+        out: torch.Tensor = self._head(features[None], embedded[None], turns, attend)[0]
         for one in every:
             one.kv.advance(len(one.tokens))
         self._ran(len(tokens), *(one.request for one in every))
@@ -89,7 +77,7 @@ class HeadPasses:
 
     def _angles(self, one: NextPairs, dtype: torch.dtype) -> RopeAngles:
         places = torch.tensor(one.positions, device=self.device)
-        return rope_at(places, one.rope, self.head.shape.head_dim, dtype)
+        return rope_at(places, one.rope, self._shape.head_dim, dtype)
 
 
 def _rows_of_all(parts: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -107,12 +95,12 @@ class PairRows:
     are recomputed one level per pass, once the features of their parent are closer to true ones.
     """
 
-    def __init__(self, request: int, passes: HeadPasses, rope: Rope) -> None:
+    def __init__(self, request: int, passes: PairPasses, rope: Rope) -> None:
         """No rows."""
         self.request = request
         self._passes, self._rope = passes, rope
         self._kv = passes.new_cache()
-        hidden, dtype, device = passes.head.shape.hidden, passes.dtype, passes.device
+        hidden, dtype, device = passes.hidden, passes.dtype, passes.device
         self._device = device
         self._held = 0  # committed pairs in the cache
         # The newest committed pairs, while they wait for the next pass: features [n, hidden],

@@ -100,6 +100,24 @@ _MAMBA = {
     "ssm_norm": "mamba.norm",
     "ssm_out": "mamba.out_proj",
 }
+_FALCON_H1 = _MAMBA | {"ffn_norm": "post_attention_layernorm.weight"}
+"""Whose files leave the ending of that name out."""
+_DELTA = {
+    "post_attention_norm": "post_attention_layernorm",
+    "attn_qkv": "linear_attn.in_proj_qkv",
+    "attn_gate": "linear_attn.in_proj_z",
+    "ssm_beta": "linear_attn.in_proj_b",
+    "ssm_alpha": "linear_attn.in_proj_a",
+    "ssm_conv1d": "linear_attn.conv1d",
+    "ssm_dt": "linear_attn.dt_bias",
+    "ssm_a": "linear_attn.A_log",
+    "ssm_norm": "linear_attn.norm",
+    "ssm_out": "linear_attn.out_proj",
+    "nextn.eh_proj": "eh_proj",
+    "nextn.enorm": "enorm",
+    "nextn.hnorm": "hnorm",
+    "nextn.shared_head_norm": "shared_head.norm",
+}
 _LATENT = _SHARED | {
     "attn_q_a": "self_attn.q_a_proj",
     "attn_q_a_norm": "self_attn.q_a_layernorm",
@@ -140,7 +158,8 @@ _UNREAD = ("attn_k", "attn_v", "attn_k_norm")
 _CONVOLVING_MIXTURE = _EXPERTS | _CONVOLUTIONS | {"exp_probs_b": "mlp.expert_bias"}
 _BARE = (
     *("layer_scalar", "self_attn.sinks", "mlp.expert_bias", _ERNIE["exp_probs_b"]),
-    *("mamba.dt_bias", "mamba.A_log", "mamba.D"),
+    *("mamba.dt_bias", "mamba.A_log", "mamba.D", "post_attention_layernorm.weight"),
+    *("linear_attn.dt_bias", "linear_attn.A_log"),
 )
 """Tensors whose names in transformers' models end there."""
 ROPE = "rope_freqs.weight"
@@ -151,7 +170,7 @@ _FLAT = ("mamba.A_log", "mamba.D", "mamba.norm")
 """Vectors that the converter gives a second axis."""
 _ONE_ROW = (_SHARED["ffn_gate_inp_shexp"], _ERNIE["exp_probs_b"])
 """Matrices of one row, of which files may have that row."""
-_TAPS = ("conv.conv.weight", "mamba.conv1d.weight")
+_TAPS = ("conv.conv.weight", "mamba.conv1d.weight", "linear_attn.conv1d.weight")
 """Kernels of channels that each have one input, an axis that the converter drops."""
 
 _OF_LAYER = re.compile(r"blk\.(\d+)\.([\w.]+?)(?:\.(weight|bias|scale))?")
@@ -181,6 +200,8 @@ ARCHITECTURES = {
     "granitehybrid": GgufArchitecture(
         "granitemoehybrid", _SHARED | _MAMBA, paired=True, split=True
     ),
+    "falcon-h1": GgufArchitecture("falcon_h1", _FALCON_H1),
+    "nemotron_h": GgufArchitecture("nemotron_h", _MAMBA, paired=True),
     "smollm3": GgufArchitecture("smollm3", paired=True),
     "qwen2": GgufArchitecture("qwen2"),
     "qwen3": GgufArchitecture("qwen3"),
@@ -188,6 +209,7 @@ ARCHITECTURES = {
     "qwen3moe": GgufArchitecture("qwen3_moe", _EXPERTS),
     "qwen2vl": GgufArchitecture("qwen2"),
     "qwen3vl": GgufArchitecture("qwen3"),
+    "qwen35": GgufArchitecture("qwen3_5_text", _DELTA, shifted_norms=True),
     "qwen3vlmoe": GgufArchitecture("qwen3_moe", _EXPERTS),
     "gpt-oss": GgufArchitecture("gpt_oss", _GPT_OSS),
     "olmo2": GgufArchitecture("olmo2", _NORMS_BEHIND),
@@ -320,8 +342,9 @@ def _named(
     kind: GgufArchitecture, stored: StoredTensor, heads: Mapping[str, int], layers: int
 ) -> Iterator[tuple[str, Place]]:
     """What a stored tensor is: one, or for stacked experts several."""
-    less = 1.0 if kind.shifted_norms and stored.name.endswith("norm.weight") else 0.0
     end, _, leaf = stored.name.rpartition(".")
+    shifted = kind.shifted_norms and end.endswith("norm") and not end.endswith("ssm_norm")
+    less = 1.0 if shifted and leaf == "weight" else 0.0
     if end in _ENDS:
         yield f"{_ENDS[end]}.{leaf}", Place(stored, 0, stored.shape, less=less)
         return
@@ -346,7 +369,7 @@ def _named(
             shape = (*shape[:-1], 1, shape[-1])
         if name in _ONE_ROW:
             shape = (1, shape[-1])
-        flat, decay = name in _FLAT, name == "mamba.A_log"
+        flat, decay = name in _FLAT, name.endswith(".A_log")
         yield prefix + full, Place(stored, 0, shape, paired, less, flat=flat, decay=decay)
         return
     each = stored.rows // stored.shape[0]

@@ -387,36 +387,83 @@ def _granite_hybrid(keys: _Keys) -> Settings:
     turns = keys.get("rope.scaling.finetuned") is not False  # by which llama.cpp knows it
     if turns and keys.whole("rope.dimension_count", keys.head) != keys.head:
         raise keys.refusal("turns a part of each head, which Granite's layers do not")
-    inner, heads = keys.whole("ssm.inner_size"), keys.whole("ssm.time_step_rank")
-    groups, hidden = keys.whole("ssm.group_count"), keys.whole("embedding_length")
-    if inner % hidden or inner % heads or heads % groups or inner // heads > MOST_STATE:
-        raise keys.refusal(
-            f"says that states have {inner} numbers, in {heads} heads of {groups} groups, for "
-            f"{hidden} columns, which do not fit"
-        )
     ends = {name.split(".", 2)[-1] for name in keys.file.tensors}
     mixture: Settings = {"num_local_experts": 0}
     shared = keys.whole("feed_forward_length")
     if keys.get("expert_count"):
         mixture, shared = _mixture(keys), keys.whole("expert_shared_feed_forward_length")
     return (
-        _multipliers(keys)
+        _mamba2(keys, keys.whole("embedding_length"))
+        | _multipliers(keys)
         | mixture
         | {
             "layer_types": _attending(keys, "linear_attention"),
             "position_embedding_type": "rope" if turns else "nope",
             "attention_bias": "attn_q.bias" in ends,
             "shared_intermediate_size": shared,
-            "mamba_n_heads": heads,
-            "mamba_d_head": inner // heads,
-            "mamba_n_groups": groups,
-            "mamba_d_state": keys.whole("ssm.state_size", most=MOST_STATE),
-            "mamba_d_conv": keys.whole("ssm.conv_kernel", most=MOST_TAPS),
-            "mamba_expand": inner // hidden,
-            "mamba_conv_bias": "ssm_conv1d.bias" in ends,
-            "mamba_proj_bias": "ssm_in.bias" in ends,
         }
     )
+
+
+def _mamba2(keys: _Keys, step: int) -> Settings:
+    """Of states whose numbers are a multiple of `step`."""
+    inner, heads = keys.whole("ssm.inner_size"), keys.whole("ssm.time_step_rank")
+    groups, hidden = keys.whole("ssm.group_count"), keys.whole("embedding_length")
+    if inner % step or inner % heads or heads % groups or inner // heads > MOST_STATE:
+        raise keys.refusal(
+            f"says that states have {inner} numbers, in {heads} heads of {groups} groups, for "
+            f"{hidden} columns, which do not fit"
+        )
+    ends = {name.split(".", 2)[-1] for name in keys.file.tensors}
+    return {
+        "mamba_n_heads": heads,
+        "mamba_d_head": inner // heads,
+        "mamba_n_groups": groups,
+        "mamba_d_state": keys.whole("ssm.state_size", most=MOST_STATE),
+        "mamba_d_conv": keys.whole("ssm.conv_kernel", most=MOST_TAPS),
+        "mamba_expand": max(1, inner // hidden),
+        "mamba_d_ssm": inner,
+        "mamba_conv_bias": "ssm_conv1d.bias" in ends,
+        "mamba_proj_bias": "ssm_in.bias" in ends,
+        "mamba_rms_norm": "ssm_norm.weight" in ends,
+        "mamba_norm_before_gate": False,
+    }
+
+
+def _falcon_h1(keys: _Keys) -> Settings:
+    # What its parts are multiplied by is in the file's matrices.
+    return _llama(keys) | _mamba2(keys, 1)
+
+
+def _nemotron_h(keys: _Keys) -> Settings:
+    inner, types = _each(keys, "feed_forward_length"), _attending(keys, "linear_attention")
+    if len(inner) != len(types):
+        raise keys.refusal(f"tells {len(inner)} layers' widths, of {len(types)}")
+    return _mamba2(keys, 1) | {
+        "intermediate_size": max(inner),
+        "layer_types": ["mlp" if n else one for n, one in zip(inner, types, strict=True)],
+    }
+
+
+def _qwen35(keys: _Keys) -> Settings:
+    # Heads of values lie round by round, so that llama.cpp finds the keys of each by a remainder.
+    # What keeps a state shows in the tensors.
+    layers = keys.layers
+    inner, heads = keys.whole("ssm.inner_size"), keys.whole("ssm.time_step_rank")
+    if inner % heads or inner // heads > MOST_STATE:
+        raise keys.refusal(f"says that states have {inner} numbers in {heads} heads")
+    states = [f"blk.{layer}.ssm_out.weight" in keys.file.tensors for layer in range(layers)]
+    return {
+        "num_hidden_layers": layers,
+        "layer_types": ["linear_attention" if one else "full_attention" for one in states],
+        "partial_rotary_factor": keys.whole("rope.dimension_count", keys.head) / keys.head,
+        "linear_num_key_heads": keys.whole("ssm.group_count"),
+        "linear_num_value_heads": heads,
+        "linear_key_head_dim": keys.whole("ssm.state_size", most=MOST_STATE),
+        "linear_value_head_dim": inner // heads,
+        "linear_conv_kernel_dim": keys.whole("ssm.conv_kernel", most=MOST_TAPS),
+        "linear_value_heads_tiled": True,
+    }
 
 
 def _smollm3(keys: _Keys) -> Settings:
@@ -582,9 +629,12 @@ _FAMILY: Mapping[str, Callable[[_Keys], Settings]] = {
     "mistral3": _mistral3,
     "granite": _granite,
     "granitehybrid": _granite_hybrid,
+    "falcon-h1": _falcon_h1,
+    "nemotron_h": _nemotron_h,
     "lfm2": _lfm2,
     "lfm2moe": _lfm2_moe,
     "smollm3": _smollm3,
+    "qwen35": _qwen35,
     "qwen2moe": _qwen2_moe,
     "qwen3moe": _qwen3_moe,
     "qwen3vlmoe": _qwen3_moe,

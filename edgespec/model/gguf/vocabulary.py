@@ -44,6 +44,9 @@ _UPPER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]"
 _LOWER = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _BEFORE = r"[^\r\n\p{L}\p{N}]?"
 _LLAMA3 = rf"{_CASELESS}|{_LETTERS}|\p{{N}}{{1,3}}|{_TAIL}"
+_QWEN35 = rf"{_CASELESS}|{_BEFORE}[\p{{L}}\p{{M}}]+|\p{{N}}|{_TAIL}".replace(
+    r"[^\s\p{L}\p{N}]", r"[^\s\p{L}\p{M}\p{N}]"
+)
 _QWEN2 = rf"{_CASELESS}|{_LETTERS}|\p{{N}}|{_TAIL}"
 _TEKKEN = rf"{_BEFORE}{_UPPER}*{_LOWER}+|{_BEFORE}{_UPPER}+{_LOWER}*|\p{{N}}|{_PATH_TAIL}"
 _GPT4O = (
@@ -66,12 +69,22 @@ _DEEPSEEK = (
 _CUTS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(
         (
-            *("llama-bpe", "llama3", "llama-v3", "dbrx", "smaug-bpe", "falcon3", "pixtral"),
+            *(
+                "llama-bpe",
+                "llama3",
+                "llama-v3",
+                "dbrx",
+                "smaug-bpe",
+                "falcon3",
+                "falcon-h1",
+                "pixtral",
+            ),
             *("glm4", "chatglm-bpe", "lfm2"),
         ),
         (_LLAMA3,),
     ),
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "megrez", "stablelm2", "hunyuan"), (_QWEN2,)),
+    "qwen35": (_QWEN35,),
     **dict.fromkeys(("gpt-4o", "llama4"), (_GPT4O,)),
     "tekken": (_TEKKEN,),
     "deepseek-llm": _DEEPSEEK,
@@ -80,9 +93,18 @@ _CUTS: dict[str, tuple[str, ...]] = {
     "default": (r"[\p{P}\$\+<=>\^~\|]+", _WORDS, r"\p{N}+", "[0-9][0-9][0-9]"),
 }
 """How text is cut before pairs are merged, one cut after the other, by tokenizer.ggml.pre."""
-_WHOLE_FIRST = {"llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "tekken", "lfm2"}
+_WHOLE_FIRST = {
+    "llama-bpe",
+    "llama3",
+    "llama-v3",
+    "falcon3",
+    "falcon-h1",
+    "pixtral",
+    "tekken",
+    "lfm2",
+}
 """A piece that is a token is one, whatever the merges make of it; and BOS is usual."""
-_COMPOSED = {"qwen2", "deepseek-r1-qwen"}
+_COMPOSED = {"qwen2", "qwen35", "deepseek-r1-qwen"}
 """Text is brought into Unicode's composed form first."""
 
 _BY_TOKEN = {"<|begin_of_text|>": "llama-bpe", "<|return|>": "gpt-4o"}

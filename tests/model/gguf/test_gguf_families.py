@@ -15,12 +15,14 @@ import torch
 from safetensors.torch import load_file, save_file
 from support.cases import case
 from support.checkpoints import plain_hidden, plain_logits, reference, write_family
-from support.ggufs import SCALES_AT, TypeOf, all_as, write_gguf, write_gguf_family
+from support.ggufs import SCALES_AT, TypeOf, all_as, in_qwen35, write_gguf, write_gguf_family
+from support.mtp_heads import write_mtp
 from support.own_cache import own_cache
 from support.pipelines import CUTS, TOLERANCE, Pipeline, difference, random_tokens
 from support.tiers import tiered
 
 from edgespec.config import FILE
+from edgespec.drafting.mtp import MtpGuesser
 from edgespec.errors import ModelError
 from edgespec.model.block import Block
 from edgespec.model.block_file import BlockFile, write_block
@@ -32,9 +34,12 @@ from edgespec.model.gguf.unpacking import numbers_of
 from edgespec.model.inventory import block_inventory
 from edgespec.model.loader import Checkpoint
 from edgespec.model.quantised.linear import dequantised
-from edgespec.model.source import EMBEDDING
+from edgespec.model.source import EMBEDDING, TensorSource
 from edgespec.model.sources import open_source
+from edgespec.model.tensors import from_torch
 from edgespec.model.tree_attention import tree_mask
+from edgespec.types.features import Features
+from edgespec.verify.sampling import Sampling
 
 TYPES = ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "MXFP4"]
 FAMILIES = ["llama", "llama-rope", "llama-biases", "mistral", "qwen2", "qwen3", "qwen3_moe"]
@@ -43,8 +48,10 @@ FAMILIES += ["gpt_oss", "ministral3", "olmo2", "olmo3", "olmoe", "mixtral", "ern
 FAMILIES += ["exaone4", "glm4", "cohere2", "phi3-long", "lfm2", "lfm2-biases"]
 FAMILIES += ["gemma4_text", "gemma4_text-shared", "gemma4_text-experts"]
 FAMILIES += ["lfm2_moe", "granitemoehybrid-mamba", "granitemoehybrid-experts", "qwen2_moe"]
+FAMILIES += ["qwen3_5_text"]
 FAMILIES += ["deepseek_v2", "deepseek_v2-groups", "deepseek_v3", "glm4_moe_lite"]
 FAMILIES += ["ernie4_5_moe", "hunyuan_v1_moe", "glm4_moe"]
+FAMILIES += ["falcon_h1", "falcon_h1-normed", "nemotron_h"]
 
 
 @pytest.fixture(autouse=True)
@@ -59,11 +66,14 @@ def assert_same(file: Path, twin: Path) -> None:
     shifted = {
         name
         for name in ours.names
-        if "norm" in name and "gemma4" not in file.name and "gemma" in file.name
-    }
+        if ("norm" in name and "gemma4" not in file.name and "gemma" in file.name)
+        or (name.endswith(("norm.weight", "enorm.weight")) and "qwen3_5" in file.name)
+    } - {name for name in ours.names if "linear_attn" in name}
     for name in sorted(ours.names):
         with case(name):
             got, meant = ours.tensor(name).float(), theirs.tensor(name)
+            if "linear_attn" in name:
+                meant = torch.from_numpy(in_qwen35(name, meant.numpy(), theirs.config))
             assert got.shape == meant.shape
             assert torch.equal(got, (meant + 1) - 1 if name in shifted else meant)
     model = reference(twin)
@@ -79,6 +89,40 @@ def assert_same(file: Path, twin: Path) -> None:
 @pytest.mark.parametrize("name", tiered(FAMILIES, ["gpt_oss", "ministral3", "gemma3_text"]))
 def test_every_architecture(tmp_path: Path, name: str) -> None:
     assert_same(*write_gguf_family(tmp_path, name, all_as("Q8_0")))
+
+
+def test_a_qwen_35_is_cut_to_the_bit_and_brings_its_head(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stages know how the file orders heads, which torch's states follow as the compiled ones do;
+    the head behind its layers guesses what that of its folder does."""
+    write_mtp(tmp_path / "m", intermediate_size=64, linear_value_head_dim=32)
+    file = tmp_path / "qwen3_5.gguf"
+    twin = write_gguf(tmp_path / "m", file, all_as("Q8_0"))
+    source, positions, mask = open_source(file, FILE), torch.arange(60), np.tri(60, dtype=np.bool_)
+    inputs = torch.randn((60, 32), generator=torch.Generator().manual_seed(2))
+    write_block(source, 1, 4, tmp_path / "cut.safetensors")
+    cut = BlockFile(tmp_path / "cut.safetensors", source.config, FILE)
+
+    def rows(of: TensorSource) -> torch.Tensor:
+        block = Block(of, 1, 4, "float32")
+        out = block.forward(inputs, positions, block.new_cache(64), tree_mask(0, mask))
+        assert out is not None
+        return out
+
+    whole = rows(source)
+    assert torch.equal(rows(cut), whole)
+    monkeypatch.setattr("edgespec.model.state_mixer.compiled_states", lambda: None)
+    torch.testing.assert_close(rows(source), whole, rtol=0, atol=1e-5)
+    context, found = [5, 9, 90, 33, 7], []
+    given = Features(from_torch(torch.randn((4, 32), dtype=torch.float64)))
+    for of in (open_source(file), Checkpoint(twin)):
+        draft = MtpGuesser(of, of, OutputHead(of, "float64"), "float64")
+        draft.open(1, Sampling())
+        assert draft.read(1, context, given)
+        found.append(draft.guess(1, [[], [4], [4, 77]], 96))
+    assert np.array_equal(found[0].tokens, found[1].tokens)
+    np.testing.assert_allclose(found[0].scores, found[1].scores, rtol=0, atol=1e-6)
 
 
 def test_a_file_that_has_matrices_of_all_heads_as_one(tmp_path: Path) -> None:

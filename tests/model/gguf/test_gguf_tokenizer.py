@@ -132,6 +132,15 @@ def test_a_file_that_does_not_say_how_it_cuts(
     assert "does not say how its tokenizer cuts text" in caplog.text
 
 
+def test_marks_stay_with_their_letters_as_qwen_35_cuts(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path / "model", num_hidden_layers=1)
+    write_gguf(folder, tmp_path / "m.gguf", all_as("F16"), tokenizer_values(tmp_path, pre="qwen35"))
+    made = tokenizers.Tokenizer.from_file(str(local_folder(tmp_path / "m.gguf") / "tokenizer.json"))
+    text = "हिन्दी, it's 12"
+    cut = made.pre_tokenizer.pre_tokenize_str(text)
+    assert [text[slice(*where)] for _, where in cut] == ["हिन्दी", ",", " it", "'s", " ", "1", "2"]
+
+
 def test_smollm2_is_read_as_its_own_tokenizer_reads() -> None:
     """The ids are those that are published of the model's own tokenizer.json for these texts."""
     smollm2_file()
