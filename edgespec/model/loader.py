@@ -364,11 +364,11 @@ def places(files: Mapping[str, str], config: ModelConfig) -> dict[str, TensorPla
     """
     found: dict[str, TensorPlace] = {}
     kind = config.model_type
+    packed = {stored.rpartition(".")[0] for stored in files if not stored.endswith(".weight")}
     names = TEXT_PART | _NAMES.get(kind, {})
     if kind in DELTA:
         behind = f"model.layers.{config.num_hidden_layers}."
         names = {inside: behind + plain for inside, plain in _MTP.items()} | names
-    packed = {stored.rpartition(".")[0] for stored in files if not stored.endswith(".weight")}
     for stored, file in files.items():
         name = stored
         for inside, plain in names.items():

@@ -132,6 +132,7 @@ class _Fields(Struct, kw_only=True):
     linear_num_key_heads: Count = 16
     linear_num_value_heads: Count = 32
     linear_value_heads_tiled: bool = False
+    linear_qkvz_in_order: bool = False
     global_head_dim: Width = 512
     num_global_key_value_heads: Count | None = None
     per_layer_config: dict[str, dict[str, Any]] | None = None

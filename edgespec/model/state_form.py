@@ -22,13 +22,13 @@ class StateForm:
     `delta`: by the gated delta rule, else Mamba2's. `name`: of the module in its layer. `entering`:
     names and rows of the matrices that make, in this order, the gate [heads * value], what is
     convolved, and one number a head, or two; `by_group`: they make all but the numbers of heads
-    first, then these, each group's together (see `order`). `heads` share the keys of `groups`,
-    which have `key` numbers, values have `value`. `kernel`: taps of the convolution. `normed`:
-    numbers that are normed together, 0: none; `gate_last`: before they are gated. `steps`: bounds
-    of a step. `scale`: what the gate, values, keys, queries and steps that are projected are
-    multiplied by, if not by 1. `share`: what comes out counts so much in the layer. `tiled`: heads
-    of a group are as many places apart as there are groups, as GGUF files have them; else
-    neighbours.
+    first, then these, each group's together, the former too if they are one (see `order`). `heads`
+    share the keys of `groups`, which have `key` numbers, values have `value`. `kernel`: taps of the
+    convolution. `normed`: numbers that are normed together, 0: none; `gate_last`: before they are
+    gated. `steps`: bounds of a step. `scale`: what the gate, values, keys, queries and steps that
+    are projected are multiplied by, if not by 1. `share`: what comes out counts so much in the
+    layer. `tiled`: heads of a group are as many places apart as there are groups, as GGUF files
+    have them; else neighbours.
     """
 
     delta: bool
@@ -57,12 +57,15 @@ class StateForm:
         if not self.by_group:
             return None
         share = self.heads // self.groups
+        of_heads = torch.arange(2 * self.heads).view(self.groups, -1) + self.conv + self.inner
+        last = [one.flatten() for one in of_heads.split(share, 1)]
+        if len(self.entering) > 2:
+            return torch.cat((torch.arange(self.conv + self.inner), *last))
         parts = [self.key, self.key, share * self.value, share * self.value]
         whole = torch.arange(self.conv + self.inner).view(self.groups, -1)
         query, key, value, gate = whole.split(parts, 1)
-        of_heads = torch.arange(2 * self.heads).view(self.groups, -1) + whole.numel()
-        parts_of = (gate, query, key, value, *of_heads.split(share, 1))
-        return torch.cat([one.flatten() for one in parts_of])
+        first = [one.flatten() for one in (gate, query, key, value)]
+        return torch.cat((*first, *last))
 
     @property
     def keys(self) -> int:
@@ -165,23 +168,25 @@ def _mamba2(config: ModelConfig) -> StateForm:
 
 
 def _delta(config: ModelConfig) -> StateForm:
-    """As Qwen 3.5 has it, and Qwen3-Next, whose matrices are two."""
+    """As Qwen 3.5 has it, and Qwen3-Next, whose matrices are two, or three in a GGUF file."""
     heads, groups = int(config.linear_num_value_heads), int(config.linear_num_key_heads)
     value, key = int(config.linear_value_head_dim), int(config.linear_key_head_dim)
     inner, by_group = heads * value, config.model_type == "qwen3_next"
+    gate, mixed = ("in_proj_z", inner), ("in_proj_qkv", 2 * groups * key + inner)
+    entering: tuple[tuple[str, int], ...] = (
+        gate,
+        mixed,
+        ("in_proj_b", heads),
+        ("in_proj_a", heads),
+    )
+    if by_group:
+        entering = (("in_proj_qkvz", 2 * groups * key + 2 * inner), ("in_proj_ba", 2 * heads))
+    if by_group and config.linear_qkvz_in_order:
+        entering = (gate, mixed, entering[-1])
     return StateForm(
         delta=True,
         name="linear_attn",
-        entering=(
-            (("in_proj_qkvz", 2 * groups * key + 2 * inner), ("in_proj_ba", 2 * heads))
-            if by_group
-            else (
-                ("in_proj_z", inner),
-                ("in_proj_qkv", 2 * groups * key + inner),
-                ("in_proj_b", heads),
-                ("in_proj_a", heads),
-            )
-        ),
+        entering=entering,
         hidden=int(config.hidden_size),
         heads=heads,
         groups=groups,

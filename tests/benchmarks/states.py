@@ -52,24 +52,24 @@ class RandomSource:
         self.config = ModelConfig(SIZES | {"layer_types": types, "num_hidden_layers": layers})
         self.path, self.layers, self.mapped = f"random {kind}", layers + 1, False
         self.quantisation = Quantisation()
-        self._shapes: dict[str, torch.Size] = {}
+        self.shapes: dict[str, torch.Size] = {}
 
     @property
     def names(self) -> frozenset[str]:
         every = layers_of(self.config, 0, self.layers - 1)
         for index in range(self.layers - 1):
             own = every.shapes(index).items()
-            self._shapes |= {f"model.layers.{index}.{name}": shape for name, shape in own}
-        self._shapes["model.embed_tokens.weight"] = torch.Size((96, 2048))
-        return frozenset(self._shapes)
+            self.shapes |= {f"model.layers.{index}.{name}": shape for name, shape in own}
+        self.shapes["model.embed_tokens.weight"] = torch.Size((96, 2048))
+        return frozenset(self.shapes)
 
     def form(self, name: str) -> Quantisation:
         return self.quantisation
 
     def tensor(self, name: str) -> torch.Tensor:
-        if name not in self._shapes:
+        if name not in self.shapes:
             _ = self.names
-        return (0.02 * torch.randn(self._shapes[name])).bfloat16()
+        return (0.02 * torch.randn(self.shapes[name])).bfloat16()
 
     def table(self, name: str) -> tuple[str, torch.Tensor]:
         return "", self.tensor(name)
@@ -86,8 +86,8 @@ class Run:
         quantised = QuantisingSource(source, Quantisation.parse(asked.quant))  # type: ignore[arg-type]
         self.block = Block(quantised, 0, asked.layers, asked.dtype)
         self.cache = self.block.new_cache(asked.context + 64)
-        shapes = (s for n, s in source._shapes.items() if n.startswith("model.layers.0."))
-        self.weights = sum(s.numel() for s in shapes if len(s) == 2)
+        held = (s for n, s in source.shapes.items() if n.startswith("model.layers.0."))
+        self.weights = sum(s.numel() for s in held if len(s) == 2)
         self.at, self.rows = 0, asked.rows
         while self.at < asked.context:
             self.step(64)

@@ -172,7 +172,8 @@ def test_every_field_that_is_read_is_as_in_transformers(kind: str) -> None:
                 if hasattr(theirs, field):
                     assert getattr(ours, field) == getattr(theirs, field), field
             theirs.allow_global_per_layer_attribute_access = True
-            theirs.linear_value_heads_tiled = False  # which files of GGUF alone are
+            # Which files of GGUF alone are.
+            theirs.linear_value_heads_tiled = theirs.linear_qkvz_in_order = False
             head_dim = getattr(theirs, "head_dim", None)
             assert ours.head_dim == (head_dim or 48 // 4)
             if kind != "gemma4_text":  # which has forms of its own

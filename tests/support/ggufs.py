@@ -17,7 +17,7 @@ from support.checkpoints import FAMILY_SETTINGS, write_family, write_tokenizer
 
 from edgespec.model.loader import Checkpoint
 from edgespec.planning.architecture import EXPERTS
-from edgespec.planning.text_part import LATENT
+from edgespec.planning.text_part import LATENT, SHARING
 
 ARCHITECTURES = {
     "llama": "llama",
@@ -32,6 +32,8 @@ ARCHITECTURES = {
     "qwen2_moe": "qwen2moe",
     "qwen3_moe": "qwen3moe",
     "qwen3_5_text": "qwen35",
+    "qwen3_5_moe_text": "qwen35moe",
+    "qwen3_next": "qwen3next",
     "phi3": "phi3",
     "gemma2": "gemma2",
     "gemma3_text": "gemma3",
@@ -55,6 +57,8 @@ ARCHITECTURES = {
     **dict.fromkeys(LATENT, "deepseek2"),
 }
 """What llama.cpp calls a model type."""
+
+_DELTA = ("qwen35", "qwen35moe", "qwen3next")
 
 SCALES_AT = {
     **{"Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2), "Q8_0": (0,)},
@@ -120,6 +124,9 @@ def write_gguf(
             continue
         if "linear_attn" in name:
             stored = in_qwen35(name, stored, source.config)
+            if name.endswith("in_proj_qkvz.weight"):
+                _add_apart(writer, name, stored, kind, source.config)
+                continue
         theirs, expert = _their_name(architecture, name, source.layers, source.names)
         if expert is not None:
             stack = stacks.setdefault(theirs, {})
@@ -145,7 +152,7 @@ def write_gguf(
         meant = {_in_lfm2(name): one for name, one in meant.items()}
     if architecture == "granitehybrid":
         meant = _in_granite(meant, _experts(source.config))
-    if architecture in ("qwen2moe", "glm4moe"):
+    if architecture in ("qwen2moe", "glm4moe", *_DELTA):
         shared = "shared_experts" if architecture == "glm4moe" else "shared_expert"
         meant = {_beside(name, meant, shared): one for name, one in meant.items()}
         bias = "mlp.gate.e_score_correction_bias"
@@ -279,11 +286,13 @@ def write_gguf_family(root: Path, name: str, type_of: TypeOf, **settings: Any) -
         chosen |= {"head_dim": 16, "mamba_n_groups": 2}
     if name == "nemotron_h":
         chosen |= {"mamba_head_dim": 24}
-    if name == "qwen3_5_text":
-        chosen |= {"linear_value_head_dim": 32}
     if name == "hunyuan_v1_moe":
         rope = {"rope_type": "default", "rope_theta": 1e3}
         chosen |= {"intermediate_size": 32, "rope_parameters": rope}
+    if name in ("qwen3_5_text", "qwen3_5_moe_text", "qwen3_next"):
+        chosen |= {"linear_value_head_dim": 32, "shared_expert_intermediate_size": 64}
+    if name == "qwen3_next":
+        chosen |= {"mlp_only_layers": []}
     if name == "lfm2":
         chosen |= {"block_multiple_of": 32}
     if name == "lfm2_moe":
@@ -307,12 +316,25 @@ def write_gguf_family(root: Path, name: str, type_of: TypeOf, **settings: Any) -
     return file, write_gguf(folder, file, type_of)
 
 
+def _add_apart(writer: GGUFWriter, name: str, stored: np.ndarray, kind: Any, config: Any) -> None:
+    """Adds what makes queries, keys and values of all groups of a Qwen3-Next, and gates."""
+    key, share = config.linear_key_head_dim, config.linear_num_value_heads
+    value = share // config.linear_num_key_heads * config.linear_value_head_dim
+    groups = stored.reshape(config.linear_num_key_heads, -1, stored.shape[-1])
+    parts = np.split(groups, [key, 2 * key, 2 * key + value], axis=1)
+    query, keys, values, gate = (one.reshape(-1, stored.shape[-1]) for one in parts)
+    layer = name.split(".")[2]
+    both = np.concatenate((query, keys, values))
+    writer.add_tensor(f"blk.{layer}.attn_qkv.weight", both, raw_dtype=kind)
+    writer.add_tensor(f"blk.{layer}.attn_gate.weight", gate, raw_dtype=kind)
+
+
 def in_qwen35(name: str, values: np.ndarray, config: Any) -> np.ndarray:
     """A tensor of a layer with a state as llama.cpp's converter has it: heads of values round by
     round, of each group of keys one, where transformers' have them group by group."""
     groups, heads = config.linear_num_key_heads, config.linear_num_value_heads
     part = name.rpartition("linear_attn.")[2].removesuffix(".weight")
-    if part == "norm":
+    if part == "norm" or config.model_type == "qwen3_next":
         return values
     axis = int(part == "out_proj")
     first = 2 * groups * config.linear_key_head_dim if part in ("in_proj_qkv", "conv1d") else 0
@@ -343,7 +365,7 @@ def _their_name(
     if architecture in ("lfm2", "lfm2moe"):
         name = name.replace("model.norm", "model.embedding_norm")
         name = name.replace("mlp.expert_bias", "feed_forward.expert_bias")
-    if architecture in ("granitehybrid", "falcon-h1", "nemotron_h", "qwen35"):
+    if architecture in ("granitehybrid", "falcon-h1", "nemotron_h", *_DELTA):
         name = name.replace("dt_bias", "dt_proj.bias")
     if architecture == "falcon-h1":
         name = _renamed(name, _FALCON)
@@ -352,7 +374,7 @@ def _their_name(
     if (inner := name.removeprefix(f"model.layers.{layers}.")) in _NEXTN:
         return f"blk.{layers}.nextn.{_NEXTN[inner]}.weight", None
     layers += 1
-    if architecture in ("granitehybrid", "qwen2moe", "glm4moe"):
+    if architecture in ("granitehybrid", "qwen2moe", "glm4moe", *_DELTA):
         name = _beside(name, names, "shared_expert")
     name = name.replace("gate.moe_statics.e_score_correction_", "moe_statics.e_score_correction.")
     parts, expert = name.replace("correction_bias", "correction").split("."), None
@@ -371,7 +393,14 @@ def _their_name(
 
 _NEXTN = {
     f"{name}.weight": name.replace(".", "_")
-    for name in ("eh_proj", "enorm", "hnorm", "shared_head.norm")
+    for name in (
+        "eh_proj",
+        "enorm",
+        "hnorm",
+        "shared_head.norm",
+        "shared_head.head",
+        "embed_tokens",
+    )
 }
 """Of a head that guesses, which gguf's own table does not know in this architecture."""
 
@@ -385,7 +414,7 @@ def _as_converted(architecture: str, name: str, stored: np.ndarray, config: Any)
         return np.ascontiguousarray(halves.swapaxes(1, 2).reshape(stored.shape))
     if name.endswith(("shortconv.conv.weight", "ssm_conv1d.weight")):
         return stored[:, 0]
-    if architecture == "qwen35":
+    if architecture in _DELTA:
         return stored + 1 if "norm" in name and "ssm_norm" not in name else stored
     if name.endswith((".ssm_a", ".ssm_d")):
         return stored[:, None]
@@ -506,7 +535,7 @@ def _of_family(config: Any) -> Iterator[tuple[str, Any]]:
         yield "expert_count", config.num_local_experts
         yield "expert_used_count", config.num_experts_per_tok
         yield "expert_shared_feed_forward_length", config.shared_intermediate_size
-    if config.model_type == "qwen3_5_text":
+    if ARCHITECTURES[config.model_type] in _DELTA:
         yield "ssm.conv_kernel", config.linear_conv_kernel_dim
         yield "ssm.state_size", config.linear_key_head_dim
         yield "ssm.group_count", config.linear_num_key_heads
@@ -521,9 +550,9 @@ def _of_family(config: Any) -> Iterator[tuple[str, Any]]:
     if config.model_type in ("gemma3_text", "gemma4_text", "olmo3", "exaone4", "cohere2"):
         windows = [kind == "sliding_attention" for kind in config.layer_types]
         yield "attention.sliding_window_pattern", windows
-    if config.model_type == "qwen2_moe":
+    if config.model_type in SHARING:
         yield "expert_shared_feed_forward_length", config.shared_expert_intermediate_size
-    if config.model_type in ("qwen3_moe", "qwen2_moe"):
+    if config.model_type in ("qwen3_moe", *SHARING):
         yield "expert_count", config.num_experts
         yield "expert_used_count", config.num_experts_per_tok
         yield "expert_feed_forward_length", config.moe_intermediate_size
