@@ -201,8 +201,10 @@ def test_an_answer_may_fill_the_context(policy: str) -> None:
 @pytest.mark.parametrize("policy", ONE_OR_EACH)
 def test_an_end_token_ends_the_answer_at_once(policy: str) -> None:
     prompt = "Question: Tom has 3 boxes with 12 pencils each. He gives away 9 pencils. How many "
-    prompt += "pencils does he have left?\nAnswer:"
+    prompt += "pencils does he have left?\nAnswer: He gives away 9 pencils because 3 x 9 = 9\nHe "
+    prompt += "gives away 12 pencils because 9 x 9 = 12\nHe gives away 9 pencils"  # so it ends soon
     wanted = generated(prompt, 128)
+    assert 8 < len(wanted) < 32
     assert wanted[-1] in tokenizer().eos_ids, "the example no longer ends by itself"
     ring = torch_ring(3)
     ring.replies.clear()
