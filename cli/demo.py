@@ -140,7 +140,8 @@ def ring_here(
     """A client of a ring of processes on this machine, once it is ready."""
     name = known_name(config.model) or Path(config.model).name
     notes.say(f"starting {name} in {config.stages} stage(s) on this machine")
-    if text := precision_text(config.quantisation, config.head_quantisation, config.dtype):
+    quants = config.quantisation, config.head_quantisation
+    if text := precision_text(*quants, config.dtype, config.cache_dtype):
         notes.detail(text)
     model_files(config.model).file("config.json")  # no process need start for what is not there
     look_at_models(config)  # or cannot be

@@ -39,6 +39,7 @@ from edgespec.daemon.settings import (
     look_into_models,
     usual_draft,
 )
+from edgespec.daemon.shelf import models_of
 from edgespec.drafting.choice import NONE, DraftChoice
 from edgespec.errors import AccessRefused, ConfigError
 from edgespec.net.discovery_interfaces import EVERY_ADDRESS
@@ -81,6 +82,12 @@ def init(
     ),
     cache_dtype: options.CacheDtype = AUTO,
     head: options.Head = AUTO,
+    add: str = typer.Option(
+        "",
+        metavar="NAME",
+        help="Add this model to those of the cluster, under that name: `edgespec serve` then "
+        "loads the one that a request asks for.",
+    ),
     host: str = typer.Option(EVERY_ADDRESS, help="Address to listen on."),
     port: int = typer.Option(DEFAULT_PORT, help="Port to listen on; 0: any free."),
     cluster: str = options.CLUSTER,
@@ -93,6 +100,11 @@ def init(
     """
     notes = Notes()
     folder = folder_of(cluster)
+    if add:
+        there = ClusterFolder.open(folder)
+        there.path_of_added(add)
+        if add == next(iter(models_of(there))):
+            raise ConfigError(f"the cluster's own model is called {add}; choose another name")
     kept = _is_cluster(folder)
     if not draft and not devices and head in ("", AUTO, HEAD_ON_COORDINATOR):
         draft = usual_draft(resolved(model))
@@ -128,6 +140,13 @@ def init(
         base, chosen = model or bundled("base"), str(chosen_draft(draft, model))
         commands = list(commands_of(plan, base, chosen, draft_quant))
         text = json.dumps(plan_as_json(found, commands), ensure_ascii=False) + "\n"
+    if add:
+        own = there.settings
+        there.add(add, structs.replace(settings, host=own.host, port=own.port))
+        for line in _device_lines(plan) if plan else ():
+            notes.say(line)
+        notes.say(f"the cluster {there.cluster_id} has {add} too: restart the coordinator")
+        return
     made = ClusterFolder.create(folder, settings)
     made.keep_plan(text)
     token = AccessStore(made).new_token(STAGE, 0, TOKEN_S)
@@ -251,7 +270,7 @@ def _tell(notes: Notes, made: ClusterFolder, kept: bool, later: list[str]) -> No
                 "machine before `edgespec serve`, or for `edgespec pull`"
             )
     quant, head = Quantisation.parse(settings.quant), Quantisation.parse(settings.head_quant)
-    if text := precision_text(quant, head, settings.dtype):
+    if text := precision_text(quant, head, settings.dtype, settings.cache_dtype):
         notes.say(text)
     notes.say(f"start the coordinator:        {with_cluster('edgespec serve', made.path)}")
     notes.say(f"another token, when needed:   {with_cluster('edgespec token new', made.path)}")

@@ -13,7 +13,7 @@ from edgespec.daemon.api_keys import ApiKeys
 from edgespec.daemon.api_process import ApiOptions, needs_keys
 from edgespec.daemon.cluster import ClusterFolder
 from edgespec.daemon.process import take_file_descriptors
-from edgespec.errors import EXIT_OK, AddressUnavailable
+from edgespec.errors import EXIT_OK, AddressUnavailable, EdgespecError
 from edgespec.net.discovery_interfaces import reached_at
 from edgespec.net.slowness import slowness
 from edgespec.runtime.async_client import AsyncClient
@@ -22,6 +22,7 @@ from edgespec.serving.events import routes
 from edgespec.serving.guard import Door
 from edgespec.serving.limits import CONNECT_S, HttpLimits
 from edgespec.serving.protocol import ApiServer, opened, settings_of
+from edgespec.serving.turns import ModelTurns
 
 BACKLOG = 512
 
@@ -38,10 +39,19 @@ class ApiConfig:
     limits: HttpLimits = field(default_factory=HttpLimits)
 
 
-def run_api(config: ApiConfig, folder: ClusterFolder) -> int:
+@dataclass(frozen=True, slots=True)
+class Several:
+    """Of an API whose process loads several models by turns: how they are made, and what is called
+    every few seconds while its loop turns."""
+
+    turns: Callable[[AsyncClient], ModelTurns]
+    beat: Callable[[], None]
+
+
+def run_api(config: ApiConfig, folder: ClusterFolder, several: Several | None = None) -> int:
     """Serve HTTP until a signal ends it; returns the exit code.
 
-    Prints where it listens as the one line on standard output. Raises AddressUnavailable for an
+    Prints where it listens, unless there are several models. Raises AddressUnavailable for an
     address that cannot be used.
     """
     take_file_descriptors()
@@ -56,13 +66,22 @@ def run_api(config: ApiConfig, folder: ClusterFolder) -> int:
         http = Address(config.http.host, ports[0])
         client = AsyncClient(config.coordinator, folder.identity, CONNECT_S * slowness())
         urls = [f"http://{one}" for one in reached_at(http)]
-        print(f"API at {urls[0]}", flush=True)
+        if several is None:
+            print(f"API at {urls[0]}", flush=True)
         log.info("the page and the HTTP API at %s", " or ".join(urls))
         if options.ollama is not None:
             log.info("for clients of Ollama at http://%s", Address(options.ollama.host, ports[-1]))
-        service = Service(client, config.limits, frozenset(options.aliases))
+        turns = several.turns(client) if several is not None else None
+        service = Service(client, config.limits, frozenset(options.aliases), turns)
         keys = ApiKeys(folder.path)
-        server_of(service, keys.accepts, door, keys.exchanged).run(sockets=listeners)
+        try:
+            keys.all()
+        except EdgespecError as problem:  # on loopback it may be asked without keys
+            log.warning("no API key is accepted: %s", problem)
+        server = server_of(service, keys.accepts, door, keys.exchanged)
+        if several is not None:
+            server.beat = several.beat
+        server.run(sockets=listeners)
     return EXIT_OK
 
 
@@ -74,7 +93,9 @@ def server_of(
 ) -> ApiServer:
     """The uvicorn server of an API; its sockets are passed to `run`. `accepts`, `door`: see Guard;
     `exchanged`: see events.routes."""
-    app = application(service, accepts, door, routes(service.client, exchanged))
+    turns = service.turns
+    pages = routes(service.client, exchanged, lambda: turns.absence if turns is not None else "")
+    app = application(service, accepts, door, pages)
     return ApiServer(settings_of(app, service.limits, BACKLOG), service)
 
 

@@ -138,7 +138,7 @@ class IncomingBlock:
                 raise
         put_manifest(own, self.folder / MANIFEST)
         os.replace(self.folder, self._home)
-        return BlockFolder(self._home)
+        return BlockFolder(self._home, own.entries)
 
 
 class BlockLibrary:

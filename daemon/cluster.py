@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -54,6 +55,8 @@ _DEVICE_KEY = "device.key"
 _MEMBERSHIP = "membership.json"
 _PLAN = "plan.json"
 _HOLDERS = "holders.json"
+_ADDED = "models"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 def default_folder() -> Path:
@@ -256,6 +259,30 @@ class ClusterFolder:
         if stored is None:
             raise ConfigError(f"{path} is missing; `edgespec init` writes it again")
         return ClusterSettings.from_json(stored[0], path)
+
+    def path_of_added(self, name: str) -> Path:
+        """Where the settings of a further model are. Raises ConfigError for what is no name."""
+        if not _NAME.fullmatch(name):
+            raise ConfigError(
+                f"{name!r} is no name for a model; give up to 64 letters, digits, dots, dashes and "
+                "underscores"
+            )
+        return self.path / _ADDED / f"{name}.json"
+
+    def add(self, name: str, settings: ClusterSettings) -> None:
+        """Store the settings of a further model, which is served in turn with the others."""
+        path = self.path_of_added(name)
+        make_folder(path.parent)
+        with held(self.path):
+            write_private(path, settings.to_json())
+
+    def added(self) -> dict[str, ClusterSettings]:
+        """Of each model that was added, by its name."""
+        found = {}
+        for path in sorted((self.path / _ADDED).glob("*.json")):
+            if (stored := read_private(path, secret=False)) is not None:
+                found[path.stem] = ClusterSettings.from_json(stored[0], path)
+        return found
 
     @contextmanager
     def served(self) -> Iterator[None]:

@@ -95,11 +95,13 @@ def run_coordinator(
     http: Address | None,
     api_options: ApiOptions | None = None,
     drain: float = 0.0,
+    *,
+    unloads: bool = False,
 ) -> int:
     """Serve the devices and clients of a cluster until a signal ends it; returns the exit code.
 
     `http`: address of the HTTP API, served by a child process; None: no API. `drain`: seconds that
-    requests have to end after the signal.
+    requests have to end after the signal. `unloads`: stages keep no layers in memory after it.
     The address is bound, and printed as the only line on standard output, before the models are
     loaded, so that stages can start meanwhile. Raises ConfigError for settings, models or an
     address that cannot be used.
@@ -107,7 +109,8 @@ def run_coordinator(
     look_at_models(config)
     for model in (config.model, *parse_draft(config.draft).folders):
         require_within_reach(model)
-    if text := precision_text(config.quantisation, config.head_quantisation, config.dtype):
+    quants = config.quantisation, config.head_quantisation
+    if text := precision_text(*quants, config.dtype, config.cache_dtype):
         log.info(text)
     take_file_descriptors()
     access_policy = AccessStore(cluster)
@@ -145,7 +148,7 @@ def run_coordinator(
     node.supervisor = Notifier(slow=slowness())
     node.requests = requests
     node.keep_holders = cluster.keep_holders
-    node.drain = drain
+    node.drain, node.unloads = drain, unloads
     api = ApiProcess(http, address, cluster, api_options) if http else nullcontext()
     stage = _own_stage(config, own, beside) if own is not None else nullcontext()
     try:
@@ -341,6 +344,8 @@ def _membership(
     rows, row_bytes = cache_rows(config, context, device)
     costs = needs.model.costs if needs else None
     names, template = names_of(config.model), loaded.codec.chat_template
+    if config.name:
+        names = tuple(dict.fromkeys((config.name, *names)))
     return MembershipMachine(
         assignment.assigned,
         Connect("", home.transport.data_port, cluster.identity.own.public),

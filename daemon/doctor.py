@@ -8,6 +8,7 @@ import platform
 import re
 import shutil
 import socket
+import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -55,6 +56,7 @@ def examine(
     yield from guarded("board", lambda: check_board(root))
     yield from guarded("speed", lambda: check_speed(root))
     yield from guarded("memory", lambda: [check_memory(root)])
+    yield from guarded("GPU memory", lambda: check_gpu_memory(root))
     yield from guarded("both here", lambda: machine_memory(cluster, root))
     yield from guarded("swap", lambda: check_swap(root))
     yield from guarded("kernels", lambda: [check_kernels()])
@@ -229,6 +231,53 @@ def check_memory(root: Path) -> Finding:
     if found.bytes < _FEW_MEMORY:
         return Finding("memory", WARNING, f"{text}: enough for few layers; end other programs")
     return Finding("memory", OK, text)
+
+
+_BEFORE_WEIGHTS = """
+import sys, torch
+from edgespec.kernels.gpu.usable import usable
+device = torch.device(sys.argv[1])
+for step in (
+    lambda: torch.zeros(1, device=device),
+    lambda: torch.ones(64, 64, device=device) @ torch.ones(64, 64, device=device),
+    lambda: usable(device),
+):
+    step()
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    print("done", flush=True)
+    sys.stdin.readline()
+"""
+"""A process that takes of a GPU what each one does, and waits after every step."""
+
+
+def check_gpu_memory(root: Path) -> Iterator[Finding]:
+    """What each process takes of a GPU before its first weight; nothing without one."""
+    if gpu_facts():
+        taken = taken_before_weights("cuda", lambda: available_memory("cuda", root).bytes)
+        parts = ", ".join(f"{size / 2**20:.0f} MiB {what}" for what, size in taken.items())
+        total = f"{sum(taken.values()) / 2**20:.0f} MiB"
+        yield Finding("GPU memory", OK, f"a process takes {total} before its first weight: {parts}")
+
+
+def taken_before_weights(device: str, free: Callable[[], int]) -> dict[str, int]:
+    """By what it is for, bytes by which `free()`, asked in this process, falls as another one
+    begins to use the device. Raises OSError if that one ends before."""
+    free()  # this process's own part is taken by now
+    taken, before = {}, free()
+    command = [sys.executable, "-c", _BEFORE_WEIGHTS, device]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as child:
+        assert child.stdin is not None
+        assert child.stdout is not None
+        for what in ("of its context", "of torch's libraries", "of edgespec's kernels"):
+            if child.stdout.readline() != "done\n":
+                raise OSError(child.communicate()[1].strip().rpartition("\n")[2])
+            now = free()
+            taken[what], before = max(0, before - now), now
+            child.stdin.write("\n")
+            child.stdin.flush()
+    return taken
 
 
 def check_kernels() -> Finding:

@@ -129,7 +129,7 @@ class LocalRing:
         cache = ["--cache", config.cache or str(Path(self._folder.name) / "blocks")]
         emulate = config.emulation.options if config.emulation else []
         # All at once, as each imports for as long as the coordinator does before it listens.
-        with _kept_port(config.address) as given:
+        with kept_port(config.address) as given:
             serve += ["--host", given.host, "--port", str(given.port)]
             coordinator = self._spawn("coordinator", serve + cache + emulate, subprocess.PIPE)
             for stage in range(1, config.stages + 1):
@@ -184,7 +184,7 @@ class LocalRing:
 
 
 @contextmanager
-def _kept_port(address: Address) -> Iterator[Address]:
+def kept_port(address: Address) -> Iterator[Address]:
     """The address, with a free port if it has none, which no other program is given meanwhile: a
     coordinator may listen there all the same, as it lets its port be used again."""
     if address.port:

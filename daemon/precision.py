@@ -168,12 +168,15 @@ def sixteen_bit_dtype() -> str:
     return sixteen_bit_type(best_device())
 
 
-def precision_text(quantisation: Quantisation, head: Quantisation, dtype: str) -> str:
+def precision_text(
+    quantisation: Quantisation, head: Quantisation, dtype: str, cache_dtype: str = ""
+) -> str:
     """One line for the user: what blocks are held and computed in; "" if no block is packed."""
     if quantisation.kind == "none":
         return ""
     text = f"{_HELD[quantisation.kind]} ({quantisation.name}), the output head as {head.name}"
     text += f", computed in {dtype}"
+    text += f", caches in {cache_dtype}" if cache_dtype else ""
     if quantisation.kind in ("int4", "file") and dtype == "float32":
         return f"{text}; for stages with a GPU --dtype bfloat16 is several times as fast"
     return f"{text}; --quant, --head-quant and --dtype choose others"

@@ -74,12 +74,17 @@ class RingOptions:
     head: str = ""
     cache_dtype: str = ""
 
+    @property
+    def describes(self) -> bool:
+        """Whether they describe a ring of their own."""
+        return any(value for name, value in asdict(self).items() if name not in _OF_ANY_RING)
+
 
 def served_config(
     settings: ClusterSettings, asked: RingOptions, emulation: Emulation | None
 ) -> CoordinatorConfig:
     """The ring of the options, or else that of the cluster. Raises ConfigError."""
-    if any(value for name, value in asdict(asked).items() if name not in _OF_ANY_RING):
+    if asked.describes:
         ring = replace(
             asked,
             quant=asked.quant or AUTO,

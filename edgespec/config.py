@@ -23,6 +23,9 @@ EIGHT_BITS = "int8"
 MOST_STAGES = 256
 HEADS = (HEAD_ON_COORDINATOR, HEAD_ON_LAST_STAGE) = ("coordinator", "last-stage")
 """Where the output head can be."""
+DRAFT_VOCABULARY = 1 << 16
+"""Tokens that the head of a base's own files guesses at most: a product with more is most of what
+it takes."""
 FREE_SOURCES = ("ngram",)
 """Draft sources that run no model: their guesses take next to no time."""
 
@@ -260,7 +263,8 @@ class CoordinatorConfig:
     a process beside it; 0: none. `head`: where the output head is, one of HEADS. `live`: requests
     that are answered at once, at most; fewer if their rows do not fit into the stages' caches.
     `share_prefixes`: prompts of different users may begin with the same rows. `cache_dtype`: of the
-    keys and values that stages hold, of 16 bits on CPUs alone; "": `dtype`.
+    keys and values that stages hold, of 16 bits on CPUs alone; "": `dtype`. `name`: what the model
+    is called beside its own names.
     """
 
     model: str
@@ -284,6 +288,7 @@ class CoordinatorConfig:
     live: int = DEFAULT_LIVE
     share_prefixes: bool = False
     cache_dtype: str = ""
+    name: str = ""
 
     def __post_init__(self) -> None:
         if not 1 <= self.live <= MOST_LIVE:

@@ -1,4 +1,9 @@
-"""The image of Containerfile: built, and a ring in it, where podman, buildah or docker is."""
+"""The image of Containerfile: built, and a ring in it, where podman, buildah or docker is.
+
+Both machines' are where the base can be had and the other machine is emulated; each that cannot be
+is skipped, with the reason. CONTAINER_BUILD and CONTAINER_RUN hold further words, as another BASE
+(then with `-k amd64` or `-k arm64`).
+"""
 
 from __future__ import annotations
 

@@ -18,6 +18,7 @@ WITHOUT = {  # files without a quick test, and where `make test` has their promi
     "cli/test_quantised.py": "exactness/test_quantised.py",
     "cli/test_ring.py": "cli/test_demo.py",
     "cli/test_security.py": "runtime/test_strangers.py",
+    "cli/test_several_models.py": "serving/test_turns.py",
     "cli/test_several_users.py": "decoding/test_several_live.py",
     "model/gguf/test_big_gguf.py": "model/test_block.py",
     "model/gguf/test_real_files.py": "exactness/test_gguf.py",

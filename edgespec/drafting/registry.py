@@ -106,7 +106,8 @@ def _ppd(folder: str, base: BaseParts) -> Guesser:
 
 def _mtp(folder: str, base: BaseParts) -> Guesser:
     layer = base.draft(str(base.source.path)) if has_mtp(base.source) else base.source
-    return MtpGuesser(base.source, layer, base.own_head(), base.dtype, base.device)
+    held = base.own_head(), base.dtype, base.device, base.head_quantisation
+    return MtpGuesser(base.source, layer, *held)
 
 
 BUILDERS: Mapping[str, Callable[[str, BaseParts], Guesser]] = {

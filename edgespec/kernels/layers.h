@@ -1,26 +1,42 @@
 /* Some layers of a model over the rows of some requests, in one call: what model.layers does layer
  * by layer, by the same functions in the same order, so to the same bits. */
 
+#define FOLDED 16 /* rows that go into a state at a time */
+
 /* Matrices of products.c with one input, their results side by side; NULL: no more. */
 typedef struct {
-    const void *matrices[3];
-    int64_t outs[3];
+    const void *matrices[4];
+    int64_t outs[4];
 } Product;
 
 /* See LayerForm. Gains are float, NULL: none; `angles`, `runs`: which of the pass, -1: none. A layer
- * that convolves has `taps`, and weights for them (see row_convolved). */
+ * that convolves has `taps`, and weights for them (see row_convolved); one that keeps a state a
+ * `mixer` between two products, and is number `folded` of those that do, whose rows see the slots of
+ * `every`. Of `heads` 0 or `inner` 0 it has nothing that goes with them. */
 typedef struct {
-    Product qkv, out, gate_up, down;
+    Product qkv, out, gate_up, down, entering, leaving;
     const float *enter, *attended, *middle, *left, *query_gain, *key_gain, *tap_weights, *tap_bias;
-    double eps, share, scaling, softcap;
-    int64_t hidden, inner, heads, kv_heads, head_dim, taps, activation, angles, runs;
+    const Mixer *mixer;
+    double eps, share, mlp_share, state_share, scaling, softcap;
+    int64_t hidden, inner, heads, kv_heads, head_dim, taps, activation, angles, runs, folded, every;
 } Layer;
+
+/* Rows `first` to `end` of a request read a state at a boundary: see state_steps.py. */
+typedef struct {
+    int64_t first, end, boundary, state, source, begin;
+} Step;
 
 /* Rows of one request. Its slots lie in pieces, of which the last one has room for the rows. */
 typedef struct {
     const int64_t (*memory)[2]; /* [layers, pieces]: the address of a piece's rows [parts, heads,
                                    slots, width], and its slots */
     int64_t pieces, begin, rows; /* of the last piece `begin` slots are in use */
+    const int64_t *places;       /* [rows]: their positions; this and all below for states alone */
+    const Slots *slots;          /* [layers with states]: where their rows are */
+    float *const *states;        /* [layers with states, count] */
+    int64_t count;
+    const Step *steps;
+    int64_t of_steps, held_as; /* see state_rows */
 } Request;
 
 typedef struct {
@@ -43,7 +59,7 @@ typedef struct {
 
 /* What a layer writes between its rows and the next ones, and where what it holds of them lies. */
 typedef struct {
-    char *normed, *qkv, *gate_up, *gated, *added;
+    char *normed, *mixed, *qkv, *gate_up, *gated, *added;
     int64_t rows, *part_rows, *part_pieces;
     Piece *pieces;
 } Between;
@@ -54,8 +70,10 @@ static int times(const Pass *pass, const Product *by, const char *x, int64_t row
     const int dtype = pass->dtype, threads = pass->threads;
     if (!by->matrices[1])
         return pass->multiply(by->matrices[0], x, y, rows, dtype, threads);
-    int64_t size = item_size(dtype), width = size * (by->outs[0] + by->outs[1] + by->outs[2]);
-    for (int i = 0; i < 3 && by->matrices[i]; i++) {
+    int64_t size = item_size(dtype), width = 0;
+    for (int i = 0; i < 4; i++)
+        width += size * by->outs[i];
+    for (int i = 0; i < 4 && by->matrices[i]; i++) {
         int64_t own = by->outs[i] * size;
         if (pass->multiply(by->matrices[i], x, aside, rows, dtype, threads))
             return 1;
@@ -147,45 +165,120 @@ static void convolve(const Pass *pass, const Layer *layer, int64_t number, Betwe
                   layer->tap_weights, layer->tap_bias, between->qkv, out);
 }
 
+/* Numbers of a row before it meets a state, and behind that. */
+static int64_t entering_width(const Mixer *of)
+{
+    int64_t inner = of->heads * of->value;
+    return 2 * inner + 2 * of->groups * of->key + (1 + of->delta) * of->heads;
+}
+
+static int64_t leaving_width(const Mixer *of) { return of->heads * of->value; }
+
+/* Rows of projections to what they read of states, which are made where they are not there; 0, or 1
+ * if memory ran out. */
+static int recall(const Pass *pass, const Layer *layer, Between *between, char *out)
+{
+    const Mixer *mixer = layer->mixer;
+    const Seen *seen = pass->seen + layer->every;
+    int64_t size = item_size(pass->dtype), bytes = mixer->heads * mixer->key * mixer->value * 4;
+    int64_t wide = entering_width(mixer) * size, narrow = leaving_width(mixer) * size;
+    for (int64_t part = 0; part < pass->count; part++) {
+        const Request *request = pass->requests + part;
+        const Slots *slots = request->slots + layer->folded;
+        float *const *states = request->states + layer->folded * request->count;
+        for (const Step *step = request->steps; step < request->steps + request->of_steps; step++) {
+            float *state = states[step->state];
+            if (step->source < 0)
+                memset(state, 0, bytes);
+            else if (step->source != step->state)
+                memcpy(state, states[step->source], bytes);
+            for (int64_t slot = step->begin; slot < step->boundary; slot += FOLDED)
+                state_fold(FLOAT32, mixer, request->held_as, slots, slot, FOLDED, state,
+                           pass->threads);
+            int64_t row = between->part_rows[part] + step->first;
+            if (state_rows(pass->dtype, mixer, step->end - step->first, between->qkv + row * wide,
+                           seen->firsts + row, seen->ends, request->places + step->first,
+                           step->boundary, request->held_as, slots, state, out + row * narrow,
+                           pass->threads))
+                return 1;
+        }
+    }
+    return 0;
+}
+
 /* Rows `in` to rows `out`, which may be the same; 0, or 1 if memory ran out. */
 static int run_layer(const Pass *pass, const Layer *layer, int64_t number, Between *between,
                      const char *in, char *out)
 {
-    const int dtype = pass->dtype, threads = pass->threads;
+    const int dtype = pass->dtype;
     int64_t rows = between->rows, hidden = layer->hidden;
-    char *normed = between->normed, *qkv = between->qkv, *added = between->added;
-    row_norm(dtype, rows, hidden, in, NULL, 1, NULL, layer->enter, layer->eps, NULL, normed);
-    if (times(pass, &layer->qkv, normed, rows, qkv, between->gate_up))
-        return 1;
-    if (layer->taps)
-        convolve(pass, layer, number, between, normed);
-    else if (attend(pass, layer, number, between, normed))
-        return 1;
-    if (times(pass, &layer->out, normed, rows, added, NULL))
-        return 1;
-    row_norm(dtype, rows, hidden, in, added, layer->share, layer->attended, layer->middle,
-             layer->eps, out, normed);
+    char *normed = between->normed, *mixed = between->mixed, *qkv = between->qkv;
+    char *added = between->added;
+    const char *before = in; /* what is added to */
+    double share = layer->share;
+    if (layer->enter)
+        row_norm(dtype, rows, hidden, in, NULL, 1, NULL, layer->enter, layer->eps, NULL, normed);
+    else
+        row_norm(dtype, rows, hidden, in, NULL, 1, NULL, layer->middle, layer->eps, NULL, normed);
+    if (layer->heads) {
+        if (times(pass, &layer->qkv, normed, rows, qkv, between->gate_up))
+            return 1;
+        if (layer->taps)
+            convolve(pass, layer, number, between, mixed);
+        else if (attend(pass, layer, number, between, mixed))
+            return 1;
+        if (times(pass, &layer->out, mixed, rows, added, NULL))
+            return 1;
+    }
+    if (layer->mixer) {
+        if (layer->heads) {
+            row_norm(dtype, rows, hidden, in, added, share, layer->attended, NULL, layer->eps, out,
+                     NULL);
+            before = out;
+        }
+        if (times(pass, &layer->entering, normed, rows, qkv, between->gate_up) ||
+            recall(pass, layer, between, mixed) ||
+            times(pass, &layer->leaving, mixed, rows, added, NULL))
+            return 1;
+        share = layer->state_share;
+    }
+    if (layer->enter) {
+        row_norm(dtype, rows, hidden, before, added, share, layer->attended, layer->middle,
+                 layer->eps, out, normed);
+        before = out;
+    }
+    if (!layer->inner)
+        return 0;
     if (times(pass, &layer->gate_up, normed, rows, between->gate_up, between->gated))
         return 1;
     row_gated(dtype, rows, layer->inner, layer->activation, between->gate_up, between->gated);
     if (times(pass, &layer->down, between->gated, rows, added, NULL))
         return 1;
-    row_norm(dtype, rows, hidden, out, added, layer->share, layer->left, NULL, layer->eps, out, NULL);
+    row_norm(dtype, rows, hidden, before, added, layer->mlp_share, layer->left, NULL, layer->eps, out,
+             NULL);
     return 0;
 }
 
-/* Rows [R, hidden] after layers `first` to `end` into `out`: all of one form but for windows,
- * angles and softcaps, and whether they attend or convolve. Returns 0, or 1 if memory ran out. */
+static int64_t larger(int64_t one, int64_t other) { return one > other ? one : other; }
+
+/* Rows [R, hidden] after layers `first` to `end` into `out`. Returns 0, or 1 if memory ran out. */
 int run_layers(const Layer *layers, int64_t first, int64_t end, const Pass *pass, const void *in,
                void *out)
 {
-    const Layer *like = layers + first;
     int64_t count = pass->count, rows = 0, pieces = 0, size = item_size(pass->dtype);
-    int64_t heads = like->heads * like->head_dim, qkv = 0;
-    for (const Layer *layer = like; layer < layers + end; layer++)
-        qkv = mixed_width(layer) > qkv ? mixed_width(layer) : qkv;
-    int64_t wide = heads > like->hidden ? heads : like->hidden;
-    int64_t inner = 2 * like->inner > qkv ? 2 * like->inner : qkv; /* see `times` */
+    int64_t hidden = layers[first].hidden, inner = 0, mixed = hidden, qkv = 0;
+    for (const Layer *layer = layers + first; layer < layers + end; layer++) {
+        inner = larger(inner, layer->inner);
+        if (layer->heads) {
+            qkv = larger(qkv, mixed_width(layer));
+            mixed = larger(mixed, layer->heads * layer->head_dim);
+        }
+        if (layer->mixer) {
+            qkv = larger(qkv, entering_width(layer->mixer));
+            mixed = larger(mixed, leaving_width(layer->mixer));
+        }
+    }
+    int64_t both = larger(2 * inner, qkv); /* see `times` */
     int64_t *ends = malloc(2 * (count + 1) * sizeof *ends);
     if (!ends)
         return 1;
@@ -196,11 +289,15 @@ int run_layers(const Layer *layers, int64_t first, int64_t end, const Pass *pass
         pieces += part < count ? pass->requests[part].pieces : 0;
     }
     Piece *places = malloc(pieces * sizeof *places);
-    char *memory = malloc(rows * (wide + qkv + inner + like->inner + like->hidden) * size);
+    char *memory = malloc(rows * (2 * hidden + mixed + qkv + both + inner) * size);
     int failed = !places || !memory;
-    char *gate_up = memory + rows * (wide + qkv) * size, *gated = gate_up + rows * inner * size;
-    Between between = {memory, memory + rows * wide * size, gate_up, gated,
-                       gated + rows * like->inner * size, rows, ends, ends + count + 1, places};
+    Between between = {.normed = memory, .rows = rows, .part_rows = ends,
+                       .part_pieces = ends + count + 1, .pieces = places};
+    between.added = between.normed + rows * hidden * size;
+    between.mixed = between.added + rows * hidden * size;
+    between.qkv = between.mixed + rows * mixed * size;
+    between.gate_up = between.qkv + rows * qkv * size;
+    between.gated = between.gate_up + rows * both * size;
     for (int64_t number = first; number < end && !failed; number++) {
         failed = run_layer(pass, layers + number, number, &between, in, out);
         in = out;

@@ -16,9 +16,10 @@ import torch
 from edgespec.kernels.compiled import load
 from edgespec.kernels.products import NUMBERS, RowProduct
 from edgespec.kernels.rows import ACTIVATIONS, Runs
+from edgespec.kernels.states import CompiledMixer
 
 _AT, _LONG, _REAL = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
-_PRODUCTS = ("qkv", "out", "gate_up", "down")
+_PRODUCTS = ("qkv", "out", "gate_up", "down", "entering", "leaving")
 _GAINS = (
     "enter",
     "attended",
@@ -39,8 +40,10 @@ _SIZES = (
     "activation",
     "angles",
     "runs",
+    "folded",
+    "every",
 )
-_MOST = 3  # matrices of one product
+_MOST = 4  # matrices of one product
 
 
 class _CProduct(ctypes.Structure):
@@ -50,10 +53,24 @@ class _CProduct(ctypes.Structure):
 class _CLayer(ctypes.Structure):
     _fields_ = (
         *((name, _CProduct) for name in _PRODUCTS),
-        *((name, _AT) for name in _GAINS),
-        *((name, _REAL) for name in ("eps", "share", "scaling", "softcap")),
+        *((name, _AT) for name in (*_GAINS, "mixer")),
+        *((name, _REAL) for name in ("eps", "share", "mlp_share", "state_share")),
+        *((name, _REAL) for name in ("scaling", "softcap")),
         *((name, _LONG) for name in _SIZES),
     )
+
+
+class Folding(NamedTuple):
+    """One request's rows in layers that keep a state: their positions `places` int64 [R]; `slots`
+    int64 [layers, 2]: where all rows are, as Slots in rows.c; `states` int64 [layers, n]: addresses
+    of states; `steps` int64 [m, 6]: as Step in layers.h. Layers are those with states; `dtype`: of
+    what is held of rows there."""
+
+    dtype: torch.dtype
+    places: torch.Tensor
+    slots: torch.Tensor
+    states: torch.Tensor
+    steps: torch.Tensor
 
 
 class Memory(NamedTuple):
@@ -68,6 +85,7 @@ class Memory(NamedTuple):
     pieces: torch.Tensor
     begin: int
     rows: int
+    folding: Folding | None = None
 
 
 class CompiledLayer:
@@ -78,11 +96,12 @@ class CompiledLayer:
         products: Sequence[Sequence[RowProduct]],
         gains: Sequence[torch.Tensor | None],
         activation: str,
+        mixer: CompiledMixer | None = None,
         **numbers: float,
     ) -> None:
-        """As `Layer` in layers.h has them: of each product up to three matrices, whose results are
+        """As `Layer` in layers.h has them: of each product up to four matrices, whose results are
         one row; `gains`, and what a convolution multiplies by, contiguous, float32."""
-        self._held = products, gains  # they stay where they lie
+        self._held = products, gains, mixer  # they stay where they lie
         self.weights = sum(p.out_features * p.in_features for every in products for p in every)
         self.layer = _CLayer(activation=ACTIVATIONS[activation], **numbers)
         for name, every in zip(_PRODUCTS, products, strict=True):
@@ -90,6 +109,8 @@ class CompiledLayer:
             for place, product in enumerate(every):
                 own.matrices[place] = ctypes.addressof(product.matrix)
                 own.outs[place] = product.out_features
+        if mixer is not None:
+            self.layer.mixer = ctypes.addressof(mixer.mixer)
         for name, gain in zip(_GAINS, gains, strict=True):
             setattr(self.layer, name, None if gain is None else gain.data_ptr())
 
@@ -108,16 +129,23 @@ class CompiledPass:
         (dtype,) = {one.dtype for one in requests}  # one is told for all
         self.held_as, self.count = NUMBERS[dtype], len(requests)
         # As Request, Angles and Seen of layers.h, all of whose fields have 8 bytes.
-        self.requests = torch.tensor(
-            [(o.pieces.data_ptr(), o.pieces.shape[1], o.begin, o.rows) for o in requests]
-        )
+        self.requests = torch.tensor([_numbers(one) for one in requests])
         self.angles = torch.tensor([(a.data_ptr(), b.data_ptr(), a.shape[1]) for a, b in angles])
         self.seen = torch.tensor([(one.firsts.data_ptr(), one.ends.data_ptr()) for one in seen])
 
 
+def _numbers(one: Memory) -> tuple[int, ...]:
+    """As Request of layers.h has them."""
+    found = one.pieces.data_ptr(), one.pieces.shape[1], one.begin, one.rows
+    if one.folding is None:
+        return (*found, 0, 0, 0, 0, 0, 0, 0)
+    dtype, places, slots, states, steps = one.folding
+    of_states = states.data_ptr(), states.shape[1], steps.data_ptr(), steps.shape[0], NUMBERS[dtype]
+    return (*found, places.data_ptr(), slots.data_ptr(), *of_states)
+
+
 class CompiledLayers:
-    """Layers that are run by one call, all of one form but for angles, windows and softcaps, and
-    whether they attend or convolve."""
+    """Layers that are run by one call."""
 
     def __init__(self, layers: Sequence[CompiledLayer], dtype: torch.dtype) -> None:
         """`dtype`: of all rows."""

@@ -21,7 +21,7 @@
 
 #include "numbers.h"
 
-enum { SILU, GELU, GELU_TANH, SIGMOID };
+enum { SILU, GELU, GELU_TANH, SIGMOID, RELU_SQUARED };
 
 /* How attention is shared out, which no result depends on. */
 #define TILE_ROWS 16

@@ -17,7 +17,9 @@ import torch
 from edgespec.kernels.compiled import load
 from edgespec.kernels.products import NUMBERS
 
-ACTIVATIONS = {"silu": 0, "gelu": 1, "gelu_pytorch_tanh": 2, "sigmoid": 3}
+UNGATED = "relu2"
+"""An activation that multiplies nothing: the square of what is above 0."""
+ACTIVATIONS = {"silu": 0, "gelu": 1, "gelu_pytorch_tanh": 2, "sigmoid": 3, UNGATED: 4}
 """As rows.c has them."""
 
 _INT, _LONG, _REAL, _AT = ctypes.c_int, ctypes.c_int64, ctypes.c_double, ctypes.c_void_p
@@ -166,12 +168,14 @@ class RowKernels:
         )  # fmt: skip
 
     def gated(self, gate_up: torch.Tensor, activation: str) -> torch.Tensor:
-        """Of rows [R, 2 * n] the activation of the first half times the second: [R, n]."""
+        """Of rows [R, 2 * n] the activation of the first half times the second: [R, n]. Of rows [R,
+        n] alone, where it is UNGATED."""
         gate_up = gate_up.contiguous()
         rows, width = gate_up.shape
-        out = gate_up.new_empty((rows, width // 2))
+        inner = width if activation == UNGATED else width // 2
+        out = gate_up.new_empty((rows, inner))
         self._gated(
-            NUMBERS[gate_up.dtype], rows, width // 2, ACTIVATIONS[activation], gate_up.data_ptr(),
+            NUMBERS[gate_up.dtype], rows, inner, ACTIVATIONS[activation], gate_up.data_ptr(),
             out.data_ptr(),
         )  # fmt: skip
         return out

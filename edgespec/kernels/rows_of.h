@@ -164,13 +164,20 @@ static void NAME(turn)(int dtype, int64_t rows, int64_t stride, int64_t heads, i
         }
 }
 
-/* Of each row of `gate_up` [rows, 2 * n] the activation of its first half times the second half. */
+/* Of each row of `gate_up` [rows, 2 * n] the activation of its first half times the second half; of
+ * [rows, n] squares of what is above 0, which gate nothing. */
 static void NAME(gated)(int dtype, int64_t rows, int64_t n, int kind, const char *gate_up,
                         char *out)
 {
     REAL gate[n], up[n];
     int64_t bytes = n * item_size(dtype);
-    for (int64_t row = 0; row < rows; row++) {
+    for (int64_t row = 0; kind == RELU_SQUARED && row < rows; row++) {
+        NAME(load)(dtype, gate_up + row * bytes, n, gate);
+        for (int64_t i = 0; i < n; i++)
+            gate[i] = gate[i] > 0 ? gate[i] * gate[i] : 0;
+        NAME(store)(dtype, gate, n, out + row * bytes);
+    }
+    for (int64_t row = 0; kind != RELU_SQUARED && row < rows; row++) {
         NAME(load)(dtype, gate_up + 2 * row * bytes, n, gate);
         NAME(load)(dtype, gate_up + (2 * row + 1) * bytes, n, up);
         if (kind == SILU)

@@ -30,10 +30,11 @@ class _CMixer(ctypes.Structure):
 
 
 class CompiledMixer:
-    """What such a layer is, as `Mixer` in rows.c has it."""
+    """What such a layer is, as `Mixer` in rows.c has it. `state`: the shape of its states."""
 
     def __init__(self, vectors: dict[str, torch.Tensor], **numbers: float) -> None:
         """`vectors`: those that it has, float32, or float64 for rows of float64."""
+        self.state = tuple(int(numbers[name]) for name in ("heads", "key", "value"))
         self._held = {name: one.contiguous() for name, one in vectors.items()}
         self.mixer = _CMixer(**numbers)
         for name, one in self._held.items():

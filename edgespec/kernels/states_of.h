@@ -6,6 +6,7 @@
 
 #define LANES 16
 #define WIDEST 64
+#define NEXT 16 /* vectors: those are asked for while these are read */
 
 /* What the row in a slot keeps: keys [groups, key], what they stand for [heads, value], decays
  * [heads], and behind them, `held_as` numbers of that type, the inputs [conv] of its convolution;
@@ -46,6 +47,8 @@ static void NAME(spread)(const REAL *weights, const REAL *const *vectors, int64_
         REAL own[WIDEST] = {0};
         for (int64_t k = 0; k < count; k++) {
             const REAL *v = vectors[k] + i;
+            for (int l = 0; k + NEXT < count && l < WIDEST; l += 64 / (int)sizeof(REAL))
+                __builtin_prefetch(vectors[k + NEXT] + i + l);
             for (int l = 0; l < WIDEST; l++)
                 own[l] = FMA(weights[k], v[l], own[l]);
         }
@@ -251,25 +254,32 @@ static void NAME(fold)(const Mixer *mixer, int held_as, const Slots *slots, int6
         threads = 1;
 #pragma omp parallel for num_threads(threads) if (threads > 1)
     for (int64_t head = 0; head < heads; head++)
-        for (int64_t k = 0, of = NAME(group)(mixer, head) * key; k < key; k++)
-            for (int64_t v = 0; v < value; v += WIDEST) {
+        for (int64_t v = 0, of = NAME(group)(mixer, head) * key; v < value; v += WIDEST)
+            for (int64_t k = 0, keys_of; k < key; k += keys_of) {
                 int64_t some = value - v < WIDEST ? value - v : WIDEST;
-                REAL own[WIDEST] = {0}, *to = state + (head * key + k) * value + v;
+                keys_of = some == WIDEST && k + 1 < key ? 2 : 1; /* one's sums wait while other's run */
+                REAL own[WIDEST] = {0}, next[WIDEST] = {0}, *to = state + (head * key + k) * value + v;
                 memcpy(own, to, some * sizeof(REAL));
+                memcpy(next, to + (keys_of - 1) * value, some * sizeof(REAL));
                 for (int64_t row = 0; row < count; row++) {
-                    REAL weight = terms[row][of + k];
-                    REAL decay = terms[row][keys + inner + head];
+                    const REAL *weights = terms[row] + of + k;
+                    const REAL decay = terms[row][keys + inner + head];
                     const REAL *adds = terms[row] + keys + head * value + v;
-                    if (some == WIDEST)
-                        for (int l = 0; l < WIDEST; l++)
-                            own[l] = FMA(weight, adds[l], decay * own[l]);
+                    if (keys_of == 2)
+                        for (int l = 0; l < WIDEST; l++) {
+                            own[l] = FMA(weights[0], adds[l], decay * own[l]);
+                            next[l] = FMA(weights[1], adds[l], decay * next[l]);
+                        }
                     else
                         for (int64_t l = 0; l < some; l++)
-                            own[l] = FMA(weight, adds[l], decay * own[l]);
+                            own[l] = FMA(weights[0], adds[l], decay * own[l]);
                 }
+                if (keys_of == 2)
+                    memcpy(to + value, next, sizeof next);
                 memcpy(to, own, some * sizeof(REAL));
             }
 }
 
 #undef LANES
 #undef WIDEST
+#undef NEXT

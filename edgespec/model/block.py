@@ -183,8 +183,13 @@ class Block:
                 hidden = self._layer(first, kept, joint)
                 continue
             if given is None or kept is not hidden:
-                given = plan.given(joint)
-            hidden = plan.run(first, end, kept, given)
+                given = plan.given(joint, first)
+            if given is not None:
+                hidden = plan.run(first, end, kept, given)
+                continue
+            for index in range(first, end):
+                kept = self._layer(index, kept, joint)
+            hidden = kept
         joint.advance()
         return joint.all_rows(hidden if self._norm is None else self._norm(hidden))
 

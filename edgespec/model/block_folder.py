@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 
 from edgespec.config import FILE, Quantisation
@@ -23,15 +24,15 @@ _MARGIN = 1 << 20  # bytes that headers and the small files may take beside the 
 class BlockFolder:
     """A folder of block files, made by `edgespec shard` or by a daemon."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, sound: Iterable[FileEntry] = ()) -> None:
         """Read the manifest and verify the small files: config.json and the tokenizer's.
 
-        Raises BlockDamaged for a file that is not what was written, ModelError for a model that
-        edgespec does not run.
+        `sound`: files that were compared with their entries a moment ago. Raises BlockDamaged for a
+        file that is not what was written, ModelError for a model that edgespec does not run.
         """
         self.path = path
         self.manifest = read_manifest(path / MANIFEST)
-        self._sound: set[FileEntry] = set()
+        self._sound = set(sound)
         for entry in self.manifest.files:
             self.verify(entry)
         self.config = open_config(path / CONFIG)

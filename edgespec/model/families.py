@@ -10,7 +10,15 @@ from typing import Any, Literal
 import torch
 
 from edgespec.errors import ModelError
-from edgespec.model.model_config import CONVOLUTION, FULL, RECURRENT, SLIDING, ModelConfig
+from edgespec.model.model_config import (
+    BOTH,
+    CONVOLUTION,
+    FULL,
+    MLP,
+    RECURRENT,
+    SLIDING,
+    ModelConfig,
+)
 from edgespec.model.packed.settings import packing_of
 from edgespec.planning.architecture import ACTIVE, EXPERTS, MOST_EXPERTS, MOST_LAYERS
 from edgespec.planning.refused import refusal_of
@@ -56,6 +64,8 @@ FAMILIES: dict[str, Family] = {
     "ministral3": Family(windows="all"),
     "granite": Family(multipliers=True),
     "granitemoehybrid": Family(multipliers=True, besides=frozenset((RECURRENT,))),
+    "falcon_h1": Family(multipliers=True, besides=frozenset((BOTH,))),
+    "nemotron_h": Family(besides=frozenset((RECURRENT, MLP))),
     **dict.fromkeys(DELTA, Family(besides=frozenset((RECURRENT,)))),
     "qwen2_moe": Family(windows="by type"),
     "glm4_moe": Family(),
@@ -145,8 +155,8 @@ def logits_from(config: ModelConfig, product: torch.Tensor) -> torch.Tensor:
 
 def folds(config: ModelConfig) -> bool:
     """Whether some layer folds rows into a state."""
-    may = RECURRENT in FAMILIES[config.model_type].besides
-    return may and RECURRENT in config.layer_types
+    may = FAMILIES[config.model_type].besides & {RECURRENT, BOTH}
+    return bool(may) and not may.isdisjoint(config.layer_types)
 
 
 def has_windows(config: ModelConfig) -> bool:
@@ -197,6 +207,7 @@ def check_config(folder: Path, settings: dict[str, Any], config: ModelConfig) ->
             f"the model in {folder} says that it has {heads} heads for {of_keys} of keys, which is "
             "no multiple; download the model again"
         )
+    _check_states(folder, config)
     _check_angles(folder, family, config)
     _check_windows(folder, family, settings, config)
     later = getattr(config, "use_bidirectional_attention", None)
@@ -239,6 +250,29 @@ def check_config(folder: Path, settings: dict[str, Any], config: ModelConfig) ->
             f"the model in {folder} asks for a soft cap in attention (attn_logit_softcapping in "
             f"config.json), which models of type {kind!r} do not have; use the original release"
         )
+
+
+def _check_states(folder: Path, config: ModelConfig) -> None:
+    """Refuse what no published model with states has, and layers do not compute."""
+    kind = config.model_type
+    biases = ("attention_bias", "mlp_bias", "mamba_proj_bias", "projectors_bias")
+    wanted: dict[str, object] = {"hidden_act": "silu"} if folds(config) else {}
+    if kind == "falcon_h1":  # as their products are multiplied
+        wanted |= dict.fromkeys(biases, False)
+    if kind == "nemotron_h":
+        wanted = {"hidden_act": "relu2", "mamba_hidden_act": "silu", "mlp_bias": False}
+    if kind == "nemotron_h" and "moe" in config.layer_types:
+        raise ModelError(
+            f"the model in {folder} is of type {kind!r} with layers of experts, and edgespec runs "
+            "that type without experts only; use nemotron-nano-9b-v2"
+        )
+    for name, one in wanted.items():
+        if getattr(config, name) != one:
+            raise ModelError(
+                f"the model in {folder} is of type {kind!r} with {name} {getattr(config, name)!r} "
+                f"in its config.json, and edgespec runs that type with {one!r} only; use the "
+                "original release"
+            )
 
 
 def _check_angles(folder: Path, family: Family, config: ModelConfig) -> None:

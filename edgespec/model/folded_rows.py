@@ -7,7 +7,7 @@ a layer takes does not grow with the text.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 
@@ -30,7 +30,7 @@ class FoldedRows:
         self._own = {
             n: torch.zeros((STEP, w), dtype=dtype, device=device) for n, w in widths.items()
         }
-        self._slots: dict[int, torch.Tensor] = {}
+        self._places: torch.Tensor | None = None
 
     @property
     def nbytes(self) -> int:
@@ -51,7 +51,7 @@ class FoldedRows:
             self._own[layer] = own.new_zeros((needed, own.shape[1]))
             self._own[layer][: length - gone] = own[gone - self._gone : length - self._gone]
         self._gone = gone
-        self._slots.clear()
+        self._places = None
 
     def move(self, first: int, source: torch.Tensor) -> None:
         """Put the rows in slots `source` into those from `first` on."""
@@ -77,20 +77,20 @@ class FoldedRows:
         Raises LocalProtocolError if some of them that its next ones read were given back.
         """
         other = object.__new__(FoldedRows)
-        other.dtype, other._gone, other._slots = self.dtype, self._gone, {}
+        other.dtype, other._gone, other._places = self.dtype, self._gone, None
         other.states = {layer: dict(mine) for layer, mine in self.states.items()}
         other._keep_states(0, length)
         for layer in other.states:
-            other.before(layer, boundary_of(length))
+            other.before(boundary_of(length), other.states[layer])
         other._own = {layer: own[: length - self._gone].clone() for layer, own in self._own.items()}
         return other
 
-    def before(self, layer: int, boundary: int) -> int:
-        """The last boundary up to this one whose state is there; 0 if there is none.
+    def before(self, boundary: int, states: Iterable[int]) -> int:
+        """The last boundary up to this one of which there is a state; 0 if there is none.
 
         Raises LocalProtocolError if rows behind it were given back.
         """
-        here = [at for at in self.states[layer] if at <= boundary]
+        here = [at for at in states if at <= boundary]
         if self._gone and not here:
             raise LocalProtocolError(
                 f"rows before position {boundary} are folded into later states: guesses are too "
@@ -104,14 +104,20 @@ class FoldedRows:
         every = self.states.values()
         return not self._gone or all(any(at <= boundary for at in mine) for mine in every)
 
+    def places(self) -> torch.Tensor:
+        """Where each layer's rows are, as kernels.layers.Memory has it: int64 [layers, 2]. Slots
+        that were given back count too."""
+        if self._places is None:
+            found = []
+            for own in self._own.values():
+                address = own.data_ptr() - self._gone * own.stride(0) * own.element_size()
+                found.append((address, self._gone + len(own)))
+            self._places = torch.tensor(found)
+        return self._places
+
     def slots(self, layer: int) -> torch.Tensor:
-        """Where the rows of a layer are, as kernels.layers.Memory has it: int64 [1, 2]. Slots that
-        were given back count too."""
-        if layer not in self._slots:
-            own = self._own[layer]
-            address = own.data_ptr() - self._gone * own.stride(0) * own.element_size()
-            self._slots[layer] = torch.tensor([[address, self._gone + len(own)]])
-        return self._slots[layer]
+        """Those of one layer, int64 [2]."""
+        return self.places()[list(self._own).index(layer)]
 
     def row(self, layer: int, slot: int) -> torch.Tensor:
         """The row in a slot, where it is: [width]."""

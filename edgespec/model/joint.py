@@ -119,6 +119,11 @@ class JointPass:
             self.seen = JointVisibility(seen, [part.rows for part in parts])
 
     @property
+    def parts(self) -> list[tuple[RowCache, Visibility]]:
+        """The caches of each part, and what its rows see."""
+        return [(part.cache, seen) for part, seen in self._parts]
+
+    @property
     def memories(self) -> list[Memory]:
         """Where the keys and values of each part are."""
         found = []

@@ -100,7 +100,7 @@ class TwoRegionCache:
         `dtype`: CODED for rows in 8 bits (see row_codes); `folded_as`: of folded ones, None: the
         same.
         """
-        self._first_layer = first_layer
+        self.first_layer = first_layer
         self.stems: tuple[Stem, ...] = ()
         self._before = 0  # slots of the stems
         self.length = 0
@@ -167,7 +167,7 @@ class TwoRegionCache:
         """
         rows = key.shape[2]
         self.make_room(rows)
-        layer = layer_idx - self._first_layer
+        layer = layer_idx - self.first_layer
         keys, values = self._views[layer]
         begin = self.length - self._before
         keys.narrow(2, begin, rows).copy_(as_held(key, self._dtype))
@@ -179,14 +179,14 @@ class TwoRegionCache:
         """The same of all parts together: `rows` [parts, heads, R, width]."""
         new = rows.shape[2]
         self.make_room(new)
-        layer, begin = layer_idx - self._first_layer, self.length - self._before
+        layer, begin = layer_idx - self.first_layer, self.length - self._before
         # One copy: each is an operation that the host has to launch.
         self._own[layer].narrow(2, begin, new).copy_(as_held(rows, self._dtype))
         return self._held(layer, begin + new)
 
     def held(self, rows: int, layer_idx: int) -> tuple[Held, ...]:
         """What `append` of so many rows gave, for another layer that reads the same keys."""
-        return self._held(layer_idx - self._first_layer, self.length - self._before + rows)
+        return self._held(layer_idx - self.first_layer, self.length - self._before + rows)
 
     def _held(self, layer: int, end: int) -> tuple[Held, ...]:
         """Each part in the stems, and in the `end` slots behind them."""
@@ -271,7 +271,7 @@ class TwoRegionCache:
         """A cache that begins with the first `stems` stems of this one, and with copies of the
         `copied` rows behind them."""
         other = object.__new__(TwoRegionCache)
-        other._first_layer, other._dtype = self._first_layer, self._dtype
+        other.first_layer, other._dtype = self.first_layer, self._dtype
         other.stems = self.stems[:stems]
         other._before = sum(stem.rows for stem in other.stems)
         other.length = other._before + copied

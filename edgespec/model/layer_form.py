@@ -6,11 +6,12 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from edgespec.kernels.rows import UNGATED
 from edgespec.model.families import FAMILIES
 from edgespec.model.kv_cache import RowForm
 from edgespec.model.latent import LatentForm, latent_form
 from edgespec.model.mixture import ROUTER, MixtureForm
-from edgespec.model.model_config import CONVOLUTION, SLIDING, ModelConfig
+from edgespec.model.model_config import CONVOLUTION, MLP, SLIDING, ModelConfig
 from edgespec.model.state_form import StateForm, state_form
 from edgespec.planning.architecture import EXPERTS, WIDTHS
 from edgespec.planning.operations import OWN_OPERATIONS
@@ -23,26 +24,28 @@ _NORMED_HEADS = ("qwen3", *DELTA, "gemma3_text", *CONVOLVING)
 _GEMMAS = ("gemma2", "gemma3_text")
 _QWENS = ("qwen2", "qwen2_moe")
 _MLP_BIAS = ("llama", "granite", "smollm3")
-_NO_BIAS = ("mistral", "ministral", "phi3", *CONVOLVING)
+_NO_BIAS = ("mistral", "ministral", "phi3", "nemotron_h", *CONVOLVING)
 _GRANITES = ("granite", "granitemoehybrid")
-_ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh")
+_ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh", UNGATED)
 
 
 @dataclass(frozen=True, slots=True)
 class LayerForm:
     """One decoder layer: norm, mixer, norm, gated MLP, each of the two added to what entered. What
     mixes a row with those before it is attention, maybe over `latent` rows, or a short convolution
-    if there are `taps`, or the `state` that they left.
+    if there are `taps`, or the `state` that they left, or, with `heads` too, attention beside that.
 
-    `taps`: rows that a convolution reads, its own included. `inner`: width of the MLP, 0 where a
-    `mixture` stands in its place; with both, what they give is added, of the MLP the share that a
-    `mlp_gate` makes of the row, if there is one. `fused`: whether the checkpoint has one matrix for
-    queries, keys and values, and one for gate and up; `fused_up`: the latter alone.
+    `heads` 0: it does not attend. `taps`: rows that a convolution reads, its own included. `inner`:
+    width of the MLP, 0 where there is none, or a `mixture` stands in its place; with both, what
+    they give is added, of the MLP the share that a `mlp_gate` makes of the row, if there is one.
+    `alone`: it has a mixer or an MLP alone, and one norm. `fused`: whether the checkpoint has one
+    matrix for queries, keys and values, and one for gate and up; `fused_up`: the latter alone.
     `gated`: queries come with a gate each, of what their attention gives. `head_norms`: each
     head's queries and keys are normed.
     `around`: what attention and MLP give is normed too, before it is added. `above_one`: a norm's
     gain is 1 + its weight. `window`: see Visibility. `softcap`: c of c · tanh(score / c).
-    `turned`: whether rotary embeddings are applied. `share`: what is added counts so much.
+    `turned`: whether rotary embeddings are applied. `share`: what attention or a convolution adds
+    counts so much; `mlp_share`: what the MLP does, whose norm gives `mlp_gain` times as much.
     """
 
     hidden: int
@@ -67,6 +70,9 @@ class LayerForm:
     softcap: float | None = None
     turned: bool = True
     share: float = 1.0
+    mlp_share: float = 1.0
+    mlp_gain: float = 1.0
+    alone: bool = False
     taps: int = 0
     taps_bias: bool = False
     state: StateForm | None = None
@@ -75,13 +81,22 @@ class LayerForm:
 
     def rows(self, held_as: torch.dtype) -> RowForm:
         """What its layer holds of each row, in numbers of that type."""
-        if self.state is not None:
-            return self.state.row(held_as)
+        folded = 0 if self.state is None else self.state.folded(held_as)
         if self.latent is not None:
             return self.latent.row
-        if self.taps:
-            return RowForm(1, self.hidden, parts=1)
-        return RowForm(self.kv_heads, self.head_dim)
+        if self.attends:
+            return RowForm(self.kv_heads, self.head_dim, folded=folded)
+        return RowForm(1, self.hidden if self.taps else 0, parts=1, folded=folded)
+
+    @property
+    def projects(self) -> bool:
+        """Whether it has the matrices of `qkv_names`."""
+        return self.heads > 0 and self.latent is None
+
+    @property
+    def attends(self) -> bool:
+        """Whether its rows have queries, keys and values."""
+        return self.projects and not self.taps
 
     @property
     def reach(self) -> int | None:
@@ -104,13 +119,19 @@ class LayerForm:
 
     @property
     def gate_up_names(self) -> tuple[str, ...]:
-        """Matrices of gate and up, one below the other."""
+        """Matrices of gate and up, one below the other; the latter alone where nothing gates."""
+        if self.activation == UNGATED:
+            return ("mlp.up_proj",)
         fused = self.fused or self.fused_up
         return ("mlp.gate_up_proj",) if fused else ("mlp.gate_proj", "mlp.up_proj")
 
     @property
     def norm_names(self) -> tuple[str, str, str, str]:
         """Norms before and behind attention, before and behind the MLP; "" where there is none."""
+        if self.alone:
+            return (
+                ("", "", "input_layernorm", "") if self.inner else ("input_layernorm", "", "", "")
+            )
         behind = "post_attention_layernorm"
         if not self.around:
             return "input_layernorm", "", behind, ""
@@ -143,13 +164,13 @@ class LayerForm:
             outs = (sum(outs),)
         if self.state is not None:
             found |= self.state.shapes()
-        elif self.latent is not None:
+        if self.latent is not None:
             found |= self.latent.shapes()
-        else:
+        if self.projects:
             for name, out in zip(self.qkv_names, outs, strict=True):
                 add(name, out, self.hidden, self.taps_bias if self.taps else self.qkv_bias)
             add(self.out_name, self.hidden, width, self.taps_bias if self.taps else self.out_bias)
-        if self.head_norms and not self.taps and self.state is None:
+        if self.head_norms and self.attends:
             for name in "qk":
                 found[f"self_attn.{name}_norm.weight"] = torch.Size((self.head_dim,))
         if self.mixture is not None:
@@ -175,7 +196,13 @@ def layer_form(config: ModelConfig, index: int) -> LayerForm | None:
         return None
     heads, hidden = int(config.num_attention_heads), int(config.hidden_size)
     head_dim = int(getattr(config, "head_dim", None) or hidden // heads)
-    hybrid = kind == "granitemoehybrid"
+    hybrid, falcon, alone = (kind == one for one in ("granitemoehybrid", "falcon_h1", "nemotron_h"))
+    state, mlp = state_form(config, index), alone and config.layer_types[index] == MLP
+    gain, down = config.mlp_multipliers if falcon else (1.0, 1.0)
+    share = mlp_share = float(config.residual_multiplier) if kind in _GRANITES else 1.0
+    if falcon:
+        share = float(config.attention_in_multiplier * config.attention_out_multiplier)
+        mlp_share = float(down / gain)
     convolves = kind in CONVOLVING and config.layer_types[index] == CONVOLUTION
     if kind in _QWENS:
         biased = kind == "qwen2" or bool(config.qkv_bias)
@@ -185,8 +212,8 @@ def layer_form(config: ModelConfig, index: int) -> LayerForm | None:
     mixture = _mixture(config, index)
     return LayerForm(
         hidden=hidden,
-        inner=_inner(config, mixture),
-        heads=heads,
+        inner=0 if alone and not mlp else _inner(config, mixture),
+        heads=0 if mlp or (state is not None and not falcon) else heads,
         kv_heads=int(config.num_key_value_heads),
         head_dim=head_dim,
         eps=float(config.rms_norm_eps),
@@ -205,10 +232,13 @@ def layer_form(config: ModelConfig, index: int) -> LayerForm | None:
         window=_window(config, index),
         softcap=None if softcap is None else float(softcap),
         turned=_is_turned(config, index),
-        share=float(config.residual_multiplier) if kind in _GRANITES else 1.0,
+        share=share,
+        mlp_share=mlp_share,
+        mlp_gain=float(gain),
+        alone=alone,
         taps=int(config.conv_L_cache) if convolves else 0,
         taps_bias=convolves and bool(config.conv_bias),
-        state=state_form(config, index),
+        state=state,
         latent=latent_form(config),
         mixture=mixture,
     )
@@ -274,6 +304,8 @@ def _is_turned(config: ModelConfig, index: int) -> bool:
     """Whether a layer's queries and keys are turned by their positions."""
     if config.model_type == "granitemoehybrid":
         return bool(config.position_embedding_type == "rope")
+    if config.model_type == "nemotron_h":
+        return False
     return config.model_type != "smollm3" or bool(config.no_rope_layers[index])
 
 
@@ -283,6 +315,9 @@ def _scaling(config: ModelConfig, head_dim: int) -> float:
         return float(config.query_pre_attn_scalar**-0.5)
     if config.model_type in _GRANITES:
         return float(config.attention_multiplier)
+    if config.model_type == "falcon_h1":  # of queries and keys, whose rotation it commutes with
+        keys = config.attention_in_multiplier**2 * config.key_multiplier
+        return float(head_dim**-0.5 * keys)
     return float(head_dim**-0.5)
 
 

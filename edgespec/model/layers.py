@@ -9,6 +9,7 @@ from typing import Protocol
 import torch
 
 from edgespec.kernels.layers import CompiledLayer
+from edgespec.kernels.states import CompiledMixer
 from edgespec.model.gemma4 import Gemma4Layers
 from edgespec.model.joint import JointCache, RowCache
 from edgespec.model.kv_cache import RowForm
@@ -23,7 +24,10 @@ from edgespec.model.source import TensorSource, load_parameter
 from edgespec.model.state_mixer import StateMixer
 from edgespec.model.tree_attention import AttentionForm, Seen
 
-_NUMBERS = ("eps", "share", "scaling", "hidden", "inner", "heads", "kv_heads", "head_dim", "taps")
+_NUMBERS = (
+    *("eps", "share", "mlp_share", "scaling", "hidden", "inner", "heads", "kv_heads", "head_dim"),
+    "taps",
+)
 """Of a LayerForm what a compiled layer takes as it is."""
 
 
@@ -92,7 +96,7 @@ class DecoderLayer:
     """One layer of edgespec's own, for the families that `layer_form` knows: a function of the
     rows, their angles, the cache and what they see. It attends, or convolves: then a row reads the
     few rows before it on its path, as through a window, and nothing is kept that pruning could not
-    take away.
+    take away. Or it keeps a state, or does two of these, or none (see LayerForm).
 
     On a GPU the host launches an operation at a time, on a CPU each has a price of its own, so what
     counts beside the products is how many there are: matrices with one input are one, queries and
@@ -124,15 +128,15 @@ class DecoderLayer:
             key = f"{name}.{leaf}"
             return load_parameter(source, prefix + key, shapes[key], dtype, device).data
 
-        def norm(name: str) -> Norm | None:
-            return Norm(vector(name), form.eps, form.above_one) if name else None
+        def norm(name: str, times: float = 1.0) -> Norm | None:
+            return Norm(vector(name), form.eps, form.above_one, times) if name else None
 
         self._mixer: StateMixer | LatentMixer | None = None
         if form.state is not None:
             self._mixer = StateMixer(index, form.state, source, dtype, device, math)
         elif form.latent is not None:
             self._mixer = LatentMixer(index, form.latent, source, dtype, device, math)
-        else:
+        if form.projects:
             self._qkv = product(*form.qkv_names)
             self._out = product(form.out_name)
         self.mixture: Mixture | None = None
@@ -146,31 +150,46 @@ class DecoderLayer:
         if form.inner:
             self._gate_up = product(*form.gate_up_names)
             self._down = product("mlp.down_proj")
-        enter, self._attended, middle, self._left = map(norm, form.norm_names)
-        assert enter is not None
-        assert middle is not None
-        self._enter, self._middle = enter, middle
+        enter, attended, middle, left = form.norm_names
+        self._enter, self._attended = norm(enter), norm(attended)
+        self._middle, self._left = norm(middle, form.mlp_gain), norm(left)
         self._head_norm: HeadNorm | None = None
         self._taps: Taps | None = None
         if form.taps:
             bias = vector("conv.conv", "bias") if form.taps_bias else None
             self._taps = Taps(vector("conv.conv"), bias)
-        elif form.head_norms and form.state is None:
+        elif form.head_norms and form.attends:
             gains = vector("self_attn.q_norm"), vector("self_attn.k_norm")
             counts = form.heads, form.kv_heads
             self._head_norm = HeadNorm(*gains, *counts, form.eps, form.above_one)
         self._attention = AttentionForm(form.scaling, form.softcap, form.window)
 
-    def compiled(self, angles: int, runs: int) -> CompiledLayer | None:
+    @property
+    def mixer(self) -> CompiledMixer | None:
+        """What is compiled of a layer that keeps a state."""
+        return self._mixer.compiled if isinstance(self._mixer, StateMixer) else None
+
+    def compiled(self, angles: int, runs: int, folded: int, every: int) -> CompiledLayer | None:
         """The layer for `kernels.layers`, by the numbers of the angles and of the runs that it is
-        given in each pass; None where that cannot run it."""
-        form = self.form
-        if self._mixer is not None or form.gated or self.mixture is not None:
+        given in each pass, and as number `folded` of those with states, by those of all slots; None
+        where that cannot run it."""
+        form, mixer = self.form, self._mixer
+        if form.gated or self.mixture is not None or (mixer is not None and self.mixer is None):
             return None
-        ways = (self._qkv, self._out, self._gate_up, self._down)
-        products = [found for found in map(row_products, ways) if found is not None]
-        if len(products) < len(ways):
-            return None
+        assert not isinstance(mixer, LatentMixer)
+        ways: list[Product | None] = [None] * 6
+        if form.projects:
+            ways[:2] = self._qkv, self._out
+        if form.inner:
+            ways[2:4] = self._gate_up, self._down
+        if mixer is not None:
+            ways[4:] = mixer.products
+        products = []
+        for way in ways:
+            found = [] if way is None else row_products(way)
+            if found is None:
+                return None
+            products.append(found)
         norms = (self._enter, self._attended, self._middle, self._left)
         of_heads = self._head_norm and self._head_norm.gains
         taps = None if self._taps is None else (self._taps.weights, self._taps.bias)
@@ -182,8 +201,12 @@ class DecoderLayer:
                 *(taps or (None, None)),
             ],
             form.activation,
+            self.mixer,
             angles=angles if form.turned else -1,
             runs=runs,
+            folded=folded,
+            every=every,
+            state_share=1.0 if form.state is None else form.state.share,
             softcap=form.softcap or 0.0,
             **{name: getattr(form, name) for name in _NUMBERS},
         )
@@ -195,16 +218,23 @@ class DecoderLayer:
 
         `rotary`: cosines and signed sines of the rows' positions (see Angles).
         """
-        form, math = self.form, self._math
-        entering = math.norm(hidden, self._enter)
-        if self._mixer is not None:
-            added = self._mixer(entering, rotary, cache, seen)
+        form, math, before, middle = self.form, self._math, self._attended, self._middle
+        if self._enter is None:
+            assert middle is not None
+            entering = math.norm(hidden, middle)
         else:
-            added = self._out(self._mixed(self._qkv(entering), rotary, cache, seen))
-        hidden, entering = math.add_and_norm(
-            hidden, added, form.share, self._attended, self._middle
-        )
-        return math.add(hidden, self._fed_forward(entering), form.share, self._left)
+            entering, share = math.norm(hidden, self._enter), form.share
+            if form.projects:
+                added = self._out(self._mixed(self._qkv(entering), rotary, cache, seen))
+            if self._mixer is not None:
+                if form.projects:
+                    hidden = math.add(hidden, added, share, before)
+                added = self._mixer(entering, rotary, cache, seen)
+                share = share if form.state is None else form.state.share
+            if middle is None:
+                return math.add(hidden, added, share, before)
+            hidden, entering = math.add_and_norm(hidden, added, share, before, middle)
+        return math.add(hidden, self._fed_forward(entering), form.mlp_share, self._left)
 
     def _fed_forward(self, rows: torch.Tensor) -> torch.Tensor:
         """What MLP and mixture make of normed rows [R, H]."""

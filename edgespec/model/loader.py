@@ -257,6 +257,22 @@ _GRANITE = {
     r"\.block_sparse_moe\.experts\.": ".mlp.experts.",
 }
 """The same in Granite 4's."""
+_FALCON = {
+    r"^model\.final_layernorm\.": "model.norm.",
+    r"\.pre_ff_layernorm\.": ".post_attention_layernorm.",
+    r"\.feed_forward\.": ".mlp.",
+}
+"""The same in Falcon-H1's."""
+_NEMOTRON = {
+    r"^backbone\.": "model.",
+    r"^model\.embeddings\.": "model.embed_tokens.",
+    r"^model\.norm_f\.": "model.norm.",
+    r"^(model\.layers\.\d+)\.norm\.": r"\1.input_layernorm.",
+    r"\.mixer\.([qkvo]_proj)\.": r".self_attn.\1.",
+    r"\.mixer\.(up_proj|down_proj)\.": r".mlp.\1.",
+    r"\.mixer\.": ".mamba.",
+}
+"""The same in Nemotron-H's."""
 _MTP = {
     r"^mtp\.layers\.0\.": "",
     r"^mtp\.fc\.": "eh_proj.",
@@ -276,6 +292,8 @@ _ERNIE = {r"\.mlp\.moe_statics\.": ".mlp.gate.moe_statics."}
 _NAMES = {
     **dict.fromkeys(CONVOLVING, _LFM2),
     "granitemoehybrid": _GRANITE,
+    "falcon_h1": _FALCON,
+    "nemotron_h": _NEMOTRON,
     "mixtral": _MIXTRAL,
     "ernie4_5_moe": _ERNIE,
     **dict.fromkeys((*SHARING, *GROUPED), _SHARED),
@@ -346,11 +364,11 @@ def places(files: Mapping[str, str], config: ModelConfig) -> dict[str, TensorPla
     """
     found: dict[str, TensorPlace] = {}
     kind = config.model_type
+    packed = {stored.rpartition(".")[0] for stored in files if not stored.endswith(".weight")}
     names = TEXT_PART | _NAMES.get(kind, {})
     if kind in DELTA:
         behind = f"model.layers.{config.num_hidden_layers}."
         names = {inside: behind + plain for inside, plain in _MTP.items()} | names
-    packed = {stored.rpartition(".")[0] for stored in files if not stored.endswith(".weight")}
     for stored, file in files.items():
         name = stored
         for inside, plain in names.items():

@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping
 from functools import cached_property
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeGuard
 
 from msgspec import Meta, Struct, convert, structs
 
@@ -25,14 +25,18 @@ if TYPE_CHECKING:
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 CONVOLUTION, RECURRENT = "conv", "linear_attention"
+BOTH, MLP = "hybrid", "mlp"
+"""Of layers that attend and keep a state, and of those that have nothing but an MLP."""
 
 _WITH_LENGTH = ("llama3", "yarn", "longrope")
 _ROPE_NEEDS = {
     "linear": ("factor",),
-    "yarn": ("factor",),
+    "yarn": ("factor", "original_max_position_embeddings"),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
 }
 """By type of rotary embeddings, the numbers that they need beside their base."""
+_YARN_MAY = ("beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim")
+"""Numbers that those of that type may have."""
 
 MOST_TAPS = 64
 """Of a short convolution; LFM2 has 3."""
@@ -47,6 +51,7 @@ widest published MLPs have some 75,000."""
 
 Count = Annotated[int, Meta(ge=1, lt=1 << 31)]
 Width = Annotated[int, Meta(ge=1, le=MOST_WIDTH)]
+Factor = Annotated[float, Meta(gt=0, lt=1e30)]
 
 
 class _FullKeys(Struct, forbid_unknown_fields=True):
@@ -106,7 +111,20 @@ class _Fields(Struct, kw_only=True):
     mamba_expand: Count = 2
     mamba_conv_bias: bool = True
     mamba_proj_bias: bool = False
+    mamba_d_ssm: Width | None = None
+    mamba_rms_norm: bool = True
+    mamba_norm_before_gate: bool = False
+    mamba_hidden_act: str = "silu"
     time_step_limit: tuple[Any, Any] = (0.0, math.inf)
+    projectors_bias: bool = False
+    lm_head_multiplier: Factor = 1.0
+    mlp_multipliers: tuple[Factor, Factor] | None = None
+    key_multiplier: Factor = 1.0
+    attention_in_multiplier: Factor = 1.0
+    attention_out_multiplier: Factor = 1.0
+    ssm_multipliers: tuple[Factor, Factor, Factor, Factor, Factor] | None = None
+    ssm_in_multiplier: Factor = 1.0
+    ssm_out_multiplier: Factor = 1.0
     full_attention_interval: Count = 4
     linear_conv_kernel_dim: Annotated[int, Meta(ge=1, le=MOST_FOLDED_TAPS)] = 4
     linear_key_head_dim: Annotated[int, Meta(ge=1, le=MOST_STATE)] = 128
@@ -114,6 +132,7 @@ class _Fields(Struct, kw_only=True):
     linear_num_key_heads: Count = 16
     linear_num_value_heads: Count = 32
     linear_value_heads_tiled: bool = False
+    linear_qkvz_in_order: bool = False
     global_head_dim: Width = 512
     num_global_key_value_heads: Count | None = None
     per_layer_config: dict[str, dict[str, Any]] | None = None
@@ -213,6 +232,24 @@ _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "moe_intermediate_size": 1_408,
         "partial_rotary_factor": 0.5,
     },
+    "falcon_h1": {
+        **_sizes(128_000, 4_096, 14_336, 32, 32, 8_192),
+        "rms_norm_eps": 1e-5,
+        "num_key_value_heads": 8,
+        "mamba_d_ssm": 1_024,
+        "mamba_rms_norm": False,
+        "mamba_norm_before_gate": True,
+    },
+    "nemotron_h": {
+        **_sizes(131_072, 4_096, 21_504, 4, 32, 4_096),
+        "rms_norm_eps": 1e-5,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "hidden_act": "relu2",
+        "mamba_n_groups": 8,
+        "mamba_d_state": 128,
+        "mamba_d_head": 64,
+    },
     "mistral": _MISTRAL,
     "ministral": _MISTRAL,
     "qwen2": _QWEN,
@@ -294,6 +331,7 @@ _THETA = {
     **dict.fromkeys(("gemma3_text", "lfm2", "lfm2_moe"), 1_000_000.0),
 }
 _WINDOW_ON_REQUEST = ("qwen2", "qwen3")
+_MAMBA = ("granitemoehybrid", "falcon_h1", "nemotron_h")
 _BY_TYPE = ("gemma3_text", "gemma4_text")
 """Families with rotary settings by layer type."""
 
@@ -383,8 +421,8 @@ def _completed(kind: str, settings: Mapping[str, Any]) -> dict[str, Any]:
             raise ValueError(
                 f"{name} names {len(listed)} layers, num_hidden_layers is {found.num_hidden_layers}"
             )
-    if kind == "granitemoehybrid":
-        _complete_states(found)
+    if kind in _MAMBA:
+        _complete_states(kind, found)
         key, value = found.mamba_d_state, found.mamba_d_head
         _check_convolved(2 * found.mamba_n_groups * key + found.mamba_n_heads * int(value))
     if kind in DELTA:
@@ -421,11 +459,17 @@ def _check_convolved(numbers: int) -> None:
         raise ValueError(f"{numbers} numbers of a row are convolved; {MOST_WIDTH} at most can be")
 
 
-def _complete_states(found: _Fields) -> None:
+def _complete_states(kind: str, found: _Fields) -> None:
     """Raises ValueError for heads of Mamba2 that do not fit."""
     inner, heads = found.mamba_expand * found.hidden_size, found.mamba_n_heads
+    if kind == "falcon_h1":
+        inner = found.mamba_d_ssm or inner
+        found.mlp_multipliers = found.mlp_multipliers or (1.0, 1.0)
+        found.ssm_multipliers = found.ssm_multipliers or (1.0, 1.0, 1.0, 1.0, 1.0)
+        found.logits_scaling = 1 / found.lm_head_multiplier
     if found.mamba_d_head == "auto":
         found.mamba_d_head = inner // heads
+    inner = heads * int(found.mamba_d_head) if kind == "nemotron_h" else inner
     if inner != heads * found.mamba_d_head or heads % found.mamba_n_groups:
         raise ValueError(
             f"mamba_n_heads {heads}, of {found.mamba_d_head} numbers and in mamba_n_groups "
@@ -510,8 +554,10 @@ def _layer_types(kind: str, found: _Fields) -> list[str] | None:
             slides = [found.use_sliding_window and window and not turns for turns in turned]
         case "lfm2" | "lfm2_moe":
             return [FULL for _ in numbers]
-        case "granitemoehybrid":
+        case "granitemoehybrid" | "nemotron_h":
             return [RECURRENT for _ in numbers]
+        case "falcon_h1":
+            return [BOTH for _ in numbers]
         case "qwen2_moe":
             used, first = found.use_sliding_window, found.max_window_layers
             slides = [used and n % 2 == 0 and n < first for n in numbers]
@@ -542,6 +588,10 @@ def _rope_parameters(kind: str, found: _Fields) -> dict[str, Any]:
     return _one_rope(kind, found, dict(found.rope_scaling or found.rope_parameters or {}), theta)
 
 
+def _is_real(value: object) -> TypeGuard[float]:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
 def _one_rope(kind: str, found: _Fields, rope: dict[str, Any], theta: float) -> dict[str, Any]:
     if FULL in rope or SLIDING in rope:
         raise ValueError(f"rope_parameters by layer type, which {kind} models do not have")
@@ -557,8 +607,15 @@ def _one_rope(kind: str, found: _Fields, rope: dict[str, Any], theta: float) -> 
         raise ValueError(f"rope_type {form!r}, which phi3 models do not have")
     if kind == "phi3" and form in ("su", "yarn"):  # older names of the same
         rope["rope_type"] = "longrope"
+    if form == "yarn":
+        for name in _YARN_MAY:
+            value = rope.get(name)
+            if value is not None and (not _is_real(value) or value < 0):
+                raise ValueError(f"{name} of rotary embeddings of type {form!r} is {value!r}")
+        if rope["rope_theta"] == 1:
+            raise ValueError(f"rope_theta of rotary embeddings of type {form!r} is 1")
     for name in ("rope_theta", *_ROPE_NEEDS.get(form, ())):
         value = rope.get(name)
-        if not isinstance(value, int | float) or isinstance(value, bool) or value <= 0:
+        if not _is_real(value) or value <= 0:
             raise ValueError(f"{name} of rotary embeddings of type {form!r} is {value!r}")
     return rope

@@ -69,13 +69,6 @@ def _frequencies(config: ModelConfig, kind: str | None) -> tuple[torch.Tensor, f
     """Frequencies float32 [D / 2], and what cosines and sines are multiplied by."""
     settings = config.rope_parameters if kind is None else config.rope_parameters[kind]
     form, dim = settings["rope_type"], head_dim_of(config, kind)
-    if form == "yarn":
-        from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS  # takes half a second
-
-        found: tuple[torch.Tensor, float] = ROPE_INIT_FUNCTIONS[form](
-            config.library, layer_type=kind
-        )
-        return found
     if form == "proportional":  # of the whole head, of which the last pairs stay as they are
         pairs = dim // 2
         turned = int(settings.get("partial_rotary_factor", 1.0) * dim // 2)
@@ -87,6 +80,8 @@ def _frequencies(config: ModelConfig, kind: str | None) -> tuple[torch.Tensor, f
         dim = int(dim * settings.get("partial_rotary_factor", 1.0))
     steps = torch.arange(0, dim, 2, dtype=torch.float) / dim
     frequencies = 1.0 / settings["rope_theta"] ** steps
+    if form == "yarn":
+        return _ramped(settings, dim), _louder(settings)
     if form == "longrope":  # of a short sequence, as longer ones are not run (see text_part)
         trained, short = settings["original_max_position_embeddings"], settings["short_factor"]
         factor = settings.get("factor") or config.max_position_embeddings / trained
@@ -98,6 +93,39 @@ def _frequencies(config: ModelConfig, kind: str | None) -> tuple[torch.Tensor, f
     elif form == "llama3":
         frequencies = _stretched(frequencies, settings)
     return frequencies, 1.0
+
+
+def _ramped(settings: Mapping[str, Any], dim: int) -> torch.Tensor:
+    """YaRN's (arXiv 2309.00071, section 3.2): waves that turn `beta_slow` times in the trained
+    length or less are longer by a factor, those of `beta_fast` stay, those between shade over."""
+    base, trained = settings["rope_theta"], settings["original_max_position_embeddings"]
+
+    def place(turns: float) -> float:
+        return dim * math.log(trained / (turns * 2 * math.pi)) / (2 * math.log(base))
+
+    low = place(settings.get("beta_fast") or 32)
+    high = place(settings.get("beta_slow") or 1)
+    if settings.get("truncate", True):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, dim - 1)
+    span = 0.001 if low == high else high - low
+    waves: torch.Tensor = base ** (torch.arange(0, dim, 2, dtype=torch.float) / dim)
+    stays = 1 - ((torch.arange(dim // 2, dtype=torch.float) - low) / span).clamp(0, 1)
+    longer: torch.Tensor = settings["factor"] * waves
+    return 1.0 / longer * (1 - stays) + 1.0 / waves * stays
+
+
+def _louder(settings: Mapping[str, Any]) -> float:
+    """What cosines and sines are multiplied by where YaRN stretches waves (section 3.4)."""
+    given, factor = settings.get("attention_factor"), settings["factor"]
+    if given is not None:
+        return float(given)
+
+    def scale(share: float) -> float:
+        return 0.1 * share * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+    own, whole = settings.get("mscale"), settings.get("mscale_all_dim")
+    return scale(own) / scale(whole) if own and whole else scale(1.0)
 
 
 def _stretched(frequencies: torch.Tensor, settings: Mapping[str, Any]) -> torch.Tensor:

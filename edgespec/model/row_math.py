@@ -15,7 +15,7 @@ from typing import TypeVar
 import torch
 from torch.nn.functional import gelu, silu
 
-from edgespec.kernels.rows import RowKernels, Runs, joined
+from edgespec.kernels.rows import UNGATED, RowKernels, Runs, joined
 from edgespec.model.kv_cache import AnyHeld, Held
 from edgespec.model.rope import Angles, Rotary, apply_rotary
 from edgespec.model.row_codes import decoded
@@ -34,6 +34,7 @@ _ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "gelu": gelu,
     "gelu_pytorch_tanh": partial(gelu, approximate="tanh"),
     "sigmoid": torch.sigmoid,
+    UNGATED: lambda x: torch.relu(x).square(),
 }
 
 Made = TypeVar("Made", torch.Tensor, tuple[torch.Tensor, ...])
@@ -45,10 +46,15 @@ class Norm:
     Reckoned in float32 at least, and rounded once, where transformers rounds before the gain too.
     """
 
-    def __init__(self, weight: torch.Tensor, eps: float, above_one: bool) -> None:
-        """`weight` [n]: the gain, or that above 1. Its dtype is that of the rows."""
+    def __init__(
+        self, weight: torch.Tensor, eps: float, above_one: bool, times: float = 1.0
+    ) -> None:
+        """`weight` [n]: the gain, or that above 1, which counts so many `times`. Its dtype is that
+        of the rows."""
         self._shape, self.eps, self._dtype = list(weight.shape), eps, weight.dtype
         self._gain = 1.0 + weight.float() if above_one else weight
+        if times != 1.0:
+            self._gain = self._gain.float() * times
         self._wide = weight.dtype == torch.float64 or self._gain.dtype != weight.dtype
         # None in float64, which is there to be compared with transformers: as it reckons norms and
         # angles in float32 even then, so does torch for us.
@@ -160,7 +166,10 @@ class RowMath:
             apply_rotary(rotated, *rotary)
 
     def gated(self, gate_up: torch.Tensor, activation: str) -> torch.Tensor:
-        """Of rows [R, 2 * n] the activation of the first half times the second: [R, n]."""
+        """Of rows [R, 2 * n] the activation of the first half times the second: [R, n]. Of rows [R,
+        n] alone, where it is UNGATED."""
+        if activation == UNGATED:
+            return _ACTIVATIONS[activation](gate_up)
         gate, up = gate_up.chunk(2, 1)
         return _ACTIVATIONS[activation](gate).mul_(up)
 

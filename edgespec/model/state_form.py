@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from edgespec.model.kv_cache import RowForm
-from edgespec.model.model_config import RECURRENT, ModelConfig
+from edgespec.model.model_config import BOTH, RECURRENT, ModelConfig
 from edgespec.planning.text_part import DELTA, FOLDING
 
 _LINE = 64
@@ -23,10 +22,13 @@ class StateForm:
     `delta`: by the gated delta rule, else Mamba2's. `name`: of the module in its layer. `entering`:
     names and rows of the matrices that make, in this order, the gate [heads * value], what is
     convolved, and one number a head, or two; `by_group`: they make all but the numbers of heads
-    first, then these, each group's together (see `order`). `heads` share the keys of `groups`,
-    which have `key` numbers, values have `value`. `kernel`: taps of the convolution. `normed`:
-    numbers that are normed together, 0: none. `steps`: bounds of a step. `tiled`: heads of a group
-    are as many places apart as there are groups, as GGUF files have them; else neighbours.
+    first, then these, each group's together, the former too if they are one (see `order`). `heads`
+    share the keys of `groups`, which have `key` numbers, values have `value`. `kernel`: taps of the
+    convolution. `normed`: numbers that are normed together, 0: none; `gate_last`: before they are
+    gated. `steps`: bounds of a step. `scale`: what the gate, values, keys, queries and steps that
+    are projected are multiplied by, if not by 1. `share`: what comes out counts so much in the
+    layer. `tiled`: heads of a group are as many places apart as there are groups, as GGUF files
+    have them; else neighbours.
     """
 
     delta: bool
@@ -43,6 +45,9 @@ class StateForm:
     bias: bool = False
     conv_bias: bool = False
     steps: tuple[float, float] = (0.0, math.inf)
+    gate_last: bool = False
+    scale: tuple[float, ...] = ()
+    share: float = 1.0
     tiled: bool = False
     by_group: bool = False
 
@@ -52,12 +57,15 @@ class StateForm:
         if not self.by_group:
             return None
         share = self.heads // self.groups
+        of_heads = torch.arange(2 * self.heads).view(self.groups, -1) + self.conv + self.inner
+        last = [one.flatten() for one in of_heads.split(share, 1)]
+        if len(self.entering) > 2:
+            return torch.cat((torch.arange(self.conv + self.inner), *last))
         parts = [self.key, self.key, share * self.value, share * self.value]
         whole = torch.arange(self.conv + self.inner).view(self.groups, -1)
         query, key, value, gate = whole.split(parts, 1)
-        of_heads = torch.arange(2 * self.heads).view(self.groups, -1) + whole.numel()
-        parts_of = (gate, query, key, value, *of_heads.split(share, 1))
-        return torch.cat([one.flatten() for one in parts_of])
+        first = [one.flatten() for one in (gate, query, key, value)]
+        return torch.cat((*first, *last))
 
     @property
     def keys(self) -> int:
@@ -85,12 +93,17 @@ class StateForm:
         each = heads % self.groups if self.tiled else heads // (self.heads // self.groups)
         return of_groups.index_select(dim, each)
 
-    def row(self, held_as: torch.dtype) -> RowForm:
-        """What is held of a row, as `held_as` numbers: its terms, of another type, and behind them
-        the inputs of its convolution."""
+    def scales(self) -> torch.Tensor:
+        """`scale` of each number that is projected."""
+        counts = torch.tensor([self.inner, self.inner, self.keys, self.keys, self.heads])
+        return torch.tensor(self.scale).repeat_interleave(counts)
+
+    def folded(self, held_as: torch.dtype) -> int:
+        """How much is held of a row, in `held_as` numbers: its terms, of another type, and behind
+        them the inputs of its convolution."""
         bytes_each = held_as.itemsize
         used = self.terms * wide(held_as).itemsize + self.conv * bytes_each
-        return RowForm(1, 0, parts=1, folded=-(-used // _LINE) * _LINE // bytes_each)
+        return -(-used // _LINE) * _LINE // bytes_each
 
     def shapes(self) -> dict[str, torch.Size]:
         """The tensors of the module, by their names in the layer."""
@@ -113,17 +126,26 @@ class StateForm:
 
 def state_form(config: ModelConfig, index: int) -> StateForm | None:
     """The form of layer `index`, if it keeps a state."""
-    if config.model_type not in FOLDING or config.layer_types[index] != RECURRENT:
+    if config.model_type not in FOLDING or config.layer_types[index] not in (RECURRENT, BOTH):
         return None
     return _delta(config) if config.model_type in DELTA else _mamba2(config)
 
 
 def _mamba2(config: ModelConfig) -> StateForm:
-    """As Granite 4 has it."""
+    """As Granite 4, Nemotron-H and Falcon-H1 have it."""
     heads, groups = int(config.mamba_n_heads), int(config.mamba_n_groups)
     value, key = int(config.mamba_d_head), int(config.mamba_d_state)
     inner = heads * value
     low, high = config.time_step_limit
+    scale: tuple[float, ...] = ()
+    gate_last, normed, share = False, inner // groups, 1.0
+    if config.model_type == "falcon_h1":
+        scale = tuple(float(config.ssm_in_multiplier * one) for one in config.ssm_multipliers)
+        gate_last = bool(config.mamba_norm_before_gate)
+        normed = normed if config.mamba_rms_norm else 0
+        share = float(config.ssm_out_multiplier)
+    elif config.model_type == "granitemoehybrid":
+        share = float(config.residual_multiplier)
     return StateForm(
         delta=False,
         name="mamba",
@@ -135,31 +157,36 @@ def _mamba2(config: ModelConfig) -> StateForm:
         value=value,
         kernel=int(config.mamba_d_conv),
         eps=float(config.rms_norm_eps),
-        normed=inner // groups,
+        normed=normed,
         bias=bool(config.mamba_proj_bias),
         conv_bias=bool(config.mamba_conv_bias),
         steps=(float(low), float(high)),
+        gate_last=gate_last,
+        scale=scale if any(one != 1 for one in scale) else (),
+        share=share,
     )
 
 
 def _delta(config: ModelConfig) -> StateForm:
-    """As Qwen 3.5 has it, and Qwen3-Next, whose matrices are two."""
+    """As Qwen 3.5 has it, and Qwen3-Next, whose matrices are two, or three in a GGUF file."""
     heads, groups = int(config.linear_num_value_heads), int(config.linear_num_key_heads)
     value, key = int(config.linear_value_head_dim), int(config.linear_key_head_dim)
     inner, by_group = heads * value, config.model_type == "qwen3_next"
+    gate, mixed = ("in_proj_z", inner), ("in_proj_qkv", 2 * groups * key + inner)
+    entering: tuple[tuple[str, int], ...] = (
+        gate,
+        mixed,
+        ("in_proj_b", heads),
+        ("in_proj_a", heads),
+    )
+    if by_group:
+        entering = (("in_proj_qkvz", 2 * groups * key + 2 * inner), ("in_proj_ba", 2 * heads))
+    if by_group and config.linear_qkvz_in_order:
+        entering = (gate, mixed, entering[-1])
     return StateForm(
         delta=True,
         name="linear_attn",
-        entering=(
-            (("in_proj_qkvz", 2 * groups * key + 2 * inner), ("in_proj_ba", 2 * heads))
-            if by_group
-            else (
-                ("in_proj_z", inner),
-                ("in_proj_qkv", 2 * groups * key + inner),
-                ("in_proj_b", heads),
-                ("in_proj_a", heads),
-            )
-        ),
+        entering=entering,
         hidden=int(config.hidden_size),
         heads=heads,
         groups=groups,
@@ -168,6 +195,7 @@ def _delta(config: ModelConfig) -> StateForm:
         kernel=int(config.linear_conv_kernel_dim),
         eps=float(config.rms_norm_eps),
         normed=value,
+        gate_last=True,
         tiled=bool(config.linear_value_heads_tiled),
         by_group=by_group,
     )

@@ -26,16 +26,21 @@ from edgespec.model.rope import Rotary
 from edgespec.model.row_math import CompiledRows, RowMath
 from edgespec.model.source import TensorSource, load_parameter
 from edgespec.model.state_form import StateForm, wide
+from edgespec.model.state_steps import NONE, Step, steps_of
 from edgespec.model.state_torch import TorchStates, Vectors
 from edgespec.model.tree_attention import JointVisibility, Seen, Visibility
-from edgespec.types.boundaries import AHEAD, STRIDE, boundary_of
+from edgespec.types.boundaries import STRIDE
 
-_NUMBERS = ("eps", "delta", "heads", "groups", "key", "value", "kernel", "normed", "tiled")
+_NUMBERS = (
+    *("eps", "delta", "heads", "groups", "key", "value", "kernel", "normed", "tiled"),
+    "gate_last",
+)
 """Of a StateForm what a compiled mixer takes as it is."""
 
 
 class StateMixer:
-    """A mixer of this form, read from a source."""
+    """A mixer of this form, read from a source. `products`: before and behind it; `compiled`: what
+    is between them, if that is compiled, and all that is."""
 
     def __init__(
         self,
@@ -67,6 +72,8 @@ class StateMixer:
         self._leave = product("out_proj")
         order = form.order
         self._order = None if order is None else order.to(device)
+        self.products = self._enter, self._leave
+        self.compiled: CompiledMixer | None = None
         vectors: Vectors = {
             "taps": vector("conv1d.weight")[:, 0].T.contiguous(),
             "step_bias": vector("dt_bias"),
@@ -79,10 +86,13 @@ class StateMixer:
         if form.normed:
             gain = vector("norm.weight")
             vectors["gain"] = gain.repeat(form.heads) if form.delta else gain
+        if form.scale:
+            vectors["scale"] = form.scales().to(device, wide(dtype))
         self._math: _StateMath = TorchStates(form, vectors)
         kernels = compiled_states()
         if isinstance(row_math, CompiledRows) and kernels is not None:
-            self._math = _CompiledStates(form, vectors, kernels, row_math)
+            self._math = states = _CompiledStates(form, vectors, kernels, row_math)
+            self.compiled = states.mixer if order is None else None
 
     def __call__(
         self, rows: torch.Tensor, rotary: Rotary, cache: RowCache | JointCache, seen: Seen
@@ -101,45 +111,46 @@ class StateMixer:
 
     def _mix(self, cache: RowCache, projected: torch.Tensor, seen: Visibility) -> torch.Tensor:
         """The rows [R, inner] before the last product, of one request, whose slots have room."""
-        first, made = 0, []
         assert isinstance(cache, TwoRegionCache)
-        rows = cache.folded
+        rows, made = cache.folded, []
         assert rows is not None
-        given = self._math.given(rows, self._index, seen)
-        places = seen.rows.tolist()
-        while first < len(places):
-            boundary, end = boundary_of(places[first]), first + 1
-            shared = given.prefix(first) >= boundary
-            while shared and end < len(places) and boundary_of(places[end]) == boundary:
-                if given.prefix(end) < boundary:
-                    break
-                end += 1
-            state = self._state(rows, boundary, given, first, shared)
-            made.append(given.rows(projected[first:end], first, end, boundary, state))
-            first = end
+        given, mine = self._math.given(rows, self._index, seen), rows.states[self._index]
+        steps = seen.states.get(tuple(mine))
+        if steps is None:
+            places = seen.rows.tolist()
+            prefixes = [given.prefix(row) for row in range(len(places))]
+            steps = steps_of(rows, self._index, places, prefixes)
+            seen.states[tuple(mine)] = steps
+        states: list[torch.Tensor | None] = [*mine.values()]
+        states += [None] * (steps.numbers - len(mine))
+        for step in steps.steps:
+            if step.state == NONE:
+                state = self._own_state(rows, step.boundary, given, step.first)
+            else:
+                state = states[step.state] = self._state(step, states, given)
+            made.append(given.rows(projected[step.first : step.end], *step[:3], state))
+        kept = {boundary: states[number] for boundary, number in steps.left.items()}
+        rows.states[self._index] = {at: one for at, one in kept.items() if one is not None}
         return torch.cat(made) if len(made) > 1 else made[0]
 
-    def _state(
-        self, rows: FoldedRows, boundary: int, given: _Given, row: int, shared: bool
-    ) -> torch.Tensor:
-        """The state that a row reads: of the first slots, which caches that begin alike share, so
-        none that is there is written to; or else of its own path, which is not kept."""
-        mine = rows.states[self._index]
-        if shared and boundary in mine:
-            return mine[boundary]
-        begin = rows.before(self._index, min(boundary, given.prefix(row)))
-        state = mine[begin].clone() if begin else given.zeros()
-        if not shared:
-            for slot, count in given.path(row, begin, boundary):
-                given.fold(slot, count, state)
-            return state
-        for slot in range(begin, boundary, STRIDE):
+    def _state(self, step: Step, states: list[torch.Tensor | None], given: _Given) -> torch.Tensor:
+        """The state of the first slots, which caches that begin alike share, so none that was there
+        before the pass is written to."""
+        state = None if step.source == NONE else states[step.source]
+        if step.source != step.state:
+            state = given.zeros() if state is None else state.clone()
+        assert state is not None
+        for slot in range(step.begin, step.boundary, STRIDE):
             given.fold(slot, STRIDE, state)
-        mine[boundary] = state
-        # Rows that come later stand at most AHEAD positions before this one, as the coordinator
-        # sends none that are farther ahead, whatever of it this stage has heard.
-        for at in [at for at in mine if at < boundary - AHEAD]:
-            del mine[at]
+        return state
+
+    def _own_state(self, rows: FoldedRows, boundary: int, given: _Given, row: int) -> torch.Tensor:
+        """The state that a row's own path has left, which is not kept."""
+        mine = rows.states[self._index]
+        begin = rows.before(min(boundary, given.prefix(row)), mine)
+        state = mine[begin].clone() if begin else given.zeros()
+        for slot, count in given.path(row, begin, boundary):
+            given.fold(slot, count, state)
         return state
 
 
@@ -176,8 +187,7 @@ class _CompiledStates:
         self.form, self.kernels, self._row_math = form, kernels, row_math
         numbers = {name: getattr(form, name) for name in _NUMBERS}
         low, high = form.steps
-        last = int(form.delta)
-        self.mixer = CompiledMixer(vectors, step_low=low, step_high=high, gate_last=last, **numbers)
+        self.mixer = CompiledMixer(vectors, step_low=low, step_high=high, **numbers)
 
     def given(self, rows: FoldedRows, index: int, seen: Visibility) -> _CompiledPass:
         return _CompiledPass(self, rows, index, seen.rows, self._row_math.runs(seen, None))
@@ -194,15 +204,15 @@ class _CompiledPass:
     ) -> None:
         self._states, self._held_as, self._slots = states, rows.dtype, rows.slots(layer)
         self._runs, self._places = runs, places
-        self._firsts, self._ends = runs.firsts.tolist(), runs.ends.tolist()
 
     def prefix(self, row: int) -> int:
-        first, end = self._ends[self._firsts[row]]
+        first, end = self._runs.ends[self._runs.firsts[row]].tolist()
         return 0 if first else int(end)
 
     def path(self, row: int, first: int, end: int) -> Iterator[tuple[int, int]]:
         position = 0
-        for begin, after in self._ends[self._firsts[row] : self._firsts[row + 1]]:
+        firsts, ends = self._runs
+        for begin, after in ends[firsts[row] : firsts[row + 1]].tolist():
             low, high = max(first, position), min(end, position + after - begin)
             if low < high:
                 yield begin + low - position, high - low

@@ -79,7 +79,8 @@ class TorchPass:
     def _row(self, projected: torch.Tensor, path: list[int], state: torch.Tensor) -> torch.Tensor:
         form, by = self._states.form, self._states.vectors
         kept = [self._kept(slot) for slot in path]
-        gate, inputs, steps = projected.to(state.dtype).split(
+        wider = projected.to(state.dtype)
+        gate, inputs, steps = (wider * by["scale"] if "scale" in by else wider).split(
             [form.inner, form.conv, (1 + form.delta) * form.heads]
         )
         self._inputs(kept[-1]).copy_(inputs)
@@ -120,13 +121,13 @@ class TorchPass:
         if "skip" in by:
             out = out + by["skip"][:, None] * value
         out = out.flatten()
-        if not form.delta:
+        if not form.gate_last:
             out = out * silu(gate)
         if "gain" in by:
             groups = out.view(-1, form.normed)
             out = (groups / (groups.square().mean(1, True) + form.eps).sqrt()).flatten()
             out = out * by["gain"]
-        if form.delta:
+        if form.gate_last:
             out = out * silu(gate)
         rounded: torch.Tensor = out.to(projected.dtype)
         return rounded

@@ -13,6 +13,7 @@ from edgespec.kernels.gpu.places import Places
 from edgespec.kernels.rows import Runs
 from edgespec.model.kv_cache import AnyHeld, Held
 from edgespec.model.row_codes import decoded
+from edgespec.model.state_steps import Steps
 from edgespec.tree.ledger import BoolArray
 
 
@@ -42,6 +43,7 @@ class Visibility:
         self.rows, self.slots = rows, slots
         self.runs: dict[int | None, Runs] = {}  # by window, for CompiledRows
         self.places: Places | None = None  # for TritonRows
+        self.states: dict[tuple[int, ...], Steps] = {}  # by the states that are there
         self._made: dict[tuple[int | None, int], torch.Tensor] = {}
         self._biases: dict[tuple[int | None, int], torch.Tensor] = {}
         self._behind: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}

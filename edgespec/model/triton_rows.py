@@ -7,6 +7,7 @@ import torch
 from edgespec.kernels.gpu import rows as kernels
 from edgespec.kernels.gpu.attention import attention
 from edgespec.kernels.gpu.places import places_of
+from edgespec.kernels.rows import UNGATED
 from edgespec.model.kv_cache import AnyHeld, Held
 from edgespec.model.rope import Rotary
 from edgespec.model.row_math import HeadNorm, Norm, RowMath
@@ -61,6 +62,8 @@ class TritonRows(RowMath):
         kernels.rotate(qkv, heads, kv_heads, angles, gains, eps)
 
     def gated(self, gate_up: torch.Tensor, activation: str) -> torch.Tensor:
+        if activation == UNGATED:
+            return super().gated(gate_up, activation)  # each number by itself
         return kernels.gated(gate_up, activation)
 
     def attention(

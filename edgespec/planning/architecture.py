@@ -26,7 +26,7 @@ MOST_LAYERS, MOST_EXPERTS = 1024, 4096
 """Of a model, whose parts are made one by one; the largest known have 126 and 512."""
 
 _DEFAULT_HEAD_DIM = (
-    *("llama", "mistral", "qwen2", "phi3", "granite", "granitemoehybrid", "smollm3"),
+    *("llama", "mistral", "qwen2", "phi3", "granite", "granitemoehybrid", "smollm3", "falcon_h1"),
     *("olmo2", "olmo3", "exaone4", "cohere2", "olmoe", "mixtral", "hunyuan_v1_dense"),
     *("qwen2_moe", "ernie4_5_moe", "hunyuan_v1_moe", *CONVOLVING),
 )
@@ -68,6 +68,7 @@ FAMILIES = tuple(
         (
             *(*_DEFAULT_HEAD_DIM, *_TIED, *EXPERTS),
             *("qwen3", *DELTA, "ministral", "ministral3", "seed_oss", "glm4", "gemma4_text"),
+            "nemotron_h",
         )
     )
 )
@@ -101,7 +102,8 @@ class Latent:
 class Architecture:
     """The sizes of a decoder-only model whose layers are all alike, but for what `uneven` says, and
     that `convolutions` of them may have a short convolution in place of attention, `states` of them
-    a state, and `dense` ones of a mixture one MLP of a width of their own, `dense_width`: then a
+    a state (`beside`: with attention), `alone` ones an MLP, ungated, where no other has one, and
+    `dense` ones of a mixture one MLP of a width of their own, `dense_width`: then a
     layer is what they are on average.
 
     `intermediate`: inner width of the gated MLP, or of one expert. `head_dim` 0: hidden / heads.
@@ -130,6 +132,8 @@ class Architecture:
     state_groups: int = 0
     state_key: int = 0
     state_value: int = 0
+    beside: bool = False
+    alone: int = 0
     gated: bool = False
     dense: int = 0
     dense_width: int = 0
@@ -154,6 +158,12 @@ class Architecture:
         """Shapes [out, in] of the queries', keys', values' and output matrices of a first layer,
         and of what else it has beside the MLP or the experts."""
         return self.matrices(0)[0]
+
+    @property
+    def attending(self) -> int:
+        """How many layers have queries, keys and values."""
+        others = 0 if self.beside else self.states
+        return self.layers - self.convolutions - self.alone - others
 
     @property
     def convolution_matrices(self) -> Matrices:
@@ -183,7 +193,8 @@ class Architecture:
             attention: Matrices = queries, kv, kv, (hidden, self.width)
             if self.latent is not None:
                 attention = self.latent.matrices(self.heads, hidden)
-            return (*attention, *shared), _gated(self.intermediate, hidden)
+            mlp = _gated(self.intermediate, hidden)
+            return (*attention, *shared), mlp[1:] if self.alone else mlp
         full, shares = uneven.kind(layer) == FULL, layer >= self.layers - uneven.shared
         width = self.heads * (uneven.head_dim if full else self.head_dim)
         own = 0 if shares else 1 if full and not uneven.values else 2
@@ -271,8 +282,7 @@ class Architecture:
     @property
     def _attended(self) -> int:
         """Bytes of the keys and values of one row in all layers."""
-        attending = self.layers - self.convolutions - self.states
-        return attending * 2 * self._row_bytes(self.kv_width)
+        return self.attending * 2 * self._row_bytes(self.kv_width)
 
     @property
     def seen_share(self) -> float:
@@ -310,9 +320,8 @@ class Architecture:
         attention = sum(of(*shape) for shape in self.attention_matrices) - shared
         convolution = sum(of(*shape) for shape in self.convolution_matrices)
         state = sum(of(*shape) for shape in self.state_matrices) if self.states else 0
-        more = self.convolutions * (convolution - attention) + self.states * (state - attention)
-        beside = shared * (self.layers - self.dense) // self.layers
-        return attention + more // self.layers + beside
+        every = self.attending * attention + self.convolutions * convolution + self.states * state
+        return every // self.layers + shared * (self.layers - self.dense) // self.layers
 
     def mlp_bytes(self, quantisation: Quantisation) -> int:
         """Bytes of one layer's MLP; of all its experts, if it is a mixture."""
@@ -324,6 +333,8 @@ class Architecture:
     def _mlp(self, of: Callable[[int, int], int]) -> int:
         """That of the matrices of an MLP, or of all its experts, of a layer on average."""
         one = max(1, self.experts) * sum(of(*shape) for shape in self.mlp_matrices)
+        if self.alone:
+            return self.alone * one // self.layers
         if not self.dense:
             return one
         dense = 2 * of(self.dense_width, self.hidden) + of(self.hidden, self.dense_width)
@@ -388,8 +399,8 @@ def gguf_bytes(of: Architecture, name: str, fused: bool = False) -> int:
         at < eighth or at >= 7 * of.layers // 8 or (at - eighth) % 3 == 2 for at in range(of.layers)
     )
     values = of.kv_width * of.hidden
-    of_values = 0 if fused else values * (of.layers - of.convolutions) // of.layers
-    of_mlps = of.mlp_weights // 3 + of.shared * of.hidden
+    of_values = 0 if fused else values * of.attending // of.layers
+    of_mlps = of.mlp_weights // len(of.mlp_matrices) + of.shared * of.hidden
     finer = fine * (of_mlps + of_values) + of.head_bytes // 2
     one = of.layers * (of.hidden * of.width + 2 * values) if fused else 0
     bits = (of.layers * of.layer_weights + ends) * Q4_K + one * (Q5_K - Q4_K)
@@ -453,6 +464,8 @@ def architecture_of(config: Mapping[str, object], where: str) -> Architecture:
         shared=shared,
         convolutions=_of_type(config, where, "conv") if family in CONVOLVING else 0,
         gated=family in DELTA,
+        beside=family == "falcon_h1",
+        alone=_of_type(config, where, "mlp") if family == "nemotron_h" else 0,
         dense=dense,
         dense_width=_count(config, where, "intermediate_size") if dense else 0,
         **_states(config, where, family, hidden),
@@ -565,11 +578,17 @@ def _states(config: Mapping[str, object], where: str, family: str, hidden: int) 
         key = _count(config, where, "linear_key_head_dim", 128)
         value = _count(config, where, "linear_value_head_dim", 128)
     elif family in FOLDING:
+        nemotron, falcon = family == "nemotron_h", family == "falcon_h1"
         states = _of_type(config, where, "linear_attention")
         heads = _count(config, where, "mamba_n_heads", 128)
-        groups = _count(config, where, "mamba_n_groups", 1)
-        key = _count(config, where, "mamba_d_state", 256)
-        value = max(1, _count(config, where, "mamba_expand", 2) * hidden // heads)
+        groups = _count(config, where, "mamba_n_groups", 8 if nemotron else 1)
+        key = _count(config, where, "mamba_d_state", 128 if nemotron else 256)
+        inner = _count(config, where, "mamba_expand", 2) * hidden
+        if falcon:
+            states = _count(config, where, "num_hidden_layers", most=MOST_LAYERS)
+            inner = _count({"mamba_d_ssm": 1024, **config}, where, "mamba_d_ssm", inner)
+        value = max(1, inner // heads)
+        value = _count(config, where, "mamba_d_head", 64) if nemotron else value
     else:
         return {}
     sizes = {"heads": heads, "groups": groups, "key": key, "value": value}

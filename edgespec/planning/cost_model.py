@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import NamedTuple
 
-from edgespec.config import FILE, NAMED, QUANTISATIONS, Quantisation
+from edgespec.config import DRAFT_VOCABULARY, FILE, NAMED, QUANTISATIONS, Quantisation
 from edgespec.errors import ConfigError
 from edgespec.planning.architecture import Architecture, matrix_bytes
 from edgespec.planning.catalogue import MODELS
@@ -311,11 +311,23 @@ def eagle3_costs(base: str, of: Architecture, bits: int, head: HeadCosts) -> Dra
 
 
 def mtp_costs(base: str, of: Architecture, bits: int, head: HeadCosts) -> DraftCosts:
-    """The MTP head that a base ships: as EAGLE-2's, its layer one of those that attend."""
-    attends = replace(of, states=0, convolutions=0)
-    operations = layer_operations(of.family, of.active)
-    costs = eagle_costs(base, attends, bits, head)
-    return replace(costs, name=f"{base}-mtp", operations=operations)
+    """The MTP head that a base ships: as EAGLE-2's, its layer one of those that attend, and of a
+    large vocabulary a part; of a mixture the experts of one row are charged."""
+    costs = eagle_costs(base, replace(of, states=0, convolutions=0), bits, head)
+    vocab = min(of.vocab, DRAFT_VOCABULARY)
+    form = draft_head(NAMED[head.quantisation])
+    own = head if vocab == of.vocab else head_costs(vocab, of.hidden, form)
+    idle = of.mlp_weights * (of.experts - of.active) // max(1, of.experts)
+    unread = packed_bytes(idle, bits)
+    return replace(
+        costs,
+        name=f"{base}-mtp",
+        layer_bytes=costs.layer_bytes - unread,
+        head=own,
+        ends_bytes=costs.ends_bytes + unread + (0 if own is head else own.bytes),
+        vocab=vocab,
+        operations=layer_operations(of.family, of.active),
+    )
 
 
 PUBLISHED = HeadForm(layers=5, taps=5, markov_rank=256)

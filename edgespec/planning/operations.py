@@ -28,6 +28,8 @@ OWN_OPERATIONS = {
     "lfm2_moe": 26,
     # Of the layers that attend; states are read row by row where no kernel does it.
     "granitemoehybrid": USUAL_OPERATIONS,
+    "falcon_h1": USUAL_OPERATIONS + 1,
+    "nemotron_h": 8,
     **{"qwen3_5_text": 30, "qwen3_5_moe_text": 45, "qwen3_next": 45},
     **{"qwen2_moe": 29, "glm4_moe": 38},
     # With one product for all heads, as on a CPU; a GPU launches one for each.

@@ -22,8 +22,8 @@ REASONS = {
 _FAMILIES = (
     ("qwen3[6-9]|qwen4exp", "recurrent", "qwen3-8b"),
     (
-        "bailinghybrid|bamba|falconh1|falconmamba|jamba|kimilinear|lfm3|mamba|minimax$|"
-        "nemotronh|olmohybrid|recurrentgemma|rwkv|xlstm|zamba",
+        "bailinghybrid|bamba|falconmamba|jamba|kimilinear|lfm3|mamba|minimax$|"
+        "nemotronhmoe|olmohybrid|recurrentgemma|rwkv|xlstm|zamba",
         "recurrent",
         "qwen3-8b",
     ),

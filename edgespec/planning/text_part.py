@@ -33,7 +33,7 @@ CONVOLVING = ("lfm2", "lfm2_moe")
 DELTA = ("qwen3_5_text", "qwen3_5_moe_text", "qwen3_next")
 """Types with layers whose state follows the gated delta rule."""
 
-FOLDING = ("granitemoehybrid", *DELTA)
+FOLDING = ("granitemoehybrid", "falcon_h1", "nemotron_h", *DELTA)
 """Types with layers that fold the rows before a boundary into a state."""
 
 SHARING = ("qwen2_moe", "qwen3_next", "qwen3_5_moe_text")
@@ -47,6 +47,22 @@ GROUPED = ("glm4_moe", *LATENT)
 
 _NEWER = {"mamba": "linear_attention", "attention": "full_attention"}
 """Values of `layer_types`, and what transformers 5 has for them."""
+
+_NEMOTRON = {
+    "layers_block_type": "layer_types",
+    "layer_norm_epsilon": "rms_norm_eps",
+    "mlp_hidden_act": "hidden_act",
+    "mamba_num_heads": "mamba_n_heads",
+    "mamba_head_dim": "mamba_d_head",
+    "ssm_state_size": "mamba_d_state",
+    "n_groups": "mamba_n_groups",
+    "conv_kernel": "mamba_d_conv",
+    "use_conv_bias": "mamba_conv_bias",
+    "use_bias": "mamba_proj_bias",
+}
+"""Fields of a Nemotron-H, and what others call them."""
+_PATTERN = {"M": "linear_attention", "*": "full_attention", "-": "mlp", "E": "moe"}
+"""Its layers' types, one letter each in older files."""
 
 OUTER = frozenset(("tie_word_embeddings", "quantization_config"))
 """Fields that count for the text model where only the wrapper has them."""
@@ -99,6 +115,13 @@ def _of_alike(found: dict[str, Any]) -> dict[str, Any]:
 
 def _of_folding(found: dict[str, Any]) -> dict[str, Any]:
     """Those of a model with states, whose layers' types older files call otherwise."""
+    if found.get("model_type") == "nemotron_h":
+        found = {_NEMOTRON.get(name, name): value for name, value in found.items()}
+        pattern = found.pop("hybrid_override_pattern", None)
+        if found.get("layer_types") is None and isinstance(pattern, str):
+            found["layer_types"] = [_PATTERN.get(one, one) for one in pattern]
+        if isinstance(found.get("layer_types"), list):
+            found["num_hidden_layers"] = len(found["layer_types"])
     types = found.get("layer_types")
     if found.get("model_type") in FOLDING and isinstance(types, list):
         found["layer_types"] = [_NEWER.get(one, one) for one in map(str, types)]

@@ -24,6 +24,11 @@ class FetchBlock(Effect):
 
 
 @dataclass(frozen=True, slots=True)
+class DropBlock(Effect):
+    """Give up the block that is loaded, and its memory; no ring needs it."""
+
+
+@dataclass(frozen=True, slots=True)
 class ResetStage(Effect):
     """A new ring begins, in which the loaded block is this stage: forget the ring before."""
 

@@ -13,6 +13,7 @@ from edgespec.machines.events import Event, MessageArrived, Tick
 from edgespec.ring.effects import (
     CloseRing,
     ConnectRing,
+    DropBlock,
     FetchBlock,
     LoadBlock,
     Log,
@@ -162,8 +163,12 @@ class MemberMachine:
                 return self._ask_again(
                     f"the coordinator refused: {reason}", now, self._timing.retry
                 )
-            case Goodbye(reason) if self._was_placed:
-                return self._ask_again(f"the coordinator let it go: {reason}", now)
+            case Goodbye(reason, unloads) if self._was_placed:
+                why = f"the coordinator let it go: {reason}"
+                if not unloads:
+                    return self._ask_again(why, now)
+                self._block = None
+                return [DropBlock(), *self._ask_again(f"{why}; its layers are given up", now)]
         return []
 
     @property

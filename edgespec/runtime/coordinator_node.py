@@ -34,6 +34,7 @@ from edgespec.wire.client_messages import (
     Failed,
     Finished,
     Progress,
+    Status,
     Submit,
     Tokens,
 )
@@ -83,6 +84,8 @@ class CoordinatorNode(RingNode):
         """Remembers the keys of the stages' holders."""
         self.drain = 0.0
         """Seconds that requests have to end when the node is to leave; new ones are refused."""
+        self.unloads = False
+        """Whether stages give their blocks up when it ends."""
         self._leaving = ""  # why it is to leave
         self._leaves_at: float | None = None
         self._is_drained = False  # nobody asks any more
@@ -299,6 +302,8 @@ class CoordinatorNode(RingNode):
         about_one = Echoed | Tokens | Progress | Finished | Failed
         if isinstance(message, about_one) and not self._open[peer, message.tag]:
             return  # it has its end: there was a bug meanwhile
+        if self._leaving and isinstance(message, Status):
+            message = replace(message, leaving=_ENDING)
         if self.requests is not None and isinstance(message, Finished | Failed):
             self.requests.answered(peer, message)
         try:
@@ -320,7 +325,9 @@ class CoordinatorNode(RingNode):
 
     def farewell(self, reason: str, now: float) -> None:
         self.perform_all(self._tell(RingEnded(f"the ring ended: {reason}"), now), now)
-        goodbyes = [SendPeer(p, Goodbye(reason)) for p in self._membership.daemon_peers]
+        goodbyes = [
+            SendPeer(p, Goodbye(reason, self.unloads)) for p in self._membership.daemon_peers
+        ]
         self.perform_all(goodbyes, now)
 
 

@@ -19,6 +19,7 @@ from edgespec.net.zmq_transport import Incoming, ZmqTransport
 from edgespec.ring.effects import (
     CloseRing,
     ConnectRing,
+    DropBlock,
     FetchBlock,
     LoadBlock,
     OpenRing,
@@ -88,6 +89,7 @@ class StageNode(RingNode):
         self._fetches = 0
         self._instrumentation = instrumentation
         self._compute: Perform | None = None  # the worker's
+        self._is_empty = False  # its block was given up
         self._keeps_tokens = False  # as the block that was loaded last has it
         self.machine: StageMachine | None = None
         """Computes here; None before the first ring."""
@@ -136,7 +138,7 @@ class StageNode(RingNode):
         return effects + self._compute_on(Tick(), now)
 
     def _compute_on(self, event: Event, now: float) -> list[Effect]:
-        if self.machine is None:
+        if self.machine is None or (self._is_empty and isinstance(event, SegmentArrived)):
             return []
         try:
             self._stage_load.ended(event, now)
@@ -189,6 +191,11 @@ class StageNode(RingNode):
                 self.transport.close_ring()
             case FetchBlock(assign):
                 self._begin_fetch(assign)
+            case DropBlock():
+                self._is_empty = True
+                if self.machine is not None:  # it is kept: no number of a job comes twice
+                    self.perform_all(self.machine.reset(), now)
+                self.worker.submit(effect, self.happened_at)
             case ResetStage(assign):
                 self.perform_all(self._reset(assign), now)
             case _:
@@ -196,6 +203,7 @@ class StageNode(RingNode):
 
     def _reset(self, assign: Assign) -> list[Effect]:
         """Begin a new ring, in which the loaded block is this stage."""
+        self._is_empty = False
         self._stage_load.take_place(assign.block)
         is_first, is_last = assign.stage == 1, assign.stage == assign.stages
         row_limit = assign.rows + SPECULATIVE_LIMIT
@@ -257,6 +265,9 @@ class StageNode(RingNode):
     def _perform(self, effect: Effect, stop: StopCheck) -> Event | None:
         if isinstance(effect, LoadBlock):
             return self._load_block(effect.assign, stop)
+        if isinstance(effect, DropBlock):
+            self._compute = None
+            return None
         if self._compute is None and not isinstance(effect, RunBlock):
             return None  # it was for a block that is gone
         assert self._compute is not None, "compute comes after the block is loaded"

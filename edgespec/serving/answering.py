@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from typing import Protocol
 
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from edgespec.errors import EdgespecError
 from edgespec.runtime.async_client import with_pauses
@@ -16,6 +16,7 @@ from edgespec.runtime.client import Answer
 from edgespec.serving.formats import Format, Object, encoded
 from edgespec.serving.problems import ApiProblem, problem_of
 from edgespec.serving.token_details import log_probs_of
+from edgespec.serving.turns import ModelTurn
 from edgespec.wire.client_messages import Echoed, Finished, Progress, Tokens
 
 WAITING = "waiting for the next token"
@@ -58,6 +59,8 @@ class AnswerResponse:
         self._listener = listener
         self._ends: dict[int, Finished] = {}
         self._problem: ApiProblem | None = None
+        self.has_started = False
+        """Whether the stream's head is on its way."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         work = asyncio.ensure_future(self._work(scope, receive, send))
@@ -78,32 +81,26 @@ class AnswerResponse:
     async def _work(self, scope: Scope, receive: Receive, send: Send) -> None:
         # A request that is refused at once gets its own status: a stream starts with the
         # coordinator's first message, or a pause.
-        has_started = False
         try:
             if not self._streams:
                 whole = await self._whole()
                 response = Response(whole, headers=self._headers, media_type="application/json")
                 await response(scope, receive, send)
                 return
-            told = {**HEAD, **self._headers, "content-type": self._form.media}
-            head = [(name.encode(), value.encode()) for name, value in told.items()]
             async with contextlib.aclosing(self._events()) as events:
                 async for data in events:
-                    if not data and has_started:
+                    if not data and self.has_started:
                         continue
-                    if not has_started:
-                        has_started = True
-                        await send({"type": "http.response.start", "status": 200, "headers": head})
+                    if not self.has_started:
+                        self.has_started = True
+                        await send(_head(self._form, self._headers))
                     await send({"type": "http.response.body", "body": data, "more_body": True})
             await send({"type": "http.response.body"})
         except (EdgespecError, ApiProblem) as error:
             problem = error if isinstance(error, ApiProblem) else problem_of(error)
             self._problem = problem
-            if has_started:
-                body = self._form.framed([problem.as_json(scope["path"])])
-                await send({"type": "http.response.body", "body": body})
-            else:
-                await problem.response(scope["path"])(scope, receive, send)
+            told = self._form if self.has_started else None
+            await _tell_problem(problem, told, scope, receive, send)
 
     async def _whole(self) -> bytes:
         log_probs: list[list[Object]] = [[] for _ in self._answers]
@@ -149,6 +146,79 @@ class AnswerResponse:
     @property
     def _in_order(self) -> list[Finished]:
         return [self._ends[index] for index in range(len(self._answers))]
+
+
+class WaitingResponse:
+    """The ASGI response to a request whose model may have to be loaded first: it says meanwhile
+    what it waits for, and then answers."""
+
+    def __init__(
+        self,
+        turn: ModelTurn,
+        form: Format | None,
+        headers: Mapping[str, str],
+        pause_seconds: float,
+        answer: Callable[[], Awaitable[AnswerResponse]],
+        refused: Callable[[ApiProblem], None],
+    ) -> None:
+        """`form`: of a stream, which says what it waits for; None: of a whole answer. `answer`:
+        made when the model is there; raises ApiProblem. `refused`: hears of one."""
+        self._turn, self._form, self._headers = turn, form, headers
+        self._pause_seconds, self._answer, self._refused = pause_seconds, answer, refused
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        turn, form, has_started = self._turn, self._form, False
+        left = asyncio.ensure_future(_left(receive))
+        try:
+            while not turn.given.done():
+                parts = {turn.given, left}
+                done, _ = await asyncio.wait(
+                    parts, timeout=self._pause_seconds, return_when=asyncio.FIRST_COMPLETED
+                )
+                if left in done:
+                    return
+                turn.check_wait()
+                if not done and form is not None:
+                    if not has_started:
+                        has_started = True
+                        await send(_head(form, self._headers))
+                    said = form.waiting(turn.words)
+                    await send({"type": "http.response.body", "body": said, "more_body": True})
+            turn.given.result()
+            response = await self._answer()
+            response.has_started = has_started
+            await _ended(left)
+            await response(scope, receive, send)
+        except ApiProblem as problem:
+            self._refused(problem)
+            await _tell_problem(problem, form if has_started else None, scope, receive, send)
+        finally:
+            turn.end()
+            await _ended(left)
+
+
+def _head(form: Format, headers: Mapping[str, str]) -> Message:
+    """The begin of a stream."""
+    told = {**HEAD, **headers, "content-type": form.media}
+    named = [(name.encode(), value.encode()) for name, value in told.items()]
+    return {"type": "http.response.start", "status": 200, "headers": named}
+
+
+async def _tell_problem(
+    problem: ApiProblem, form: Format | None, scope: Scope, receive: Receive, send: Send
+) -> None:
+    """End the response with a problem, `form`: within the stream that has begun."""
+    path = scope["path"]
+    if form is None:
+        await problem.response(path)(scope, receive, send)
+    else:
+        await send({"type": "http.response.body", "body": form.framed([problem.as_json(path)])})
+
+
+async def _ended(task: asyncio.Task[None]) -> None:
+    """End a task."""
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
 
 
 async def _together(

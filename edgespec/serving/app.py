@@ -26,7 +26,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from edgespec.errors import EdgespecError, PeerLost
 from edgespec.planning.catalogue import MODELS, NAMES, squeezed
 from edgespec.runtime.async_client import AsyncClient
-from edgespec.serving.answering import AnswerResponse
+from edgespec.serving.answering import AnswerResponse, WaitingResponse
 from edgespec.serving.formats import ChatFormat, CompletionFormat, Format, Served, encoded
 from edgespec.serving.guard import ASKER, Door, Guard
 from edgespec.serving.leniency import header_of
@@ -41,9 +41,12 @@ from edgespec.serving.request_bodies import MOST_INT, ChatRequest, TextRequest
 from edgespec.serving.requests import Body, Kind, checked, submits_of
 from edgespec.serving.responses import ResponsesFormat, ResponsesRequest
 from edgespec.serving.tokens import TokensApi
+from edgespec.serving.turns import ModelTurns
 from edgespec.types.grammar_spec import LEFT_OUT, leaves_out
 from edgespec.types.tool_forms import form_named
 from edgespec.wire.client_messages import Echoed, Finished, Status, Submit
+
+Answering = AnswerResponse | WaitingResponse
 
 SMALL_BODY = 64 << 10
 """Bytes of each body that do not count towards the limit of all bodies together."""
@@ -57,9 +60,12 @@ class Service:
         client: AsyncClient,
         limits: HttpLimits | None = None,
         aliases: frozenset[str] = frozenset(),
+        turns: ModelTurns | None = None,
     ) -> None:
-        """`aliases`: further names by which the model may be asked for."""
+        """`aliases`: further names by which the model may be asked for. `turns`: of several models;
+        None: the coordinator has its one all the time."""
         self.client = client
+        self.turns = turns
         self.limits = limits or HttpLimits()
         self._aliases = aliases
         self.answers = 0
@@ -88,27 +94,25 @@ class Service:
         ]
 
     async def models(self, request: Request) -> Response:
-        """List the one model."""
-        return _json(ModelList([self._model(await self.status())]))
+        """List all that may be asked for."""
+        return _json(ModelList([self._model(one) for one in await self.statuses()]))
 
     async def model(self, request: Request) -> Response:
         """Describe one model."""
-        status = await self.status()
-        self.check_model(request.path_params["model"], status)
-        return _json(self._model(status))
+        return _json(self._model(await self.about(request.path_params["model"])))
 
-    async def chat(self, request: Request) -> AnswerResponse:
+    async def chat(self, request: Request) -> Answering:
         """Answer a conversation."""
         return await self.answer(request, (ChatRequest, await self._body(request)), ChatFormat)
 
-    async def response(self, request: Request) -> AnswerResponse:
+    async def response(self, request: Request) -> Answering:
         """Answer a conversation, in the form of OpenAI's Responses."""
         ignored: list[str] = []
         asked = await self.asked(request, ResponsesRequest, ignored)
         chat = ChatRequest, asked.as_chat(ignored)
         return await self.answer(request, chat, partial(ResponsesFormat, asked), ignored)
 
-    async def message(self, request: Request) -> AnswerResponse:
+    async def message(self, request: Request) -> Answering:
         """Answer a conversation, in Anthropic's form."""
         ignored: list[str] = []
         asked = await self.asked(request, MessagesRequest, ignored)
@@ -118,28 +122,27 @@ class Service:
     async def count(self, request: Request) -> Response:
         """Count the tokens of a conversation as the model reads it."""
         asked = await self.asked(request, MessagesRequest)
-        prompt = await self.prompt_of(request, ChatRequest, asked.as_chat())
+        prompt, _ = await self.prompt_of(request, ChatRequest, asked.as_chat())
         return _json(CountReply(len(prompt.token_ids)))
 
     async def prompt_of(
         self, request: Request, kind: type[ChatRequest | TextRequest], body: Body
-    ) -> Echoed:
-        """The prompt of such a body as the model reads it. Raises ApiProblem."""
-        asked, status = checked(kind, body), await self.status()
-        if asked.model:
-            self.check_model(asked.model, status)
-        (submit,) = await self._submits(request, asked, status)
-        told = self.client.ask(replace(submit, max_new_tokens=0, grammar="", echo=True))
-        prompt = Echoed(0)
-        try:
-            async with contextlib.aclosing(told):
-                async for message in told:
-                    prompt = message if isinstance(message, Echoed) else prompt
-        except EdgespecError as error:
-            raise problem_of(error) from None
-        return prompt
+    ) -> tuple[Echoed, int]:
+        """The prompt of such a body as the model reads it, and the tokens that the model's context
+        holds. Raises ApiProblem."""
+        asked, prompt = checked(kind, body), Echoed(0)
+        async with self.held(asked.model) as status:
+            (submit,) = await self._submits(request, asked, status)
+            told = self.client.ask(replace(submit, max_new_tokens=0, grammar="", echo=True))
+            try:
+                async with contextlib.aclosing(told):
+                    async for message in told:
+                        prompt = message if isinstance(message, Echoed) else prompt
+            except EdgespecError as error:
+                raise problem_of(error) from None
+        return prompt, status.context_length
 
-    async def completion(self, request: Request) -> AnswerResponse:
+    async def completion(self, request: Request) -> Answering:
         """Continue a text."""
         body = TextRequest, await self._body(request)
         return await self.answer(request, body, CompletionFormat)
@@ -149,13 +152,20 @@ class Service:
         raise ApiProblem(404, NO_EMBEDDINGS, code="unknown_url")
 
     async def health(self, request: Request) -> Response:
-        """Say whether this process works and reaches its coordinator."""
-        await self.status()
+        """Say whether this process works and reaches its coordinator, if there is to be one."""
+        if self.turns is None:
+            await self.status()
         return _json(HealthReply())
 
     async def readiness(self, request: Request) -> Response:
-        """Say whether the ring is up, and if not, what is missing."""
+        """Say whether requests are answered, and if not, what is missing: with several models, of
+        which none is loaded, the next request has one loaded."""
+        turns = self.turns
+        if turns is not None and not (turns.loaded or turns.is_loading or turns.closing):
+            return _json(ReadyReply(0))
         status = await self.status(age=0.0)
+        if why := status.leaving or (turns.closing if turns is not None else ""):
+            raise ApiProblem(503, why, code="ring_not_ready")
         if status.ready:
             return _json(ReadyReply(status.stages))
         problem = _not_ready(status)
@@ -176,27 +186,71 @@ class Service:
 
     async def status(self, age: float = STATUS_AGE_S) -> Status:
         """The ring's status, at most `age` seconds old. Raises ApiProblem."""
+        if self.turns is not None and (why := self.turns.absence):
+            raise ApiProblem(503, why, code="model_not_loaded")
         try:
             return await self.client.status(age)
         except EdgespecError as error:
             raise problem_of(error) from None
 
+    async def statuses(self) -> list[Status]:
+        """What is known of each model; it is `ready` if its ring is up. Raises ApiProblem."""
+        if self.turns is None:
+            return [await self.status()]
+        found = {one.model: one for one in self.turns.models}
+        with contextlib.suppress(ApiProblem):
+            found[self.turns.loaded] = await self.status()
+        return [*found.values()]
+
+    async def about(self, name: str) -> Status:
+        """What is known of that model. Raises ApiProblem, also if there is none."""
+        statuses = await self.statuses()
+        if self.turns is None:
+            self._check_model(name, statuses)
+            return statuses[0]
+        own = self._named(name)
+        return next(one for one in statuses if one.model == own)
+
+    @contextlib.asynccontextmanager
+    async def held(self, name: str) -> AsyncIterator[Status]:
+        """The ring's status while it has that model ("": any), for which it may have to wait.
+        Raises ApiProblem."""
+        if self.turns is not None:
+            async with self.turns.held(self._named(name)):
+                yield await self.status()
+            return
+        status = await self.status()
+        if name:
+            self._check_model(name, [status])
+        yield status
+
+    def _named(self, name: str) -> str:
+        """Which of several models that is. Raises ApiProblem if it is none."""
+        assert self.turns is not None
+        found = self.turns.named("" if name in self._aliases else name)
+        if not found:
+            self._check_model(name, self.turns.models)
+        return found
+
     def _model(self, status: Status) -> Model:
         return Model(status.model, self._started, "edgespec", status.context_length)
 
-    def check_model(self, name: str, status: Status) -> None:
-        """Raise ApiProblem for a name that is not the model's."""
-        names = {squeezed(one) for one in (status.model, *status.names)}
+    def _check_model(self, name: str, known: Sequence[Status]) -> None:
+        """Raise ApiProblem for a name that is none of these models'."""
+        names = {squeezed(one) for status in known for one in (status.model, *status.names)}
         if name not in self._aliases and squeezed(name) not in names:
-            asked, known = ascii(name)[:200], NAMES.get(squeezed(name), "")
+            asked, listed = ascii(name)[:200], NAMES.get(squeezed(name), "")
+            served = " and ".join(repr(status.model) for status in known)
+            is_one = "the one that is served is" if len(known) == 1 else "those that are served are"
             words = (
-                f"there is no model {asked} here; the one that is served is {status.model!r}. "
+                f"there is no model {asked} here; {is_one} {served}. "
                 f"Where a client has a fixed name, start the API with --alias {asked}"
             )
-            if known in MODELS:
+            if listed in MODELS:
                 words += (
-                    f"; to have {known} instead, on the coordinator's machine `edgespec init "
-                    f"--model {known}`, and start `edgespec serve` again"
+                    f"; to have {listed} instead, on the coordinator's machine `edgespec init "
+                    f"--model {listed}`, or with `--add {listed}` to have it too, and start "
+                    "`edgespec serve` again"
                 )
             raise ApiProblem(404, words, param="model", code="model_not_found")
 
@@ -248,19 +302,50 @@ class Service:
         body: tuple[type[ChatRequest | TextRequest], bytes | Body],
         form: Callable[[Any, Served], Format],
         ignored: Sequence[str] = (),
-    ) -> AnswerResponse:
+    ) -> Answering:
         """Ask the ring for what a body of that kind asks for, to be told in that form; `ignored`:
         of the body that it was made from. Raises ApiProblem."""
         left_out = [*ignored]
         asked: ChatRequest | TextRequest = checked(*body, left_out)
-        status = await (self.status() if asked.wait else self.status(age=0.0))
-        if asked.model:
-            self.check_model(asked.model, status)
-        if not status.ready and not asked.wait:
-            raise _not_ready(status)
-        if self.answers + asked.choices > self.limits.answers:
+        if self.turns is None:
+            status = await (self.status() if asked.wait else self.status(age=0.0))
+            if asked.model:
+                self._check_model(asked.model, [status])
+            return await self._answer_now(request, asked, form, left_out, status)
+        name = self._named(asked.model)
+        self._check_room(self.turns.waiting + asked.choices)
+        turn = self.turns.take(name)
+        if not (asked.wait or turn.given.done()):
+            words = turn.words
+            turn.end()
+            raise ApiProblem(503, words, code="model_not_loaded")
+        like = Served(form_named(""), "", name, int(time.time()))
+
+        async def answer() -> AnswerResponse:
+            return await self._answer_now(request, asked, form, left_out, await self.status())
+
+        return WaitingResponse(
+            *(turn, form(asked, like) if asked.stream else None, header_of(left_out)),
+            *(self.limits.pause_seconds, answer, self.metrics.refused),
+        )
+
+    def _check_room(self, more: int) -> None:
+        """Raise ApiProblem if so many answers more are too many."""
+        if self.answers + more > self.limits.answers:
             words = f"{self.answers} requests are being answered already; try again later"
             raise ApiProblem(429, words, code="too_many_requests")
+
+    async def _answer_now(
+        self,
+        request: Request,
+        asked: ChatRequest | TextRequest,
+        form: Callable[[Any, Served], Format],
+        left_out: list[str],
+        status: Status,
+    ) -> AnswerResponse:
+        if not status.ready and not asked.wait:
+            raise _not_ready(status)
+        self._check_room(asked.choices)
         if status.context_length < (asked.limit or 0) < MOST_INT:
             left_out.append(f"max_tokens above {status.context_length}")
         submits = await self._submits(request, asked, status)
@@ -331,7 +416,11 @@ def application(
     @contextlib.asynccontextmanager
     async def connected(app: Starlette) -> AsyncIterator[None]:
         async with service.client:
+            if service.turns is not None:
+                service.turns.begin()
             yield
+            if service.turns is not None:
+                await service.turns.aclose()
 
     middleware = [Middleware(RequestIds), Middleware(Guard, accepts, service.limits.header, door)]
     if door.origins:  # first of all: a browser asks whether it may ask, without a key
@@ -363,11 +452,17 @@ def _json(body: Struct) -> Response:
     return Response(encoded(body), media_type="application/json")
 
 
+_WITHOUT_V1 = {"/models", "/chat/completions", "/completions", "/responses", "/messages"}
+
+
 async def _on_http(request: Request, error: Exception) -> Response:
     """An unknown path, or a method that the path does not have."""
     assert isinstance(error, HTTPException)
     path = ascii(request.scope["path"])[:200]
-    words = f"{request.method} {path}: {error.detail}; see /openapi.json for what there is"
+    there = "see /openapi.json for what there is"
+    if request.scope["path"] in _WITHOUT_V1:
+        there = "it is below /v1, with which a client's base URL ends"
+    words = f"{request.method} {path}: {error.detail}; {there}"
     problem = ApiProblem(error.status_code, words, code="unknown_url")
     response = problem.response(request.scope["path"])
     response.headers.update(error.headers or {})

@@ -20,9 +20,9 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from edgespec.errors import EdgespecError
+from edgespec.errors import EdgespecError, PeerLost
 from edgespec.runtime.async_client import AsyncClient
-from edgespec.serving.guard import key_of
+from edgespec.serving.guard import KEYS_UNUSABLE, key_of
 from edgespec.serving.problems import ApiProblem
 from edgespec.types.record import as_dict
 from edgespec.wire.snapshots import MOST_CHOSEN, Snapshot
@@ -115,8 +115,9 @@ class _Stream(StreamingResponse):
 class Theatre:
     """Watches the ring for all viewers."""
 
-    def __init__(self, client: AsyncClient) -> None:
-        self._client = client
+    def __init__(self, client: AsyncClient, absence: Callable[[], str] = lambda: "") -> None:
+        """`absence()`: why there is no ring now, if that is as it should be; else ""."""
+        self._client, self._absence = client, absence
         self._viewers: set[Viewer] = set()
         self._work: asyncio.Task[None] | None = None
 
@@ -145,6 +146,8 @@ class Theatre:
             while True:
                 started = time.monotonic()
                 try:
+                    if why := self._absence():
+                        raise PeerLost(why)
                     status = as_dict(await self._client.status())
                     self._tell("status", {**status, "reachable": True, "lines": None})
                     if started >= renew or asked != self._chosen:
@@ -239,21 +242,23 @@ class Files:
 
 
 def routes(
-    client: AsyncClient, exchanged: Callable[[str], str | None] = lambda key: None
+    client: AsyncClient,
+    exchanged: Callable[[str], str | None] = lambda key: None,
+    absence: Callable[[], str] = lambda: "",
 ) -> list[Route]:
     """`/`, its files, `/key` and `/events`; the application keeps the client connected.
 
     `exchanged`: the key that a device keeps in place of one for one use, None if that is none.
+    `absence`: see Theatre.
     """
-    pages, theatre = Files(), Theatre(client)
+    pages, theatre = Files(), Theatre(client, absence)
 
     def key(request: Request) -> Response:  # not async: it writes a file
         try:
             kept = exchanged(key_of(request))
         except EdgespecError as problem:
             log.warning("a key for one use cannot be exchanged: %s", problem)
-            words = "the key cannot be exchanged now; the log of this server says why"
-            raise ApiProblem(503, words, code="keys_unusable") from None
+            raise ApiProblem(503, KEYS_UNUSABLE, code="keys_unusable") from None
         if kept is None:
             words = "this link was used before, or is too old; `edgespec key new` makes another"
             raise ApiProblem(401, words, code="invalid_api_key")

@@ -139,8 +139,11 @@ class ChoiceFormat(Format):
     def __init__(self, request: ChatRequest | TextRequest, served: Served) -> None:
         super().__init__(request, served)
         self._keeps_scores = request.prompt_top >= 0 and not request.stream
-        keeps = self._keeps_scores
+        keeps, n = self._keeps_scores, request.n
+        # The scores of a prompt are those of all its choices: only the first one is asked for them.
         self._prompts = [ToldPrompt(keeps=keeps) for _ in range(request.choices)]
+        if keeps:
+            self._prompts = [self._prompts[i - i % n] for i in range(request.choices)]
         self._counted = [(0, 0)] * request.choices  # tokens of each prompt, and of its answer
         self._common: Object = {
             "id": f"{self.prefix}-{secrets.token_hex(12)}",
@@ -157,6 +160,8 @@ class ChoiceFormat(Format):
         return reply
 
     def take_prompt(self, index: int, told: Echoed) -> None:
+        if self._keeps_scores and index % self.request.n:
+            return
         self._prompts[index].take(told)
         tokens = sum(len(prompt.token_ids) for prompt in self._prompts)
         if self._keeps_scores and tokens * (1 + self.request.prompt_top) > MOST_SCORES:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import re
 from collections.abc import Callable, Container
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from ipaddress import ip_address
 from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from edgespec.errors import EdgespecError
 from edgespec.serving.problems import ApiProblem
 
 OPEN_PATHS = frozenset({"/", "/key", "/health", "/healthz", "/readyz", "/openapi.json"})
@@ -27,6 +29,14 @@ FORWARDED = (
     "cf-connecting-ip",
 )
 """Headers of which one at least says that a proxy passes on what another machine asks."""
+
+KEYS_UNUSABLE = (
+    "this server cannot read its API keys now, and its log says why; on its machine, put a copy of "
+    "api-keys.json back into the cluster folder, or remove it and make new keys with `edgespec key "
+    "new NAME`"
+)
+
+log = logging.getLogger(__name__)
 
 _WRONG_ORIGIN = ApiProblem(
     403,
@@ -69,6 +79,7 @@ class Guard:
         self._accepts = accepts
         self._header = header
         self._door = door
+        self._said = ""  # to the log
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
@@ -92,7 +103,12 @@ class Guard:
         if _is_open(asked.scope):
             return None
         key = key_of(asked)
-        if self._accepts(key):
+        try:
+            is_valid = self._accepts(key)
+        except EdgespecError as problem:  # commands and editors may have damaged the file
+            return self._unusable(str(problem))
+        self._said = ""
+        if is_valid:
             asked.scope[ASKER] = hashlib.sha256(key.encode()).hexdigest()
             return None
         through = f" as what came through a proxy ({proxy})" if proxy else ""
@@ -103,6 +119,13 @@ class Guard:
             "printed on the coordinator",
             code="invalid_api_key",
         )
+
+    def _unusable(self, why: str) -> ApiProblem:
+        """For all while keys cannot be checked; the log has the reason once."""
+        if why != self._said:
+            self._said = why
+            log.warning("no API key is accepted: %s", why)
+        return ApiProblem(503, KEYS_UNUSABLE, code="keys_unusable")
 
     def _needs_no_key(self, scope: Scope) -> bool:
         server = scope.get("server")

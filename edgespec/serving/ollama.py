@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from edgespec.serving.answering import AnswerResponse
+from edgespec.serving.answering import AnswerResponse, WaitingResponse
 from edgespec.serving.as_chats import passed
 from edgespec.serving.formats import AnswerBlock, BlockFormat, Object, Reply, Served, encoded
 from edgespec.serving.problems import NO_EMBEDDINGS, ApiProblem
@@ -229,40 +229,44 @@ class OllamaApi:
 
     async def _answer(
         self, kind: type[OllamaChatRequest | OllamaTextRequest], request: Request
-    ) -> AnswerResponse | Response:
+    ) -> AnswerResponse | WaitingResponse | Response:
         """Answer a conversation or a question, or go on with a text."""
         ignored: list[str] = []
         asked = await self._service.asked(request, kind, ignored)
-        status, is_chat = await self._service.status(), kind is OllamaChatRequest
-        model = bare(asked.model, status)
+        service, is_chat = self._service, kind is OllamaChatRequest
+        model = await self._bare(asked.model)
         if asked.asks:
             body = TextRequest if asked.raw else ChatRequest, {**asked.as_chat(), "model": model}
             form = partial(OllamaFormat, is_chat)
-            return await self._service.answer(request, body, form, ignored)
-        # That is how the model is loaded, or given up: it is there all the time.
-        self._service.check_model(model, status)
-        reason = "unload" if asked.keep_alive in (0, "0", "0s") else "load"
-        return JSONResponse({**line(status.model, is_chat), "done": True, "done_reason": reason})
+            return await service.answer(request, body, form, ignored)
+        # That is how a model is loaded, or given up, where it is not there all the time.
+        if asked.keep_alive in (0, "0", "0s"):
+            name, reason = (await service.about(model)).model, "unload"
+            if service.turns is not None:
+                service.turns.give_up(name)
+        else:
+            async with service.held(model) as status:
+                name, reason = status.model, "load"
+        return JSONResponse({**line(name, is_chat), "done": True, "done_reason": reason})
 
     async def tags(self, request: Request) -> Response:
-        """List the one model."""
-        return JSONResponse({"models": [described(await self._service.status())]})
+        """List all that may be asked for."""
+        return JSONResponse({"models": [*map(described, await self._service.statuses())]})
 
     async def running(self, request: Request) -> Response:
-        """List the one model, if its ring is up."""
-        status = await self._service.status()
-        more = {
-            "expires_at": "9999-12-31T23:59:59Z",
-            "size_vram": 0,
-            "context_length": status.context_length,
-        }
-        return JSONResponse({"models": [{**described(status), **more}] if status.ready else []})
+        """List the one that is loaded, if its ring is up."""
+        more: Object = {"expires_at": "9999-12-31T23:59:59Z", "size_vram": 0}
+        loaded = [
+            {**described(one), **more, "context_length": one.context_length}
+            for one in await self._service.statuses()
+            if one.ready
+        ]
+        return JSONResponse({"models": loaded})
 
     async def show(self, request: Request) -> Response:
         """Describe the model."""
         asked = await self._service.asked(request, NameRequest)
-        status = await self._service.status()
-        self._service.check_model(bare(asked.model or asked.name, status), status)
+        status = await self._service.about(await self._bare(asked.model or asked.name))
         kinds = ["completion", "tools", *(["thinking"] if status.thinking else [])]
         info = {
             "general.architecture": "edgespec",
@@ -275,6 +279,11 @@ class OllamaApi:
     async def version(self, request: Request) -> Response:
         """Say what is spoken here."""
         return JSONResponse({"version": VERSION})
+
+    async def _bare(self, model: str) -> str:
+        """The name without the tag that Ollama's clients add to one that has none."""
+        names = {one.model for one in await self._service.statuses()}
+        return model if model in names else model.removesuffix(":latest")
 
     async def refuse(self, request: Request) -> Response:
         """Say what to do instead."""
@@ -302,8 +311,3 @@ def described(status: Status) -> Object:
     names = {"name": status.model, "model": status.model, "modified_at": _BEGAN}
     digest = hashlib.sha256(status.model.encode()).hexdigest()
     return {**names, "size": status.size, "digest": digest, "details": _DETAILS}
-
-
-def bare(model: str, status: Status) -> str:
-    """The name without the tag that Ollama's clients add to one that has none."""
-    return model if model == status.model else model.removesuffix(":latest")

@@ -8,7 +8,8 @@ import logging
 import signal
 import socket
 import threading
-from collections.abc import Generator
+from collections.abc import Callable, Generator
+from functools import partial
 from http import HTTPStatus
 from types import FrameType
 from typing import Any
@@ -214,6 +215,8 @@ class ApiServer(CalmServer):
     def __init__(self, config: uvicorn.Config, service: Service) -> None:
         super().__init__(config)
         self._service = service
+        self.beat: Callable[[], None] = lambda: None
+        """Called at least every TICK_S while the loop turns."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
@@ -228,7 +231,19 @@ class ApiServer(CalmServer):
             for one, handler in before.items():
                 signal.signal(one, handler)
 
+    async def on_tick(self, counter: int) -> bool:
+        self.beat()
+        return await super().on_tick(counter)
+
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        turns, loop = self._service.turns, self.loop
+        if turns is None or loop is None or turns.closing:
+            self._finish(sig, frame)
+        else:
+            why = f"stopped by {signal.Signals(sig).name}"
+            loop.call_soon_threadsafe(turns.close, why, partial(self._finish, sig, frame))
+
+    def _finish(self, sig: int, frame: FrameType | None) -> None:
         super().handle_exit(sig, frame)
         if self.loop is not None:
             self.loop.call_soon_threadsafe(self.loop.call_later, LAST_S, self._service.end)

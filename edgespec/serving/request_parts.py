@@ -84,6 +84,16 @@ class RefusalPart(RequestPart, tag_field="type", tag="refusal"):
         return self.refusal
 
 
+class ThinkingPart(RequestPart, tag_field="type", tag="thinking"):
+    """What an assistant thought, as clients keep it that know of Anthropic's blocks."""
+
+    thinking: str = ""
+
+    @property
+    def text(self) -> str:
+        return ""
+
+
 class CalledFunction(RequestPart):
     """What was called: `arguments`, or the one text that is the `input` of a custom tool."""
 
@@ -126,7 +136,7 @@ class RequestMessage(RequestPart):
     tool is. `function` is a result in OpenAI's first form of calls, which have names and no ids."""
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: str | list[TextPart | RefusalPart] | None = None
+    content: str | list[TextPart | RefusalPart | ThinkingPart] | None = None
     name: Unread = None
     tool_call_id: Unread = None
     reasoning_content: Annotated[
@@ -161,7 +171,9 @@ class RequestMessage(RequestPart):
         made = [call.record() for call in self.tool_calls or ()]
         if self.function_call is not None:
             made.append(self.function_call.record(self.function_call.name))
-        thought = self.reasoning_content or self.reasoning
+        parts = () if isinstance(content, str) else content
+        thoughts = "".join(part.thinking for part in parts if isinstance(part, ThinkingPart))
+        thought = self.reasoning_content or self.reasoning or thoughts
         told = thought if isinstance(thought, str) else ""
         return ChatMessage("assistant", text, tuple(made), reasoning=told)
 

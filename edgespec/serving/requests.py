@@ -146,7 +146,14 @@ def submits_of(
             for one in request.prompts
         ]
     seeds = [(submit.seed + choice) % (1 << 64) for choice in range(request.n)]
-    return [replace(one, seed=seed) for one in asked for seed in seeds]
+    # Scores have a prompt read anew: one choice's are those of all, but in a stream, whose choices
+    # do not wait for each other.
+    top = submit.prompt_top if request.stream else -1
+    return [
+        replace(one, seed=seed, prompt_top=top if place else submit.prompt_top)
+        for one in asked
+        for place, seed in enumerate(seeds)
+    ]
 
 
 def _spec_of(request: ChatRequest | TextRequest, form: ToolForm) -> str:

@@ -36,7 +36,7 @@ class ResponsesRequest(AskedRequest, kw_only=True):
     previous_response_id: Annotated[Any, only("nothing is stored; send all of it")] = None
     conversation: Annotated[Any, only("nothing is stored; send all of it")] = None
     background: Annotated[Any, only("an answer has a reader", False)] = None
-    truncation: Annotated[Any, only("no input is left out", "disabled")] = None
+    truncation: Annotated[Any, only("no input is left out", "disabled", "auto")] = None
     reasoning: Annotated[
         dict[str, Any] | None, Meta(description="`effort`: as `reasoning_effort` of chats.")
     ] = None

@@ -68,7 +68,7 @@ class TokensApi:
         if asked.messages is not None:
             names = ("model", "messages", "tools", "chat_template_kwargs")
             chat = ChatRequest, {name: getattr(asked, name) for name in names}
-            prompt = await self._service.prompt_of(request, *chat)
+            prompt, most = await self._service.prompt_of(request, *chat)
         else:
             text = asked.content if asked.prompt is None else asked.prompt
             if text is None or as_text:
@@ -79,17 +79,16 @@ class TokensApi:
             given = asked.add_special_tokens if asked.prompt is not None else asked.add_special
             special = asked.prompt is not None if given is None else given
             body = {"model": asked.model, "prompt": text, "add_special_tokens": special}
-            prompt = await self._service.prompt_of(request, TextRequest, body)
+            prompt, most = await self._service.prompt_of(request, TextRequest, body)
         if as_text:
             return _told(PromptReply(prompt.text, prompt.text))
-        most = (await self._service.status()).context_length
         return _told(TokensReply([*prompt.token_ids], len(prompt.token_ids), most))
 
     async def _detokenize(self, request: Request) -> Response:
         """The text of tokens."""
         asked = await self._service.asked(request, DetokenizeRequest)
         body = {"model": asked.model, "prompt": asked.tokens}
-        prompt = await self._service.prompt_of(request, TextRequest, body)
+        prompt, _ = await self._service.prompt_of(request, TextRequest, body)
         return _told(PromptReply(prompt.text, prompt.text))
 
 

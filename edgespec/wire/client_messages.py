@@ -293,7 +293,8 @@ class Status(Message, tag=47, frozen=True):
     of the tag within which it thinks; "": it does not. `names`: all by which the model may be asked
     for, the one to show first. `usual`: how answers are sampled where a request does not say.
     `draft`: the source of guesses, as `--draft` names it; "": there is none. `size`: bytes of the
-    model's layers and head as devices hold them; 0: not known.
+    model's layers and head as devices hold them; 0: not known. `leaving`: why the coordinator
+    takes no more requests; "": it does.
     """
 
     ready: bool
@@ -319,3 +320,4 @@ class Status(Message, tag=47, frozen=True):
     usual: UsualSampling = NOTHING_SAID
     draft: Text = ""
     size: int = 0
+    leaving: Text = ""

@@ -138,9 +138,11 @@ class Refuse(Message, tag=6, frozen=True):
 
 
 class Goodbye(Message, tag=7, frozen=True):
-    """The sender is leaving in good order; the reason is fit for a user."""
+    """The sender is leaving in good order; the reason is fit for a user. `unloads`: a stage is to
+    give its block up."""
 
     reason: Text
+    unloads: bool = False
 
 
 # --- stage → coordinator ------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
     python tests/benchmarks/start_and_rest.py [--model NAME] [--stages 1 3] [--rest 20]
         [--users 1] [--answers 8] [--tokens 32] [--draft none] [--live 16] [--rounds 1] [--json]
+        [--cache-dtype auto]
 
 A ring is a coordinator with its API and so many stages, as people start them, each with one thread;
 the block files of each are made before it counts. Of every ring, medians of the rounds:
@@ -49,6 +50,7 @@ def started(stack: ExitStack, folder: Path, asked: argparse.Namespace, stages: i
     """A ring whose files are in that folder; it is up."""
     folder.mkdir(exist_ok=True)
     init = (*(("--model", asked.model) if asked.model else ()), "--draft", asked.draft)
+    init += ("--cache-dtype", asked.cache_dtype)
     serve = ("--live", str(asked.live))
     return Served(stack, folder, stages, init, serve, lambda number: (), ())
 
@@ -128,6 +130,7 @@ def main() -> None:
     parser.add_argument("--answers", type=int, default=8)
     parser.add_argument("--tokens", type=int, default=32)
     parser.add_argument("--draft", default="none")
+    parser.add_argument("--cache-dtype", default="auto")
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--json", action="store_true")
     asked = parser.parse_args()

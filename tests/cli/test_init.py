@@ -15,6 +15,8 @@ from edgespec.daemon import played_plans
 from edgespec.daemon.access_store import AccessStore
 from edgespec.daemon.bundled_models import bundled
 from edgespec.daemon.cluster import ClusterFolder, ClusterSettings
+from edgespec.daemon.shelf import models_of
+from edgespec.errors import ConfigError
 from edgespec.net.keys import KeyPair, Token
 
 Here = Callable[..., Done]
@@ -95,6 +97,32 @@ def test_run_again_it_keeps_the_cluster_and_changes_its_settings(here: Here, fol
     known = AccessStore(made)
     for done in (first, again):
         assert known.role_of(Token.parse(done.out.split()[2]).pair.public) == "token"
+
+
+def test_a_model_is_added_to_those_that_the_cluster_has(here: Here, folder: Path) -> None:
+    here("--stages", "3", "--port", "7100", "--host", "127.0.0.1")
+    before = ClusterFolder.open(folder).settings
+    done = here("--add", "small", "--stages", "2", "--quant", "int4")
+    assert (done.code, done.out) == (0, ""), "devices need no other token"
+    made = ClusterFolder.open(folder)
+    assert f"the cluster {made.cluster_id} has small too: restart the coordinator" in done.err
+    assert made.settings == before
+    small = made.added()["small"]
+    assert (small.stages, small.quant) == (2, "int4")
+    assert (small.host, small.port) == ("127.0.0.1", 7100), "there is one address for all"
+    assert list(models_of(made)) == ["base", "small"]
+
+
+def test_what_cannot_be_added_is_refused(here: Here, folder: Path) -> None:
+    here("--add", "small", "--stages", "2").assert_refused("there is no cluster in")
+    here("--stages", "2")
+    here("--add", "../x", "--stages", "2").assert_refused("'../x' is no name for a model")
+    here("--add", "base", "--stages", "2").assert_refused("the cluster's own model is called base")
+    made = ClusterFolder.open(folder)
+    assert made.added() == {}
+    made.add("base", made.settings)
+    with pytest.raises(ConfigError, match="two models of the cluster are called base"):
+        models_of(made)
 
 
 def test_packed_blocks_in_float32_have_narrow_caches(here: Here, folder: Path) -> None:

@@ -13,7 +13,7 @@ from support.commands import Done, run_here
 from support.tiers import thorough
 from support.unplayed import unplayed
 
-from edgespec.config import HEADS
+from edgespec.config import DRAFT_VOCABULARY, HEADS
 from edgespec.daemon import played_plans
 from edgespec.daemon.bundled_models import bundled
 from edgespec.planning.catalogue import MODELS
@@ -237,7 +237,8 @@ def test_a_head_that_the_model_ships_is_planned(
     held, plain = (made[draft]["nodes"][0]["weight_bytes"] for draft in ("mtp", "none"))
     of = MODELS["qwen3.5-4b"].sizes
     layer = replace(of, states=0).layer_weights + 2 * of.hidden * of.hidden
-    assert held - plain == packed_bytes(layer, 4) + of.head_bytes
+    scored = (of.hidden + 2) * DRAFT_VOCABULARY
+    assert held - plain == packed_bytes(layer, 4) + of.head_bytes + scored
     assert made["mtp"]["speculative_tokens_per_second"] > 0, "it was played"
 
 

@@ -18,6 +18,7 @@ from edgespec.config import Quantisation
 from edgespec.daemon import blocks
 from edgespec.daemon.blocks import BLOCK, BlockKey, BlockLibrary
 from edgespec.errors import BlockDamaged, ConfigError
+from edgespec.model import block_folder
 from edgespec.model.block import Block
 from edgespec.model.block_folder import BlockFolder, verify
 from edgespec.model.loader import Checkpoint, fingerprint
@@ -160,12 +161,19 @@ class TestReceiving:
             shutil.copy(sender.path / name, into)
 
     def test_a_whole_block_is_kept(
-        self, sender: BlockFolder, library: BlockLibrary, key: BlockKey
+        self,
+        sender: BlockFolder,
+        library: BlockLibrary,
+        key: BlockKey,
+        monkeypatch: pytest.MonkeyPatch,
     ) -> None:
         with library.begin(key, 1000) as incoming:
             assert incoming.found is None
             self.send(sender, incoming.folder)
             received = incoming.finish(sender.manifest)
+        with monkeypatch.context() as patch:
+            patch.setattr(block_folder, "verify", lambda *_: pytest.fail("it is read again"))
+            received.block(1, 3)
         found = library.find(key)
         assert found is not None
         assert found.manifest == received.manifest

@@ -47,6 +47,22 @@ def test_a_pre_release_is_older_than_its_release() -> None:
         assert not doctor.is_before(version, "2.6"), version
 
 
+def test_what_a_process_takes_of_a_gpu_before_its_weights_is_told_by_step(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """By a real process, which uses the processor here, and a GPU whose memory is made up."""
+    assert list(doctor.check_gpu_memory(tmp_path)) == [], "there is none here"
+    free = iter([2000, 1000, 700, 640, 650])
+    taken = doctor.taken_before_weights("cpu", lambda: next(free) << 20)
+    assert [size >> 20 for size in taken.values()] == [300, 60, 0]
+    with pytest.raises(OSError, match="device"):
+        doctor.taken_before_weights("nothing", lambda: 0)
+    monkeypatch.setattr(doctor, "gpu_facts", lambda: {"GPU": "Orin"})
+    monkeypatch.setattr(doctor, "taken_before_weights", lambda *_: taken)
+    (found,) = doctor.check_gpu_memory(tmp_path)
+    assert found.text.startswith("a process takes 360 MiB before its first weight: 300 MiB of its")
+
+
 def test_a_torch_that_cannot_speak_with_numpy_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     assert torch_checks.numpy_problem() == ""
 

@@ -96,6 +96,7 @@ def test_what_is_packed_stays_as_its_files_have_it(tmp_path: Path) -> None:
         "blocks as the model's files pack them (file), the output head as file, computed in "
     )
     assert "for stages with a GPU --dtype bfloat16 is" in precision_text(FILE, FILE, "float32")
+    assert "in float32, caches in float16; for" in precision_text(FILE, FILE, "float32", "float16")
 
 
 def test_packed_blocks_are_computed_in_16_bit_where_that_is_faster(

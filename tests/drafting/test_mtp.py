@@ -8,16 +8,20 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from support.checkpoints import write_checkpoint
+from support.checkpoints import write_checkpoint, write_family
 from support.mtp_heads import FILE, write_mtp
 
+from edgespec.config import Quantisation
+from edgespec.drafting import mtp
 from edgespec.drafting.choice import parse_draft
 from edgespec.drafting.mtp import MtpGuesser
 from edgespec.drafting.registry import BaseParts, build_draft
 from edgespec.errors import ConfigError, ModelError
+from edgespec.model.block import Block
 from edgespec.model.ends import OutputHead
 from edgespec.model.loader import Checkpoint
 from edgespec.model.tensors import from_torch
+from edgespec.model.tree_attention import tree_mask
 from edgespec.types.features import Features
 from edgespec.verify.sampling import Sampling
 
@@ -125,6 +129,32 @@ def test_how_the_rows_came_makes_no_difference(base: Path) -> None:
     np.testing.assert_allclose(*found, rtol=0, atol=1e-9)
 
 
+def test_of_many_tokens_the_first_and_the_last_are_guessed(
+    base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert mtp.guessed_tokens(1 << 16) is None
+    every = mtp.guessed_tokens(248_320)
+    assert every is not None
+    assert (len(every), len(every.unique()), int(every[-1])) == (1 << 16, 1 << 16, 248_319)
+    monkeypatch.setattr(mtp, "DRAFT_VOCABULARY", 40)
+    monkeypatch.setattr(mtp, "LAST", 8)
+    few = [*range(32), *range(88, 96)]
+    given, draft = rows(len(CONTEXT) - 1), guesser(base)
+    draft.open(1, Sampling())
+    draft.read(1, CONTEXT, Features(from_torch(given)))
+    children = draft.guess(1, [[]], 96)
+    wanted = Reference(base).log_probs(given, CONTEXT, [])[few].log_softmax(0)
+    best = wanted.argsort(descending=True)
+    assert children.tokens.tolist() == [few[at] for at in best]
+    np.testing.assert_allclose(children.scores, wanted[best], rtol=0, atol=1e-5)
+    form = Quantisation.parse("int8")
+    source = Checkpoint(base)
+    held = MtpGuesser(source, source, OutputHead(source, "float64"), "float64", "cpu", form)
+    held.open(1, Sampling())
+    held.read(1, CONTEXT, Features(from_torch(given)))
+    assert set(held.guess(1, [[]], 96).tokens.tolist()) == set(few)
+
+
 def built(folder: Path) -> None:
     source = Checkpoint(folder)
     parts = BaseParts(folder, source, OutputHead(source), "float32", "cpu")
@@ -158,3 +188,40 @@ def test_heads_of_other_families_are_refused_by_name(tmp_path: Path) -> None:
     save_file(tensors | more, folder / FILE, {"format": "pt"})
     with pytest.raises(ModelError, match=r"does not compute .type 'llama'.; choose another"):
         built(folder)
+
+
+@pytest.mark.parametrize("family", ["qwen3_5_moe_text", "qwen3_next"])
+def test_heads_of_mixtures_are_layers_of_theirs(tmp_path: Path, family: str) -> None:
+    """One whose layer is a copy of the base's gives what that does."""
+    write_family(tmp_path, family)
+    tensors, config = load_file(tmp_path / FILE), Checkpoint(tmp_path).config
+    layer = config.layer_types.index("full_attention")
+    prefix = next(name for name in tensors if f"layers.{layer}." in name).partition("layers.")[0]
+    own = f"{prefix}layers.{layer}."
+    copies = {n.replace(own, "mtp.layers.0."): t.clone() for n, t in tensors.items() if own in n}
+    dice = torch.Generator().manual_seed(4)
+    fc = torch.randn((HIDDEN, 2 * HIDDEN), generator=dice)
+    norms = ("mtp.norm", "mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden")
+    copies |= {f"{name}.weight": torch.randn(HIDDEN, generator=dice) * 0.1 for name in norms}
+    save_file(tensors | copies | {"mtp.fc.weight": fc}, tmp_path / FILE, {"format": "pt"})
+    given, draft = rows(len(CONTEXT) - 1), guesser(tmp_path)
+    draft.open(1, Sampling())
+    assert draft.read(1, CONTEXT, Features(from_torch(given)))
+    children = draft.guess(1, [[]], 96)
+
+    def norm(x: torch.Tensor, name: str) -> torch.Tensor:
+        return x / ((x * x).mean(-1, keepdim=True) + 1e-6).sqrt() * (1 + copies[f"{name}.weight"])
+
+    source = Checkpoint(tmp_path)
+    words = source.tensor("model.embed_tokens.weight").double()[CONTEXT[1:]]
+    joined = [norm(words, norms[1]), norm(given, norms[2])]
+    block = Block(source, layer, layer + 1, "float64")
+    mask = tree_mask(0, np.tri(len(given), dtype=np.bool_))
+    places = torch.arange(len(given))
+    entering = torch.cat(joined, 1) @ fc.T.double()
+    out = block.forward(entering, places, block.new_cache(8), mask)
+    assert out is not None
+    wanted = source.tensor("lm_head.weight").double() @ norm(out[-1], norms[0])
+    np.testing.assert_allclose(
+        children.scores, wanted.log_softmax(0)[children.tokens], rtol=0, atol=1e-5
+    )

@@ -258,8 +258,10 @@ SWAPPED_ANGLES = {
     "sliding_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
 }
 LATENT_ANGLES = FAMILY_SETTINGS["deepseek_v2"]["rope_parameters"]
+ANGLES = {"rope_type": "default", "rope_theta": 1e4}
 SCALED_QUERIES = FAMILY_SETTINGS["ministral3"]["rope_parameters"]
 FULL, SLIDING = families.FULL, families.SLIDING
+_MUP = list(enumerate(FAMILY_SETTINGS["falcon_h1"]["ssm_multipliers"]))
 
 
 @pytest.mark.parametrize(
@@ -288,6 +290,17 @@ FULL, SLIDING = families.FULL, families.SLIDING
         ("granite", {"attention_multiplier": 0.25}),
         thorough("granite", {"residual_multiplier": 1.0}),
         ("granite", {"embedding_multiplier": 3.0}),
+        *[
+            thorough("falcon_h1", {f"{factor}_multiplier": 1.0})
+            for factor in ("attention_in", "attention_out", "key", "ssm_in", "ssm_out", "embedding")
+        ],
+        ("falcon_h1", {"mlp_multipliers": [1.6, 0.5]}),
+        thorough("falcon_h1", {"mlp_multipliers": [1.5, 0.4]}),
+        *[
+            thorough("falcon_h1", {"ssm_multipliers": [1.0 if n == at else one for n, one in _MUP]})
+            for at, _ in _MUP
+        ],
+        thorough("falcon_h1-normed", {"mamba_norm_before_gate": True}),
         ("ministral3", {"rope_parameters": SCALED_QUERIES | {"llama_4_scaling_beta": 0.0}}),
         thorough("smollm3-windows", {"no_rope_layers": [1] * 4}),
         *[
@@ -307,7 +320,7 @@ FULL, SLIDING = families.FULL, families.SLIDING
         ("glm4_moe", {"topk_group": 3}),
         ("glm4_moe", {"routed_scaling_factor": 1.0}),
         ("glm4_moe", {"norm_topk_prob": False}),
-        ("glm4_moe", {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}),
+        ("glm4_moe", {"rope_parameters": ANGLES | {"partial_rotary_factor": 1.0}}),
     ],
 )
 def test_a_mechanism_left_out_or_off_by_one_is_seen(
@@ -335,6 +348,7 @@ def test_a_missing_scale_of_the_embedding_is_seen(
     [
         *[(name, {"final_logit_softcapping": cap}) for name in CAPPED for cap in (None, 4.1)],
         ("granite", {"logits_scaling": 1.8}),
+        thorough("falcon_h1", {"lm_head_multiplier": 0.7}),
         ("cohere2", {"logit_scale": 0.4}),
     ],
 )
@@ -486,7 +500,9 @@ def test_the_text_part_of_an_lfm2_that_sees(zoo: Zoo, tmp_path: Path) -> None:
     assert difference(pipeline.prefill(tokens), plain_hidden(model, tokens)) < TOLERANCE
 
 
-@pytest.mark.parametrize("kind", ["qwen3_vl", "qwen2_5_vl", "qwen3_vl_moe", "qwen3_5"])
+@pytest.mark.parametrize(
+    "kind", ["qwen3_vl", "qwen2_5_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"]
+)
 def test_the_text_part_of_qwen_s_models_that_see(tmp_path: Path, kind: str) -> None:
     """Against the whole model, whose tokens have three positions each: of text they are one."""
     rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 2, 2]}
@@ -497,9 +513,9 @@ def test_the_text_part_of_qwen_s_models_that_see(tmp_path: Path, kind: str) -> N
     seeing |= {"deepstack_visual_indexes": [0]} if "qwen3_vl" in kind else {}
     text = small | {"rope_parameters": rope, "tie_word_embeddings": True, "head_dim": 16}
     text |= {"initializer_range": 0.4, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": None}
-    if kind == "qwen3_vl_moe":
+    if kind in ("qwen3_vl_moe", "qwen3_5_moe"):
         text |= {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
-    if kind == "qwen3_5":
+    if "qwen3_5" in kind:
         text |= FAMILY_SETTINGS["qwen3_5_text"] | {"rope_parameters": rope}
         rope["partial_rotary_factor"] = 1.0
     config = AutoConfig.for_model(
@@ -513,7 +529,15 @@ def test_the_text_part_of_qwen_s_models_that_see(tmp_path: Path, kind: str) -> N
     model.save_pretrained(folder)
     saved = load_file(folder / "model.safetensors")
     for name in [name for name in saved if name.endswith(("gate_up_proj", "down_proj"))]:
-        saved[name] = saved[name].mT.contiguous()  # as it is published: [experts, in, out]
+        if kind == "qwen3_vl_moe":
+            saved[name] = saved[name].mT.contiguous()  # as it is published: [experts, in, out]
+    for name in [name for name in saved if name.endswith("experts.0.gate_proj.weight")]:
+        owner = name.removesuffix("0.gate_proj.weight")  # as they are published: as one
+        gate, up, down = (
+            torch.stack([saved.pop(f"{owner}{n}.{part}_proj.weight") for n in range(6)])
+            for part in ("gate", "up", "down")
+        )
+        saved[f"{owner}gate_up_proj"], saved[f"{owner}down_proj"] = torch.cat((gate, up), 1), down
     save_file(saved, folder / "model.safetensors", {"format": "pt"})
     pipeline = Pipeline(folder, CUTS[2], model=model)
     tokens = random_tokens(1, 20)
@@ -661,7 +685,6 @@ def test_every_accepted_type_is_tested_here() -> None:
     assert {name.partition("-")[0] for name in NAMES} == set(families.FAMILIES)
 
 
-ANGLES = {"rope_type": "default", "rope_theta": 1e4}
 QWEN35 = {"model_type": "qwen3_6", "text_config": {"layer_types": [FULL, "linear_attention"] * 2}}
 LONGROPE = {"rope_type": "longrope", "short_factor": [1.0] * 2, "long_factor": [2.0] * 2}
 FULL_KEYS = {"per_layer_config": None, "attention_k_eq_v": True}
@@ -700,7 +723,7 @@ DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
         ),
         ("qwen3", {"model_type": "kimi_linear"}, "recurrent state.*use qwen3-8b$"),
         ("qwen3", QWEN35, "'qwen3_6'.*linear attention.*use qwen3-8b$"),
-        ("qwen3", {"model_type": "nemotron_h"}, "edgespec does not compute; use qwen3-8b$"),
+        ("qwen3", {"model_type": "jamba"}, "edgespec does not compute; use qwen3-8b$"),
         ("gemma3_text", {"model_type": "gemma3n"}, "several widths.*use gemma-4-e2b$"),
         ("gemma4_text", {"model_type": "gemma4_assistant"}, "reads the keys of the model.*-e2b$"),
         ("gemma4_text", {"use_bidirectional_attention": "all"}, "see later ones"),
@@ -732,6 +755,13 @@ DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
             {"hidden_size": 1 << 17, "mamba_d_head": "auto"},
             "262240 numbers of a row are convolved",
         ),
+        ("granitemoehybrid-mamba", {"hidden_act": "gelu"}, "hidden_act 'gelu'"),
+        ("falcon_h1", {"mamba_d_ssm": 50}, "mamba_n_heads 4"),
+        ("falcon_h1", {"attention_bias": True}, "attention_bias True in its config.json"),
+        ("falcon_h1", {"key_multiplier": 0.0}, "> 0.*key_multiplier"),
+        ("falcon_h1", {"mlp_multipliers": [1.0]}, "mlp_multipliers"),
+        ("nemotron_h", {"layers_block_type": ["mamba", "moe", "mlp", "mlp"]}, "layers of experts"),
+        ("nemotron_h", {"mlp_hidden_act": "silu"}, "hidden_act 'silu'"),
         (
             "granitemoehybrid-experts",
             {"num_experts_per_tok": 7},

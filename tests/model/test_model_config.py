@@ -153,7 +153,7 @@ def is_refused(settings: dict[str, Any]) -> bool:
     return False
 
 
-@pytest.mark.parametrize("kind", sorted(set(OWN_OPERATIONS) - set(CONVOLVING)))
+@pytest.mark.parametrize("kind", sorted(set(OWN_OPERATIONS) - {*CONVOLVING, "nemotron_h"}))
 def test_every_field_that_is_read_is_as_in_transformers(kind: str) -> None:
     defaults = AutoConfig.for_model(kind)
     assert ModelConfig({"model_type": kind}).rope_parameters == defaults.rope_parameters
@@ -172,7 +172,8 @@ def test_every_field_that_is_read_is_as_in_transformers(kind: str) -> None:
                 if hasattr(theirs, field):
                     assert getattr(ours, field) == getattr(theirs, field), field
             theirs.allow_global_per_layer_attribute_access = True
-            theirs.linear_value_heads_tiled = False  # which files of GGUF alone are
+            # Which files of GGUF alone are.
+            theirs.linear_value_heads_tiled = theirs.linear_qkvz_in_order = False
             head_dim = getattr(theirs, "head_dim", None)
             assert ours.head_dim == (head_dim or 48 // 4)
             if kind != "gemma4_text":  # which has forms of its own
@@ -212,9 +213,58 @@ def test_a_model_with_convolutions_is_read_as_transformers_reads_it() -> None:
     assert text_settings({"model_type": "lfm2", **strange})
 
 
+def test_a_nemotron_h_is_read_as_transformers_reads_it() -> None:
+    """Its fields have names of their own, which older files and newer ones do not share."""
+    ways: dict[str, dict[str, Any]] = {
+        "a pattern": {"hybrid_override_pattern": "M-M*-", "num_hidden_layers": 5},
+        "newer names": {"layers_block_type": ["linear_attention", "full_attention", "mlp"]},
+        "older names": {"layers_block_type": ["mamba", "attention", "mlp"], "use_bias": True},
+        "sizes": {
+            "hybrid_override_pattern": "M*-",
+            "mamba_num_heads": 6,
+            "mamba_head_dim": 10,
+            "n_groups": 3,
+            "ssm_state_size": 20,
+            "conv_kernel": 3,
+            "use_conv_bias": False,
+            "layer_norm_epsilon": 1e-3,
+            "head_dim": 24,
+            "num_key_value_heads": 2,
+        },
+    }
+    names = {
+        "layer_types": "layers_block_type",
+        "rms_norm_eps": "layer_norm_epsilon",
+        "hidden_act": "mlp_hidden_act",
+        "mamba_n_heads": "mamba_num_heads",
+        "mamba_d_head": "mamba_head_dim",
+        "mamba_d_state": "ssm_state_size",
+        "mamba_n_groups": "n_groups",
+        "mamba_d_conv": "conv_kernel",
+        "mamba_conv_bias": "use_conv_bias",
+        "mamba_proj_bias": "use_bias",
+    }
+    same = (*READ[:7], "tie_word_embeddings", "head_dim", "time_step_limit")
+    for name, way in ways.items():
+        settings = {"model_type": "nemotron_h", **SMALL, **way}
+        theirs, ours = theirs_of(settings), ModelConfig(text_settings(settings))
+        with case(name):
+            for field in same:
+                assert getattr(ours, field) == getattr(theirs, field), field
+            for field, other in names.items():
+                assert getattr(ours, field) == getattr(theirs, other), field
+            assert text_settings(ours.settings) == ours.settings
+
+
 @pytest.mark.parametrize("form", ["linear", "llama3", "yarn"])
 def test_angles_are_those_of_transformers(form: str) -> None:
-    for more in ({}, {"partial_rotary_factor": 0.5}, {"head_dim": 32}):
+    ways: list[dict[str, Any]] = [{}, {"partial_rotary_factor": 0.5}, {"head_dim": 32}]
+    if form == "yarn":  # DeepSeek's, gpt-oss', and waves of which none is stretched, or all are
+        deepseek = {"factor": 40, "mscale": 0.707, "mscale_all_dim": 0.5, "beta_fast": 32}
+        oss = {"truncate": False, "beta_fast": 16.0, "beta_slow": 2, "attention_factor": 1.2}
+        for own in (deepseek, oss, {"factor": 1.0}, {"original_max_position_embeddings": 4}):
+            ways.append({"rope_scaling": YARN | own})
+    for more in ways:
         settings = {"model_type": "llama", **SMALL, "hidden_size": 64, **WAYS[form], **more}
         theirs = theirs_of(settings)
         frequencies, factor = ROPE_INIT_FUNCTIONS[form](theirs)
@@ -234,6 +284,9 @@ def test_angles_are_those_of_transformers(form: str) -> None:
         ({"rope_theta": "high"}, "rope_theta"),
         ({"rope_scaling": {"type": "llama3", "factor": 2.0}}, "low_freq_factor"),
         ({"rope_scaling": {"type": "linear", "factor": -1}}, "factor .*is -1"),
+        ({"rope_scaling": YARN | {"beta_fast": [32]}}, r"beta_fast .*is \[32\]"),
+        ({"rope_scaling": YARN | {"mscale": -1.0}}, "mscale .*is -1.0"),
+        ({"rope_scaling": YARN, "rope_theta": 1.0}, "rope_theta .*is 1"),
         ({"rope_parameters": {"full_attention": {}}}, "by layer type"),
         ({"tie_word_embeddings": 1}, "tie_word_embeddings"),
     ],

@@ -272,7 +272,7 @@ def test_a_wrong_field_is_named(field: str) -> None:
     ("change", "message"),
     [
         ({"model_type": "gpt2"}, "model_type is 'gpt2', whose sizes are not known; known ones: "),
-        ({"model_type": "nemotron_h"}, "'nemotron_h', which does not run: .*use qwen3-8b$"),
+        ({"model_type": "jamba"}, "'jamba', which does not run: .*use qwen3-8b$"),
         ({"layer_types": ["mamba", "attention"]}, "does not run: .*recurrent state"),
         ({"model_type": None}, "model_type is None"),
         ({"num_key_value_heads": 7}, "num_key_value_heads is 7, which does not divide"),

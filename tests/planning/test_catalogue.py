@@ -77,7 +77,7 @@ def test_no_two_models_have_one_name_and_refusals_name_one_that_runs() -> None:
     assert {NAMES[squeezed_name] for squeezed_name, _ in names} == set(every)
     for squeezed_name, name in names:
         assert NAMES[squeezed_name] == name
-    assert len(REFUSED) >= 25
+    assert len(REFUSED) >= 10  # fewer, as more runs
     for name, refused in REFUSED.items():
         assert refused.instead in MODELS, name
         assert refused.refusal.why in REASONS, name
@@ -99,7 +99,7 @@ def test_no_refusal_is_of_what_runs() -> None:
 
 
 def test_families_that_are_refused_name_one_that_runs() -> None:
-    for kind in ("gemma3n_text", "rwkv7", "deepseek2", "llama4", "falcon-h1"):
+    for kind in ("gemma3n_text", "rwkv7", "deepseek2", "llama4", "jamba"):
         refusal = refusal_of({"model_type": kind}, FAMILIES)
         assert refusal is not None
         assert refusal.instead in MODELS, kind

@@ -20,6 +20,7 @@ from edgespec.machines.events import (
 )
 from edgespec.ring.effects import (
     ConnectRing,
+    DropBlock,
     FetchBlock,
     LoadBlock,
     Log,
@@ -384,6 +385,15 @@ def test_a_block_that_is_loaded_meanwhile_is_kept() -> None:
     assert ResetStage(PLACE) in effects
     assert sent(effects) == []
     assert sent(member.hear(PLACE)) == [Ready(0.0)]
+
+
+def test_it_gives_its_block_up_if_the_coordinator_says_so() -> None:
+    member = Member()
+    member.load()
+    assert DropBlock() in member.hear(Goodbye("it ends", unloads=True))
+    assert sent(member.tick()) == [JOIN]
+    again = replace(PLACE, ring_key="another", number=PLACE.number + 1)
+    assert LoadBlock(again) in member.hear(again)
 
 
 def test_once_it_had_a_place_a_refusal_is_no_end() -> None:

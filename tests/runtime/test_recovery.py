@@ -19,6 +19,7 @@ from support.tiers import tiered
 from edgespec.config import Address, Timing
 from edgespec.errors import RequestFailed
 from edgespec.runtime import node
+from edgespec.runtime.coordinator_node import CoordinatorNode
 from edgespec.wire.client_messages import Finished, Progress, Submit
 
 LONG = submit(max_new_tokens=150, policy="flowspec")
@@ -168,6 +169,25 @@ def test_stages_join_a_coordinator_that_was_restarted(way: str) -> None:
         assert sorted(ring.loaded) == [1, 2], "they kept their blocks"
         ring.assert_right(submit(), ring.ask(submit()))
         ring.assert_free()
+
+
+def test_stages_give_their_blocks_up_with_a_coordinator_that_says_so() -> None:
+    with answering(2) as (ring, asking):
+        coordinator = ring.threads[0].node
+        assert isinstance(coordinator, CoordinatorNode)
+        coordinator.unloads = True
+        ring.threads[0].leave()
+        ring.threads[0].join()
+        asking.end()
+        ring.restart_coordinator()
+        ring.await_up()
+        assert sorted(ring.loaded) == [1, 1, 2, 2]
+        long = structs.replace(submit(), max_new_tokens=100)
+        ring.assert_right(long, ring.ask(long))
+        assert {number: thread.stop for number, thread in ring.threads.items() if number} == {
+            1: None,
+            2: None,
+        }
 
 
 @pytest.mark.thorough

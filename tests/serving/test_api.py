@@ -15,6 +15,7 @@ from support.nodes import CONTEXT, PATIENCE_S, NodeRing, until
 from support.rings import submit
 
 from edgespec.runtime.access_policy import CLIENT
+from edgespec.runtime.coordinator_node import CoordinatorNode
 from edgespec.serving import protocol
 from edgespec.serving.limits import HttpLimits
 from edgespec.wire.client_messages import Submit
@@ -151,6 +152,7 @@ def test_log_probs_come_with_every_token_once(http: httpx.Client, toy_ring: Node
         ("/v1/chat/completions", {"messages": MESSAGES, "maxTokens": 1}, 400, "unknown_parameter"),
         ("/v1/embeddings", {}, 404, "unknown_url"),
         ("/v1/models", {}, 405, "unknown_url"),
+        ("/chat/completions", {}, 404, "unknown_url"),
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])
@@ -373,6 +375,27 @@ def test_a_full_queue_is_429(
     for one in (reply, streamed):
         assert (one.status_code, one.json()["error"]["code"]) == (429, "queue_full")
         assert int(one.headers["retry-after"]) > 0
+
+
+def test_who_asks_whether_a_ring_is_ready_hears_that_it_drains() -> None:
+    with NodeRing(2) as ring, ExitStack() as stack:
+        ring.await_up()
+        node, gate = ring.threads[0].node, threading.Semaphore(4)
+        assert isinstance(node, CoordinatorNode)
+        node.drain, ring.blocks[0].passes = 600.0, gate
+        identity = ring.keys.add("the API", CLIENT)
+        url = stack.enter_context(api(ring.address, identity, timing=ring.timing))
+        assert httpx.get(f"{url}/readyz").status_code == 200
+        body = {"prompt": "hello", "max_tokens": 20, "stream": True}
+        with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=PATIENCE_S) as reply:
+            parts = reply.iter_text()
+            next(parts)
+            node.leave("stopped by SIGTERM")
+            until(lambda: httpx.get(f"{url}/readyz").status_code == 503)
+            told = httpx.get(f"{url}/readyz").json()
+            gate.release(1000)
+            assert "".join(parts).endswith("data: [DONE]\n\n")
+    assert "the coordinator is ending, and takes no more requests" in told["error"]["message"]
 
 
 def test_an_answer_may_end_while_the_api_does(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from support.nodes import CONTEXT, NodeRing
 from edgespec.serving import formats
 from edgespec.serving.formats import ChatFormat, CompletionFormat, Served
 from edgespec.serving.request_bodies import ChatRequest, TextRequest
-from edgespec.serving.requests import checked
+from edgespec.serving.requests import checked, submits_of
 from edgespec.serving.token_details import TextPlaces, for_completions
 from edgespec.sim.toy import VOCABULARY
 from edgespec.sim.toy_model import FakeHead, toy_hidden
@@ -278,6 +278,28 @@ def test_scores_that_no_memory_may_hold_are_refused_before_any_is_made(
     assert refused.json()["error"]["code"] == "too_many_scores"
     assert "[DONE]" in http.post("/v1/completions", json={**body, "stream": True}).text
     toy_ring.assert_free()
+
+
+@pytest.mark.parametrize(("stream", "each"), [(False, [1, -1, -1] * 2), (True, [1] * 6)])
+def test_a_prompt_is_scored_once_for_all_its_choices(stream: bool, each: list[int]) -> None:
+    """But in a stream, whose choices come as they do."""
+    body = {"prompt": ["a", "b"], "n": 3, "echo": True, "logprobs": 1, "stream": stream}
+    told = submits_of(checked(TextRequest, body), 100)
+    assert [one.prompt_top for one in told] == each
+    assert all(one.echo for one in told)
+
+
+def test_all_choices_have_the_scores_of_their_prompt(
+    http: httpx.Client, toy_ring: NodeRing
+) -> None:
+    body = {"prompt": [PROMPT, "another one"], "n": 2, "max_tokens": 3, "temperature": 1.0}
+    told = asked(http, "/v1/completions", **body, echo=True, logprobs=1)
+    for one in told["choices"]:
+        prompt = body["prompt"][one["index"] // 2]  # type: ignore[index]
+        own = scores(toy_ring, prompt)
+        assert one["text"].startswith(prompt)
+        assert one["logprobs"]["token_logprobs"][: len(own)] == own
+        assert len(one["logprobs"]["tokens"]) == len(own) + 3
 
 
 def test_scores_of_a_stream_are_not_kept() -> None:

@@ -226,6 +226,21 @@ def test_pages_of_sites_that_are_named_may_ask_and_no_others(
     assert "access-control-allow-origin" not in plain
 
 
+def test_keys_that_cannot_be_read_are_said_once_and_let_nobody_in(
+    loop: asyncio.AbstractEventLoop, caplog: pytest.LogCaptureFixture
+) -> None:
+    def accepts(key: str) -> bool:
+        raise ConfigError("/state/api-keys.json is damaged; put a copy of it back")
+
+    ask = Ask(loop, accepts, Door())
+    for _ in range(3):
+        assert ask("/v1/models", b"board", KEY) == 503
+    assert ask("/healthz", b"board") == 200
+    assert [record.message for record in caplog.records] == [
+        "no API key is accepted: /state/api-keys.json is damaged; put a copy of it back"
+    ]
+
+
 def test_a_key_that_cannot_be_exchanged_is_no_bug(loop: asyncio.AbstractEventLoop) -> None:
     def exchanged(key: str) -> str | None:
         raise ConfigError("another edgespec is changing the folder")

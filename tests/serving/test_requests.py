@@ -360,6 +360,19 @@ def test_no_name_of_a_parameter_is_trouble(name: str) -> None:
         assert caught.value.as_bytes()
 
 
+def test_a_thought_among_the_parts_is_one_that_the_message_has() -> None:
+    thought = {"type": "thinking", "thinking": "hm", "signature": "x"}
+    parts = [thought, {"type": "text", "text": "a"}]
+    asked = chat(messages=[*MESSAGES, {"role": "assistant", "content": parts}, *MESSAGES])
+    assert asked.messages[1].record() == ChatMessage("assistant", "a", reasoning="hm")
+
+
+def test_responses_that_may_leave_input_out_are_taken() -> None:
+    """Nothing is left out all the same: what is too long is refused."""
+    body = {"input": "hello", "truncation": "auto"}
+    assert checked(ResponsesRequest, body).as_chat()["messages"]
+
+
 def test_what_changes_no_answer_is_taken_or_ignored_and_told(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

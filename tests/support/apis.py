@@ -19,6 +19,7 @@ from edgespec.runtime.async_client import AsyncClient
 from edgespec.serving.app import Service
 from edgespec.serving.guard import Door
 from edgespec.serving.limits import HttpLimits
+from edgespec.serving.turns import ModelTurns
 
 HOST = "127.0.0.1"
 
@@ -35,17 +36,17 @@ def api(
     exchanged: Callable[[str], str | None] = lambda key: None,
     timing: Timing | None = None,
     wait: float = 2.0,
+    turns: ModelTurns | None = None,
 ) -> Iterator[str]:
     """Serve it, and give its base URL when it has reached the coordinator. `accepts`: keys; None:
-    none is needed, but where a `door` says so."""
+    none is needed, but where a `door` says so. `turns`: see Service."""
     listener = listening(Address(HOST, 0))
     door = door or Door()
     if accepts is None:
         door = replace(door, open_ports={listener.getsockname()[1]})
     client = AsyncClient(coordinator, identity, wait, timing or QUICK)
-    server = server_of(
-        Service(client, limits, aliases), accepts or (lambda key: False), door, exchanged
-    )
+    service = Service(client, limits, aliases, turns)
+    server = server_of(service, accepts or (lambda key: False), door, exchanged)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
     try:

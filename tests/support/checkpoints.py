@@ -233,6 +233,43 @@ FAMILY_SETTINGS: dict[str, dict[str, Any]] = {
         "mamba_expand": 2,
         "initializer_range": 0.1,  # a scan in float32 even in float64, which larger weights show
     },
+    "falcon_h1": {
+        "head_dim": 16,
+        "mamba_d_ssm": 48,
+        "mamba_n_heads": 4,
+        "mamba_n_groups": 2,
+        "mamba_d_state": 24,
+        "initializer_range": 0.2,  # as of granitemoehybrid-mamba
+        "embedding_multiplier": 3.1,
+        "lm_head_multiplier": 0.6,
+        "attention_in_multiplier": 0.8,
+        "attention_out_multiplier": 0.9,
+        "key_multiplier": 1.7,
+        "ssm_in_multiplier": 0.7,
+        "ssm_out_multiplier": 0.5,
+        "ssm_multipliers": [0.5, 0.8, 1.3, 0.9, 0.6],
+        "mlp_multipliers": [1.6, 0.4],
+    },
+    "falcon_h1-normed": {
+        "mamba_d_ssm": None,
+        "mamba_n_heads": 8,
+        "mamba_d_state": 16,
+        "mamba_expand": 1,
+        "mamba_rms_norm": True,
+        "mamba_norm_before_gate": False,
+        "initializer_range": 0.1,
+        "tie_word_embeddings": True,
+    },
+    "nemotron_h": {
+        "head_dim": 16,
+        "layers_block_type": ["linear_attention", "mlp", "full_attention", "linear_attention"],
+        "mamba_num_heads": 4,
+        "mamba_head_dim": 20,
+        "n_groups": 2,
+        "ssm_state_size": 24,
+        "time_step_floor": 0.1,  # transformers bounds steps by time_step_min, in prompts alone
+        "initializer_range": 0.1,
+    },
     "qwen3_5_text": _DELTA,
     "granitemoehybrid-experts": _GRANITE
     | {
@@ -375,6 +412,7 @@ FAMILY_SETTINGS: dict[str, dict[str, Any]] = {
 FOLDING = (
     *("granitemoehybrid-mamba", "granitemoehybrid-experts"),
     *("qwen3_5_text", "qwen3_5_moe_text", "qwen3_next"),
+    *("falcon_h1", "falcon_h1-normed", "nemotron_h"),
 )
 """Those with layers that keep a state: no plan and no graph runs them, and rows are given back."""
 
@@ -464,7 +502,7 @@ def plain_hidden(model: PreTrainedModel, tokens: list[int]) -> torch.Tensor:
 @torch.inference_mode()
 def plain_logits(model: PreTrainedModel, tokens: list[int]) -> torch.Tensor:
     """Logits [V] behind the last of `tokens`."""
-    return model(torch.tensor([tokens]), use_cache=False).logits[0, -1]
+    return model(torch.tensor([tokens]), use_cache=False).logits[0, -1].to(model.dtype)
 
 
 def write_tokenizer(folder: Path, *, style: str = "bytes", vocab: int = 400, **names: Any) -> Path:

@@ -17,19 +17,23 @@ from support.checkpoints import FAMILY_SETTINGS, write_family, write_tokenizer
 
 from edgespec.model.loader import Checkpoint
 from edgespec.planning.architecture import EXPERTS
-from edgespec.planning.text_part import LATENT
+from edgespec.planning.text_part import LATENT, SHARING
 
 ARCHITECTURES = {
     "llama": "llama",
     "mistral": "llama",
     "granite": "granite",
     "granitemoehybrid": "granitehybrid",
+    "falcon_h1": "falcon-h1",
+    "nemotron_h": "nemotron_h",
     "smollm3": "smollm3",
     "qwen2": "qwen2",
     "qwen3": "qwen3",
     "qwen2_moe": "qwen2moe",
     "qwen3_moe": "qwen3moe",
     "qwen3_5_text": "qwen35",
+    "qwen3_5_moe_text": "qwen35moe",
+    "qwen3_next": "qwen3next",
     "phi3": "phi3",
     "gemma2": "gemma2",
     "gemma3_text": "gemma3",
@@ -53,6 +57,8 @@ ARCHITECTURES = {
     **dict.fromkeys(LATENT, "deepseek2"),
 }
 """What llama.cpp calls a model type."""
+
+_DELTA = ("qwen35", "qwen35moe", "qwen3next")
 
 SCALES_AT = {
     **{"Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2), "Q8_0": (0,)},
@@ -118,6 +124,9 @@ def write_gguf(
             continue
         if "linear_attn" in name:
             stored = in_qwen35(name, stored, source.config)
+            if name.endswith("in_proj_qkvz.weight"):
+                _add_apart(writer, name, stored, kind, source.config)
+                continue
         theirs, expert = _their_name(architecture, name, source.layers, source.names)
         if expert is not None:
             stack = stacks.setdefault(theirs, {})
@@ -143,11 +152,14 @@ def write_gguf(
         meant = {_in_lfm2(name): one for name, one in meant.items()}
     if architecture == "granitehybrid":
         meant = _in_granite(meant, _experts(source.config))
-    if architecture in ("qwen2moe", "glm4moe"):
+    if architecture in ("qwen2moe", "glm4moe", *_DELTA):
         shared = "shared_experts" if architecture == "glm4moe" else "shared_expert"
         meant = {_beside(name, meant, shared): one for name, one in meant.items()}
         bias = "mlp.gate.e_score_correction_bias"
         meant = {name.replace("mlp.expert_bias", bias): one for name, one in meant.items()}
+    if architecture in ("falcon-h1", "nemotron_h"):
+        own = _FALCON if architecture == "falcon-h1" else _NEMOTRON
+        meant = {_renamed(name, own): one for name, one in meant.items()}
     save_file(meant, twin / "model.safetensors", {"format": "pt"})
     return twin
 
@@ -197,6 +209,28 @@ def _beside(name: str, names: Container[str], shared: str) -> str:
     return name
 
 
+_FALCON = {
+    "model.norm": "model.final_layernorm",
+    "post_attention_layernorm": "pre_ff_layernorm",
+    "mlp": "feed_forward",
+}
+_NEMOTRON = {
+    "model.norm": "model.norm_f",
+    "model.": "backbone.",
+    "embed_tokens": "embeddings",
+    "input_layernorm": "norm",
+    "self_attn": "mixer",
+    "mlp": "mixer",
+    "mamba": "mixer",
+}
+
+
+def _renamed(name: str, own: Mapping[str, str]) -> str:
+    for ours, theirs in own.items():
+        name = name.replace(ours, theirs)
+    return name
+
+
 def _in_mixtral(name: str) -> str:
     for ours, theirs in (("gate_proj", "w1"), ("down_proj", "w2"), ("up_proj", "w3")):
         name = name.replace(ours, theirs)
@@ -218,9 +252,7 @@ _LFM2 = {
 
 
 def _in_lfm2(name: str) -> str:
-    for ours, theirs in _LFM2.items():
-        name = name.replace(ours, theirs)
-    return name
+    return _renamed(name, _LFM2)
 
 
 def fused_experts(tensors: Mapping[str, torch.Tensor], experts: int) -> dict[str, torch.Tensor]:
@@ -247,11 +279,20 @@ def write_gguf_family(root: Path, name: str, type_of: TypeOf, **settings: Any) -
         chosen |= {"hidden_size_per_layer_input": 32 * ("experts" not in name)}
     if name.startswith("granitemoehybrid"):
         chosen |= {"shared_intermediate_size": 64}
-    if name == "qwen3_5_text":
-        chosen |= {"linear_value_head_dim": 32}
+    if name.startswith("falcon_h1"):  # the converter multiplies the matrices by these
+        chosen |= {one: None for one in FAMILY_SETTINGS[name] if one.endswith("multipliers")}
+        chosen |= {one: 1.0 for one in FAMILY_SETTINGS[name] if one.endswith("multiplier")}
+        chosen |= {"mamba_norm_before_gate": False, "mamba_d_ssm": 64, "mamba_n_heads": 8}
+        chosen |= {"head_dim": 16, "mamba_n_groups": 2}
+    if name == "nemotron_h":
+        chosen |= {"mamba_head_dim": 24}
     if name == "hunyuan_v1_moe":
         rope = {"rope_type": "default", "rope_theta": 1e3}
         chosen |= {"intermediate_size": 32, "rope_parameters": rope}
+    if name in ("qwen3_5_text", "qwen3_5_moe_text", "qwen3_next"):
+        chosen |= {"linear_value_head_dim": 32, "shared_expert_intermediate_size": 64}
+    if name == "qwen3_next":
+        chosen |= {"mlp_only_layers": []}
     if name == "lfm2":
         chosen |= {"block_multiple_of": 32}
     if name == "lfm2_moe":
@@ -275,12 +316,25 @@ def write_gguf_family(root: Path, name: str, type_of: TypeOf, **settings: Any) -
     return file, write_gguf(folder, file, type_of)
 
 
+def _add_apart(writer: GGUFWriter, name: str, stored: np.ndarray, kind: Any, config: Any) -> None:
+    """Adds what makes queries, keys and values of all groups of a Qwen3-Next, and gates."""
+    key, share = config.linear_key_head_dim, config.linear_num_value_heads
+    value = share // config.linear_num_key_heads * config.linear_value_head_dim
+    groups = stored.reshape(config.linear_num_key_heads, -1, stored.shape[-1])
+    parts = np.split(groups, [key, 2 * key, 2 * key + value], axis=1)
+    query, keys, values, gate = (one.reshape(-1, stored.shape[-1]) for one in parts)
+    layer = name.split(".")[2]
+    both = np.concatenate((query, keys, values))
+    writer.add_tensor(f"blk.{layer}.attn_qkv.weight", both, raw_dtype=kind)
+    writer.add_tensor(f"blk.{layer}.attn_gate.weight", gate, raw_dtype=kind)
+
+
 def in_qwen35(name: str, values: np.ndarray, config: Any) -> np.ndarray:
     """A tensor of a layer with a state as llama.cpp's converter has it: heads of values round by
     round, of each group of keys one, where transformers' have them group by group."""
     groups, heads = config.linear_num_key_heads, config.linear_num_value_heads
     part = name.rpartition("linear_attn.")[2].removesuffix(".weight")
-    if part == "norm":
+    if part == "norm" or config.model_type == "qwen3_next":
         return values
     axis = int(part == "out_proj")
     first = 2 * groups * config.linear_key_head_dim if part in ("in_proj_qkv", "conv1d") else 0
@@ -311,12 +365,16 @@ def _their_name(
     if architecture in ("lfm2", "lfm2moe"):
         name = name.replace("model.norm", "model.embedding_norm")
         name = name.replace("mlp.expert_bias", "feed_forward.expert_bias")
-    if architecture in ("granitehybrid", "qwen35"):
+    if architecture in ("granitehybrid", "falcon-h1", "nemotron_h", *_DELTA):
         name = name.replace("dt_bias", "dt_proj.bias")
+    if architecture == "falcon-h1":
+        name = _renamed(name, _FALCON)
+    if architecture == "nemotron_h":
+        name = _renamed(name, _NEMOTRON).replace("dt_proj", "dt")
     if (inner := name.removeprefix(f"model.layers.{layers}.")) in _NEXTN:
         return f"blk.{layers}.nextn.{_NEXTN[inner]}.weight", None
     layers += 1
-    if architecture in ("granitehybrid", "qwen2moe", "glm4moe"):
+    if architecture in ("granitehybrid", "qwen2moe", "glm4moe", *_DELTA):
         name = _beside(name, names, "shared_expert")
     name = name.replace("gate.moe_statics.e_score_correction_", "moe_statics.e_score_correction.")
     parts, expert = name.replace("correction_bias", "correction").split("."), None
@@ -335,22 +393,28 @@ def _their_name(
 
 _NEXTN = {
     f"{name}.weight": name.replace(".", "_")
-    for name in ("eh_proj", "enorm", "hnorm", "shared_head.norm")
+    for name in (
+        "eh_proj",
+        "enorm",
+        "hnorm",
+        "shared_head.norm",
+        "shared_head.head",
+        "embed_tokens",
+    )
 }
 """Of a head that guesses, which gguf's own table does not know in this architecture."""
 
 
 def _as_converted(architecture: str, name: str, stored: np.ndarray, config: Any) -> np.ndarray:
     """What llama.cpp's converter does to a tensor."""
-    if architecture in ("llama", "mistral3", "granite", "granitehybrid", "smollm3") and (
-        ".attn_q." in name or ".attn_k." in name
-    ):
+    paired = ("llama", "mistral3", "granite", "granitehybrid", "nemotron_h", "smollm3")
+    if architecture in paired and (".attn_q." in name or ".attn_k." in name):
         heads = config.num_attention_heads if "_q." in name else config.num_key_value_heads
         halves = stored.reshape(heads, 2, stored.shape[0] // heads // 2, *stored.shape[1:])
         return np.ascontiguousarray(halves.swapaxes(1, 2).reshape(stored.shape))
     if name.endswith(("shortconv.conv.weight", "ssm_conv1d.weight")):
         return stored[:, 0]
-    if architecture == "qwen35":
+    if architecture in _DELTA:
         return stored + 1 if "norm" in name and "ssm_norm" not in name else stored
     if name.endswith((".ssm_a", ".ssm_d")):
         return stored[:, None]
@@ -389,15 +453,17 @@ def _add_settings(
         shared = config.num_kv_shared_layers
         each = [inner] * (config.num_hidden_layers - shared)
         inner = each + [2 * config.intermediate_size] * shared
+    if config.model_type == "nemotron_h":
+        inner = [config.intermediate_size * (kind == "mlp") for kind in config.layer_types]
     writer.add_feed_forward_length(inner)
     writer.add_head_count(config.num_attention_heads)
     kv_heads: int | list[int] = config.num_key_value_heads
     if "conv" in (getattr(config, "layer_types", None) or ()):
         kv_heads = [config.num_key_value_heads * (kind != "conv") for kind in config.layer_types]
         writer.add_shortconv_l_cache(config.conv_L_cache)
-    if config.model_type == "granitemoehybrid":
-        states = [kind == "linear_attention" for kind in config.layer_types]
-        kv_heads = [config.num_key_value_heads * (not one) for one in states]
+    if config.model_type in ("granitemoehybrid", "nemotron_h"):
+        full = [kind == "full_attention" for kind in config.layer_types]
+        kv_heads = [config.num_key_value_heads * one for one in full]
     if config.model_type == "gemma4_text":
         of_full = config.num_global_key_value_heads
         types = config.layer_types
@@ -458,17 +524,18 @@ def _of_family(config: Any) -> Iterator[tuple[str, Any]]:
         for cap in ("attn_logit_softcapping", "final_logit_softcapping"):
             if getattr(config, cap, None):
                 yield cap, float(getattr(config, cap))
-    if config.model_type == "granitemoehybrid":
+    if config.model_type in ("granitemoehybrid", "falcon_h1", "nemotron_h"):
         yield "ssm.conv_kernel", config.mamba_d_conv
         yield "ssm.state_size", config.mamba_d_state
         yield "ssm.group_count", config.mamba_n_groups
-        yield "ssm.inner_size", config.mamba_expand * config.hidden_size
+        yield "ssm.inner_size", config.mamba_n_heads * int(config.mamba_d_head)
         yield "ssm.time_step_rank", config.mamba_n_heads
+    if config.model_type == "granitemoehybrid":
         yield "rope.scaling.finetuned", config.position_embedding_type == "rope"
         yield "expert_count", config.num_local_experts
         yield "expert_used_count", config.num_experts_per_tok
         yield "expert_shared_feed_forward_length", config.shared_intermediate_size
-    if config.model_type == "qwen3_5_text":
+    if ARCHITECTURES[config.model_type] in _DELTA:
         yield "ssm.conv_kernel", config.linear_conv_kernel_dim
         yield "ssm.state_size", config.linear_key_head_dim
         yield "ssm.group_count", config.linear_num_key_heads
@@ -483,9 +550,9 @@ def _of_family(config: Any) -> Iterator[tuple[str, Any]]:
     if config.model_type in ("gemma3_text", "gemma4_text", "olmo3", "exaone4", "cohere2"):
         windows = [kind == "sliding_attention" for kind in config.layer_types]
         yield "attention.sliding_window_pattern", windows
-    if config.model_type == "qwen2_moe":
+    if config.model_type in SHARING:
         yield "expert_shared_feed_forward_length", config.shared_expert_intermediate_size
-    if config.model_type in ("qwen3_moe", "qwen2_moe"):
+    if config.model_type in ("qwen3_moe", *SHARING):
         yield "expert_count", config.num_experts
         yield "expert_used_count", config.num_experts_per_tok
         yield "expert_feed_forward_length", config.moe_intermediate_size

@@ -13,6 +13,7 @@ from support.caches import rows_of
 from edgespec.backends.torch_backend import TorchBlock
 from edgespec.machines.effects import BlockPart, RunBlock
 from edgespec.model.block import Block
+from edgespec.model.kv_cache import TwoRegionCache
 from edgespec.model.source import TensorSource
 from edgespec.model.tensors import to_torch
 from edgespec.tree.ledger import IntArray, RetainSet, RowLedger, Rows
@@ -109,8 +110,11 @@ class Side:
 
     def caches(self, request: int) -> torch.Tensor:
         """What all layers hold of its rows, one behind the other: [numbers, rows]."""
-        caches = [stage._caches[request] for stage in self.stages]
-        return torch.cat([rows_of(cache) for cache in caches])
+        return torch.cat([rows_of(cache) for cache in self.held(request)])
+
+    def held(self, request: int) -> list[TwoRegionCache]:
+        """Its caches, of one stage after the other."""
+        return [stage._caches[request] for stage in self.stages]
 
 
 class Twice:

@@ -12,7 +12,7 @@ import signal
 import socket
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,7 @@ class Served:
         options: Sequence[str],
         join: Callable[[int], Sequence[str]],
         users: Sequence[str],
+        added: Mapping[str, Sequence[str]],
     ) -> None:
         self._stack = stack
         self._join = join
@@ -51,6 +52,10 @@ class Served:
             *(*init, *self._folders[:2]),
         )
         assert made.code == 0, made
+        for name, form in added.items():
+            more = ("--stages", str(stages), *form, *self._folders[:2])
+            made = run("init", "--add", name, *more)
+            assert made.code == 0, made
         with_stage = "--with-stage" in init
         self.own = int(init[init.index("--with-stage") + 1]) if with_stage else 0
         self.keys: dict[str, str] = {}
@@ -166,11 +171,13 @@ def served(
     serve: Sequence[str] = (),
     join: Callable[[int], Sequence[str]] = lambda number: (),
     users: Sequence[str] = (),
+    added: Mapping[str, Sequence[str]] | None = None,
 ) -> Iterator[Served]:
     """All processes, which end with this. `init`, `serve`, `join`: further options of these, of
-    `join` for each stage. `users`: those that get an API key each; () if none is needed."""
+    `join` for each stage. `users`: those that get an API key each; () if none is needed. `added`:
+    further models by name, with what `init` is told of each."""
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
-        yield Served(stack, Path(folder), stages, init, serve, join, users)
+        yield Served(stack, Path(folder), stages, init, serve, join, users, added or {})
 
 
 def free_port() -> int:

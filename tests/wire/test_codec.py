@@ -373,7 +373,7 @@ def header(tag: object, *values: object) -> bytes:
 def status(lines: object, nodes: object = (), live: object = ()) -> bytes:
     """The frame of a Status with these fields."""
     usual = [0.0, 0, 1.0, 0.0, 1.0]
-    more = ("model", 1024, live, 0, 0, 0, 0, NODE, 0.0, "", "", (), usual, "", 0)
+    more = ("model", 1024, live, 0, 0, 0, 0, NODE, 0.0, "", "", (), usual, "", 0, "")
     return header(47, True, lines, nodes, 1, 1, 0.0, 0, 0, *more)
 
 

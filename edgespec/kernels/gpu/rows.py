@@ -137,6 +137,26 @@ def _gated_launcher(activation: str) -> Launcher:
     return Launcher(_gated, ACTIVATION=activation, PART=_PART, num_warps=4, enable_fp_fusion=False)
 
 
+def code(rows: torch.Tensor, out: torch.Tensor, scale_at: int, least: float) -> None:
+    """Write `rows` [parts, heads, R, n] as model.row_codes has them into `out`, contiguous int8
+    [parts, heads, R, scale_at + 4]; rows of no number as large as `least` become zeros."""
+    parts, heads, count, width = rows.shape
+    assert rows.stride(3) == 1
+    if rows.numel():
+        _code_launcher(width, scale_at).launch(
+            (count, heads, parts),
+            rows.get_device(),
+            (rows, out),
+            (*rows.stride()[:3], count, heads, least),
+        )
+
+
+@cache
+def _code_launcher(width: int, scale_at: int) -> Launcher:
+    wide = next_power_of_2(scale_at)
+    return Launcher(_code, WIDTH=width, WIDE=wide, AT=scale_at, num_warps=1, enable_fp_fusion=False)
+
+
 @triton.jit
 def _normed(x, gain, eps, WIDTH: tl.constexpr):
     """RMSNorm of one row, in float32."""
@@ -239,3 +259,35 @@ def _gated(gate_up, out, width, ACTIVATION: tl.constexpr, PART: tl.constexpr):
     else:
         share = tl.sigmoid(1.5957691216057308 * (gate + 0.044715 * gate * gate * gate))
     tl.store(out + row * width + lane, (gate * share * up).to(out.dtype.element_ty), mask=there)
+
+
+@triton.jit(do_not_specialize=["count"])
+def _code(
+    rows,
+    out,
+    part_stride,
+    head_stride,
+    row_stride,
+    count,
+    heads,
+    least,
+    WIDTH: tl.constexpr,
+    WIDE: tl.constexpr,
+    AT: tl.constexpr,
+):
+    """One row of one head: its codes, nothing, and its scale."""
+    row, head, part = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
+    lane = tl.arange(0, WIDE)
+    at = rows + part * part_stride + head * head_stride + row * row_stride
+    x = tl.load(at + lane, mask=lane < WIDTH, other=0.0).to(tl.float32)
+    greatest = tl.max(tl.abs(x), 0)
+    scale = tl.where(greatest < least, 0.0, tl.div_rn(greatest, 127.0))
+    finite = tl.min((tl.abs(x) < float("inf")).to(tl.int32), 0) > 0
+    scale = tl.where(finite, scale, float("inf"))  # which makes of codes no numbers
+    sound = finite & (scale > 0)
+    over = tl.div_rn(x, tl.where(sound, scale, 1.0))
+    # Adding so much rounds to the nearest integer, of two to the even one.
+    codes = tl.where(sound, (over + 12582912.0) - 12582912.0, 0.0)
+    place = out + ((part * heads + head).to(tl.int64) * count + row) * (AT + 4)
+    tl.store(place + lane, codes.to(tl.int8), mask=lane < AT)
+    tl.store((place + AT).to(tl.pointer_type(tl.float32)), scale)

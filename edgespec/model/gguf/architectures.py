@@ -82,10 +82,20 @@ _GLM4 = {
     "post_ffw_norm": "post_mlp_layernorm",
     "ffn_up": "mlp.gate_up_proj",
 }
-_GLM4_MOE = _SHARED | {
-    "post_attention_norm": "post_attention_layernorm",
-    "exp_probs_b": "mlp.expert_bias",
+_NEXTN = {
+    "nextn.eh_proj": "eh_proj",
+    "nextn.enorm": "enorm",
+    "nextn.hnorm": "hnorm",
+    "nextn.shared_head_norm": "shared_head.norm",
+    "nextn.shared_head_head": "shared_head.head",
+    "nextn.embed_tokens": "embed_tokens",
 }
+"""Of a layer that guesses, behind the others."""
+_GLM4_MOE = (
+    _SHARED
+    | _NEXTN
+    | {"post_attention_norm": "post_attention_layernorm", "exp_probs_b": "mlp.expert_bias"}
+)
 _CONVOLUTIONS = {
     "shortconv.conv": "conv.conv",
     "shortconv.in_proj": "conv.in_proj",
@@ -100,22 +110,8 @@ _MAMBA = {
     "ssm_norm": "mamba.norm",
     "ssm_out": "mamba.out_proj",
 }
-_DELTA = {
-    "post_attention_norm": "post_attention_layernorm",
-    "attn_qkv": "linear_attn.in_proj_qkv",
-    "attn_gate": "linear_attn.in_proj_z",
-    "ssm_beta": "linear_attn.in_proj_b",
-    "ssm_alpha": "linear_attn.in_proj_a",
-    "ssm_conv1d": "linear_attn.conv1d",
-    "ssm_dt": "linear_attn.dt_bias",
-    "ssm_a": "linear_attn.A_log",
-    "ssm_norm": "linear_attn.norm",
-    "ssm_out": "linear_attn.out_proj",
-    "nextn.eh_proj": "eh_proj",
-    "nextn.enorm": "enorm",
-    "nextn.hnorm": "hnorm",
-    "nextn.shared_head_norm": "shared_head.norm",
-}
+_FALCON_H1 = _MAMBA | {"ffn_norm": "post_attention_layernorm.weight"}
+"""Whose files leave the ending of that name out."""
 _LATENT = _SHARED | {
     "attn_q_a": "self_attn.q_a_proj",
     "attn_q_a_norm": "self_attn.q_a_layernorm",
@@ -128,6 +124,19 @@ _LATENT = _SHARED | {
 }
 _KV_B = "attn_kv_b"
 """What older files have in the place of attn_k_b and attn_v_b: rows of both, head by head."""
+_DELTA = _NEXTN | {
+    "post_attention_norm": "post_attention_layernorm",
+    "attn_qkv": "linear_attn.in_proj_qkv",
+    "attn_gate": "linear_attn.in_proj_z",
+    "ssm_beta": "linear_attn.in_proj_b",
+    "ssm_alpha": "linear_attn.in_proj_a",
+    "ssm_conv1d": "linear_attn.conv1d",
+    "ssm_dt": "linear_attn.dt_bias",
+    "ssm_a": "linear_attn.A_log",
+    "ssm_norm": "linear_attn.norm",
+    "ssm_out": "linear_attn.out_proj",
+}
+_NEXT = _SHARED | _DELTA | {"ssm_ba": "linear_attn.in_proj_ba"}
 _GEMMA4 = _FOUR_NORMS | {
     "ffn_gate_inp": "router.proj",
     "ffn_gate_exps": "experts.{}.gate_proj",
@@ -156,7 +165,7 @@ _UNREAD = ("attn_k", "attn_v", "attn_k_norm")
 _CONVOLVING_MIXTURE = _EXPERTS | _CONVOLUTIONS | {"exp_probs_b": "mlp.expert_bias"}
 _BARE = (
     *("layer_scalar", "self_attn.sinks", "mlp.expert_bias", _ERNIE["exp_probs_b"]),
-    *("mamba.dt_bias", "mamba.A_log", "mamba.D"),
+    *("mamba.dt_bias", "mamba.A_log", "mamba.D", "post_attention_layernorm.weight"),
     *("linear_attn.dt_bias", "linear_attn.A_log"),
 )
 """Tensors whose names in transformers' models end there."""
@@ -198,6 +207,8 @@ ARCHITECTURES = {
     "granitehybrid": GgufArchitecture(
         "granitemoehybrid", _SHARED | _MAMBA, paired=True, split=True
     ),
+    "falcon-h1": GgufArchitecture("falcon_h1", _FALCON_H1),
+    "nemotron_h": GgufArchitecture("nemotron_h", _MAMBA, paired=True),
     "smollm3": GgufArchitecture("smollm3", paired=True),
     "qwen2": GgufArchitecture("qwen2"),
     "qwen3": GgufArchitecture("qwen3"),
@@ -206,6 +217,8 @@ ARCHITECTURES = {
     "qwen2vl": GgufArchitecture("qwen2"),
     "qwen3vl": GgufArchitecture("qwen3"),
     "qwen35": GgufArchitecture("qwen3_5_text", _DELTA, shifted_norms=True),
+    "qwen35moe": GgufArchitecture("qwen3_5_moe_text", _SHARED | _DELTA, shifted_norms=True),
+    "qwen3next": GgufArchitecture("qwen3_next", _NEXT, shifted_norms=True),
     "qwen3vlmoe": GgufArchitecture("qwen3_moe", _EXPERTS),
     "gpt-oss": GgufArchitecture("gpt_oss", _GPT_OSS),
     "olmo2": GgufArchitecture("olmo2", _NORMS_BEHIND),

@@ -74,6 +74,12 @@ class _Keys:
         return self.real(name) if self.get(name) else None
 
     @property
+    def expert(self) -> int | None:
+        """The width of an expert, where the file says it."""
+        name = "expert_feed_forward_length"
+        return self.whole(name) if self.get(name) else None
+
+    @property
     def layers(self) -> int:
         """Those of the model; in a file such that guess may be behind them."""
         count, name = self.whole("block_count", most=MOST_LAYERS), "nextn_predict_layers"
@@ -137,7 +143,7 @@ def _common(keys: _Keys) -> Settings:
     return {
         "hidden_size": hidden,
         "num_hidden_layers": layers,
-        "intermediate_size": _each(keys, "feed_forward_length")[0],
+        "intermediate_size": _each(keys, "feed_forward_length", keys.expert)[0],
         "num_attention_heads": heads,
         "num_key_value_heads": max(_each(keys, "attention.head_count_kv", heads)),
         "head_dim": keys.head,
@@ -207,17 +213,12 @@ def _deepseek2(keys: _Keys) -> Settings:
     turned = keys.whole("rope.dimension_count", most=most)
     if key <= turned:
         raise keys.refusal(f"says that {turned} of a head's {key} numbers are turned")
-    layers = keys.whole("block_count", most=MOST_LAYERS)
     tensors, of_queries = keys.file.tensors, "attention.q_lora_rank"
-    experts, with_experts = _experts(keys)
-    dense = layers - len(with_experts)
-    if with_experts != set(range(dense, layers)):
-        raise keys.refusal("has layers without experts behind such that have them")
-    groups = keys.whole("expert_group_count", 1, most=experts)
+    mixture = _grouped(keys)
     # Without a word about it experts are chosen by a softmax, but for those with a bias.
     biased = any("exp_probs_b" in name for name in tensors)
     sigmoid = keys.whole("expert_gating_func", 1 + biased) == _SIGMOID
-    return {
+    return mixture | {
         "model_type": "deepseek_v3" if sigmoid else "deepseek_v2",
         "num_key_value_heads": keys.whole("attention.head_count"),
         "kv_lora_rank": keys.whole("attention.kv_lora_rank", most=most - turned),
@@ -226,16 +227,7 @@ def _deepseek2(keys: _Keys) -> Settings:
         "qk_rope_head_dim": turned,
         "v_head_dim": keys.whole(f"attention.value_length{of}", most=most),
         "attention_bias": "blk.0.attn_kv_a_mqa.bias" in tensors,
-        "n_routed_experts": experts,
-        "n_shared_experts": keys.whole("expert_shared_count"),
-        "num_experts_per_tok": keys.whole("expert_used_count", most=experts),
-        "moe_intermediate_size": keys.whole("expert_feed_forward_length"),
-        "first_k_dense_replace": dense,
-        "norm_topk_prob": bool(keys.get("expert_weights_norm")),
-        "routed_scaling_factor": keys.maybe("expert_weights_scale") or 1.0,
-        "n_group": groups,
-        "topk_group": keys.whole("expert_group_used_count", 1, most=groups),
-        "topk_method": "group_limited_greedy" if groups > 1 else "greedy",
+        "topk_method": "group_limited_greedy" if mixture["n_group"] > 1 else "greedy",
     }
 
 
@@ -325,22 +317,19 @@ def _glm4(keys: _Keys) -> Settings:
 
 
 def _glm4_moe(keys: _Keys) -> Settings:
-    layers = keys.layers
-    return _glm4(keys) | {
-        "num_hidden_layers": layers,
-        "use_qk_norm": "blk.0.attn_q_norm.weight" in keys.file.tensors,
-        **_grouped(keys, layers),
-    }
+    named = "blk.0.attn_q_norm.weight" in keys.file.tensors
+    return _glm4(keys) | _grouped(keys) | {"use_qk_norm": named}
 
 
-def _grouped(keys: _Keys, layers: int) -> Settings:
+def _grouped(keys: _Keys) -> Settings:
     """Of experts in groups, as DeepSeek V3 has them, in all layers behind the first ones."""
     experts, with_experts = _experts(keys)
-    dense = min(with_experts)
+    layers, dense = keys.layers, min(with_experts, default=0)
     if with_experts & set(range(layers)) != set(range(dense, layers)):
         raise keys.refusal("has layers without experts behind such that have them")
     groups = keys.whole("expert_group_count", 1, most=experts)
     return {
+        "num_hidden_layers": layers,
         "n_routed_experts": experts,
         "n_shared_experts": keys.whole("expert_shared_count"),
         "num_experts_per_tok": keys.whole("expert_used_count", most=experts),
@@ -387,44 +376,80 @@ def _granite_hybrid(keys: _Keys) -> Settings:
     turns = keys.get("rope.scaling.finetuned") is not False  # by which llama.cpp knows it
     if turns and keys.whole("rope.dimension_count", keys.head) != keys.head:
         raise keys.refusal("turns a part of each head, which Granite's layers do not")
-    inner, heads = keys.whole("ssm.inner_size"), keys.whole("ssm.time_step_rank")
-    groups, hidden = keys.whole("ssm.group_count"), keys.whole("embedding_length")
-    if inner % hidden or inner % heads or heads % groups or inner // heads > MOST_STATE:
-        raise keys.refusal(
-            f"says that states have {inner} numbers, in {heads} heads of {groups} groups, for "
-            f"{hidden} columns, which do not fit"
-        )
     ends = {name.split(".", 2)[-1] for name in keys.file.tensors}
     mixture: Settings = {"num_local_experts": 0}
     shared = keys.whole("feed_forward_length")
     if keys.get("expert_count"):
         mixture, shared = _mixture(keys), keys.whole("expert_shared_feed_forward_length")
     return (
-        _multipliers(keys)
+        _mamba2(keys, keys.whole("embedding_length"))
+        | _multipliers(keys)
         | mixture
         | {
             "layer_types": _attending(keys, "linear_attention"),
             "position_embedding_type": "rope" if turns else "nope",
             "attention_bias": "attn_q.bias" in ends,
             "shared_intermediate_size": shared,
-            "mamba_n_heads": heads,
-            "mamba_d_head": inner // heads,
-            "mamba_n_groups": groups,
-            "mamba_d_state": keys.whole("ssm.state_size", most=MOST_STATE),
-            "mamba_d_conv": keys.whole("ssm.conv_kernel", most=MOST_TAPS),
-            "mamba_expand": inner // hidden,
-            "mamba_conv_bias": "ssm_conv1d.bias" in ends,
-            "mamba_proj_bias": "ssm_in.bias" in ends,
         }
     )
 
 
+def _mamba2(keys: _Keys, step: int) -> Settings:
+    """Of states whose numbers are a multiple of `step`."""
+    inner, heads = keys.whole("ssm.inner_size"), keys.whole("ssm.time_step_rank")
+    groups, hidden = keys.whole("ssm.group_count"), keys.whole("embedding_length")
+    if inner % step or inner % heads or heads % groups or inner // heads > MOST_STATE:
+        raise keys.refusal(
+            f"says that states have {inner} numbers, in {heads} heads of {groups} groups, for "
+            f"{hidden} columns, which do not fit"
+        )
+    ends = {name.split(".", 2)[-1] for name in keys.file.tensors}
+    return {
+        "mamba_n_heads": heads,
+        "mamba_d_head": inner // heads,
+        "mamba_n_groups": groups,
+        "mamba_d_state": keys.whole("ssm.state_size", most=MOST_STATE),
+        "mamba_d_conv": keys.whole("ssm.conv_kernel", most=MOST_TAPS),
+        "mamba_expand": max(1, inner // hidden),
+        "mamba_d_ssm": inner,
+        "mamba_conv_bias": "ssm_conv1d.bias" in ends,
+        "mamba_proj_bias": "ssm_in.bias" in ends,
+        "mamba_rms_norm": "ssm_norm.weight" in ends,
+        "mamba_norm_before_gate": False,
+    }
+
+
+def _falcon_h1(keys: _Keys) -> Settings:
+    # What its parts are multiplied by is in the file's matrices.
+    return _llama(keys) | _mamba2(keys, 1)
+
+
+def _nemotron_h(keys: _Keys) -> Settings:
+    inner, types = _each(keys, "feed_forward_length"), _attending(keys, "linear_attention")
+    if len(inner) != len(types):
+        raise keys.refusal(f"tells {len(inner)} layers' widths, of {len(types)}")
+    return _mamba2(keys, 1) | {
+        "intermediate_size": max(inner),
+        "layer_types": ["mlp" if n else one for n, one in zip(inner, types, strict=True)],
+    }
+
+
 def _qwen35(keys: _Keys) -> Settings:
     # Heads of values lie round by round, so that llama.cpp finds the keys of each by a remainder.
-    # What keeps a state shows in the tensors; a layer behind the others is a head that guesses.
-    name = "nextn_predict_layers"
-    layers = keys.whole("block_count", most=MOST_LAYERS)
-    layers -= keys.whole(name, most=layers - 1) if keys.get(name) else 0
+    return _delta(keys) | {"linear_value_heads_tiled": True}
+
+
+def _qwen35_moe(keys: _Keys) -> Settings:
+    return _qwen35(keys) | _beside(keys)
+
+
+def _qwen3_next(keys: _Keys) -> Settings:
+    return _delta(keys) | _beside(keys) | {"linear_qkvz_in_order": True}
+
+
+def _delta(keys: _Keys) -> Settings:
+    # What keeps a state shows in the tensors.
+    layers = keys.layers
     inner, heads = keys.whole("ssm.inner_size"), keys.whole("ssm.time_step_rank")
     if inner % heads or inner // heads > MOST_STATE:
         raise keys.refusal(f"says that states have {inner} numbers in {heads} heads")
@@ -438,7 +463,19 @@ def _qwen35(keys: _Keys) -> Settings:
         "linear_key_head_dim": keys.whole("ssm.state_size", most=MOST_STATE),
         "linear_value_head_dim": inner // heads,
         "linear_conv_kernel_dim": keys.whole("ssm.conv_kernel", most=MOST_TAPS),
-        "linear_value_heads_tiled": True,
+    }
+
+
+def _beside(keys: _Keys) -> Settings:
+    """Of experts beside an MLP that rows take shares of, in all layers."""
+    experts, with_experts = _experts(keys)
+    if not with_experts >= set(range(keys.layers)):
+        raise keys.refusal("has layers without experts, which edgespec does not run")
+    return {
+        "num_experts": experts,
+        "num_experts_per_tok": keys.whole("expert_used_count", most=experts),
+        "moe_intermediate_size": keys.whole("expert_feed_forward_length"),
+        "shared_expert_intermediate_size": keys.whole("expert_shared_feed_forward_length"),
     }
 
 
@@ -605,10 +642,14 @@ _FAMILY: Mapping[str, Callable[[_Keys], Settings]] = {
     "mistral3": _mistral3,
     "granite": _granite,
     "granitehybrid": _granite_hybrid,
+    "falcon-h1": _falcon_h1,
+    "nemotron_h": _nemotron_h,
     "lfm2": _lfm2,
     "lfm2moe": _lfm2_moe,
     "smollm3": _smollm3,
     "qwen35": _qwen35,
+    "qwen35moe": _qwen35_moe,
+    "qwen3next": _qwen3_next,
     "qwen2moe": _qwen2_moe,
     "qwen3moe": _qwen3_moe,
     "qwen3vlmoe": _qwen3_moe,

@@ -69,7 +69,16 @@ _DEEPSEEK = (
 _CUTS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(
         (
-            *("llama-bpe", "llama3", "llama-v3", "dbrx", "smaug-bpe", "falcon3", "pixtral"),
+            *(
+                "llama-bpe",
+                "llama3",
+                "llama-v3",
+                "dbrx",
+                "smaug-bpe",
+                "falcon3",
+                "falcon-h1",
+                "pixtral",
+            ),
             *("glm4", "chatglm-bpe", "lfm2"),
         ),
         (_LLAMA3,),
@@ -84,7 +93,16 @@ _CUTS: dict[str, tuple[str, ...]] = {
     "default": (r"[\p{P}\$\+<=>\^~\|]+", _WORDS, r"\p{N}+", "[0-9][0-9][0-9]"),
 }
 """How text is cut before pairs are merged, one cut after the other, by tokenizer.ggml.pre."""
-_WHOLE_FIRST = {"llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "tekken", "lfm2"}
+_WHOLE_FIRST = {
+    "llama-bpe",
+    "llama3",
+    "llama-v3",
+    "falcon3",
+    "falcon-h1",
+    "pixtral",
+    "tekken",
+    "lfm2",
+}
 """A piece that is a token is one, whatever the merges make of it; and BOS is usual."""
 _COMPOSED = {"qwen2", "qwen35", "deepseek-r1-qwen"}
 """Text is brought into Unicode's composed form first."""

@@ -15,6 +15,7 @@ from edgespec.kernels.gpu import rows as rows_kernels
 from edgespec.kernels.gpu.attention import attention
 from edgespec.kernels.gpu.places import Places
 from edgespec.kernels.gpu.plain_product import plain_product
+from edgespec.model.row_codes import CODED, as_held
 
 HALF, BRAIN, FLOAT = torch.float16, torch.bfloat16, torch.float32
 MOST = {
@@ -31,6 +32,9 @@ HEADS = (
     (BRAIN, 8, 4, 256, 1, 30.0, 4096),
     (FLOAT, 8, 1, 256, 1, None, None),
 )
+
+CODED_HEADS = HEADS[:2]
+"""Those whose keys are tried in 8 bits too."""
 
 
 def check_products(compiled: list[Any]) -> None:
@@ -63,14 +67,16 @@ def check_instructions_of_products(compiled: list[Any], capability: int) -> None
 
 
 def check_attention(compiled: list[Any]) -> None:
-    for dtype, heads, kv_heads, dim, pieces, softcap, window in HEADS:
-        key = [torch.zeros(kv_heads, 256, dim, dtype=dtype)] * pieces
+    for number, form in enumerate((*HEADS, *CODED_HEADS)):
+        dtype, heads, kv_heads, dim, pieces, softcap, window = form
+        held_as = dtype if number < len(HEADS) else CODED
+        key = [as_held(torch.zeros(kv_heads, 256, dim, dtype=dtype), held_as)] * pieces
         slots = torch.zeros(5, 256 * pieces, dtype=torch.int32)
         rows = torch.zeros(5, dtype=torch.int64)
         places = Places(slots, slots[0], slots[0, :1], rows)
         query = torch.zeros(5, heads, dim, dtype=dtype)
         attention(query, key, key, places, 0.1, softcap, window)
-    assert len(compiled) == 2 * len(HEADS)
+    assert len(compiled) == 2 * (len(HEADS) + len(CODED_HEADS))
 
 
 def check_rows(compiled: list[Any]) -> None:
@@ -80,4 +86,6 @@ def check_rows(compiled: list[Any]) -> None:
     rows_kernels.rotate(rows.view(5, 32, 128), 24, 4, angles, (gain[:128],) * 2, 1e-5)
     for activation in ("silu", "gelu", "gelu_pytorch_tanh"):
         rows_kernels.gated(rows, activation)
-    assert len(compiled) == 5
+    kv = rows.view(5, 1, 32, 128).transpose(0, 2)
+    rows_kernels.code(kv, torch.empty(32, 1, 5, 132, dtype=CODED), 128, 1e-30)
+    assert len(compiled) == 6

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
 import torch
 from torch.nn.functional import gelu, silu
 
 from edgespec.kernels.gpu import rows as kernels
+from edgespec.model import row_codes
 from edgespec.model.quantised.kernels import relative_error
+from edgespec.model.row_codes import CODED, as_held, decoded
 
 ROUNDING = {torch.float32: 3e-7, torch.float16: 4e-4, torch.bfloat16: 3e-3}
 EPS = 1e-5
@@ -55,6 +58,22 @@ def added(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     rows, more = both.chunk(2, 1)
     return kernels.add(rows, more, 0.5, other, gain, EPS)
+
+
+def check_codes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To the bit those of torch: of heads beside others, of sizes that do not fill words, of rows
+    of zeros, of what is too large, and of no number."""
+    for dtype in ROUNDING:
+        for width in (16, 20, 33):
+            rows = by_chance(4, 5, 3, width, dtype=dtype)[:, :, 1:].permute(1, 2, 0, 3)[:2]
+            rows[0, 0, 1], rows[1, 1, 2, 3], rows[1, 0, 0, 5] = 0.0, torch.inf, torch.nan
+            expected = as_held(rows, CODED)
+            with monkeypatch.context() as patched:
+                patched.setattr(row_codes, "usable", lambda _: True)
+                out = as_held(rows, CODED)
+            assert torch.equal(out[0], expected[0]), (dtype, width)
+            found, wanted = (decoded(one, width, torch.float32) for one in (out, expected))
+            assert torch.equal(found.nan_to_num(7.0), wanted.nan_to_num(7.0)), (dtype, width)
 
 
 def check_turns() -> None:

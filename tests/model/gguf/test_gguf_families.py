@@ -48,9 +48,10 @@ FAMILIES += ["gpt_oss", "ministral3", "olmo2", "olmo3", "olmoe", "mixtral", "ern
 FAMILIES += ["exaone4", "glm4", "cohere2", "phi3-long", "lfm2", "lfm2-biases"]
 FAMILIES += ["gemma4_text", "gemma4_text-shared", "gemma4_text-experts"]
 FAMILIES += ["lfm2_moe", "granitemoehybrid-mamba", "granitemoehybrid-experts", "qwen2_moe"]
-FAMILIES += ["qwen3_5_text"]
 FAMILIES += ["deepseek_v2", "deepseek_v2-groups", "deepseek_v3", "glm4_moe_lite"]
 FAMILIES += ["ernie4_5_moe", "hunyuan_v1_moe", "glm4_moe"]
+FAMILIES += ["qwen3_5_text", "qwen3_5_moe_text"]
+FAMILIES += ["falcon_h1", "falcon_h1-normed", "nemotron_h"]
 
 
 @pytest.fixture(autouse=True)
@@ -90,6 +91,18 @@ def test_every_architecture(tmp_path: Path, name: str) -> None:
     assert_same(*write_gguf_family(tmp_path, name, all_as("Q8_0")))
 
 
+def test_a_file_that_has_matrices_of_all_heads_as_one(tmp_path: Path) -> None:
+    """As DeepSeek's older ones: what makes keys is turned, so its values are taken."""
+    sizes = {"kv_lora_rank": 32, "qk_nope_head_dim": 32, "v_head_dim": 8, "intermediate_size": 64}
+    folder = write_family(tmp_path / "m", "deepseek_v2", **sizes, moe_intermediate_size=32)
+    file = tmp_path / "it.gguf"
+    assert_same(file, write_gguf(folder, file, all_as("Q8_0"), heads_apart=False))
+    source = open_source(file, FILE)
+    forms = [source.form(f"model.layers.1.self_attn.{part}_b.3.weight").kind for part in "kv"]
+    assert forms == ["none", "int8"]
+    Block(source, 0, 4, "float32")
+
+
 def test_a_qwen_35_is_cut_to_the_bit_and_brings_its_head(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -124,16 +137,29 @@ def test_a_qwen_35_is_cut_to_the_bit_and_brings_its_head(
     np.testing.assert_allclose(found[0].scores, found[1].scores, rtol=0, atol=1e-6)
 
 
-def test_a_file_that_has_matrices_of_all_heads_as_one(tmp_path: Path) -> None:
-    """As DeepSeek's older ones: what makes keys is turned, so its values are taken."""
-    sizes = {"kv_lora_rank": 32, "qk_nope_head_dim": 32, "v_head_dim": 8, "intermediate_size": 64}
-    folder = write_family(tmp_path / "m", "deepseek_v2", **sizes, moe_intermediate_size=32)
-    file = tmp_path / "it.gguf"
-    assert_same(file, write_gguf(folder, file, all_as("Q8_0"), heads_apart=False))
-    source = open_source(file, FILE)
-    forms = [source.form(f"model.layers.1.self_attn.{part}_b.3.weight").kind for part in "kv"]
-    assert forms == ["none", "int8"]
-    Block(source, 0, 4, "float32")
+def test_what_guesses_behind_the_layers_of_a_glm_is_left_out(tmp_path: Path) -> None:
+    """As published ones have it: a layer more, and what joins its input."""
+    sizes = {"intermediate_size": 64, "moe_intermediate_size": 32}
+    folder = write_family(tmp_path / "m", "glm4_moe", **sizes)
+    tensors = load_file(folder / "model.safetensors")
+    last = {n.replace("layers.3", "layers.4"): t.clone() for n, t in tensors.items() if ".3." in n}
+    shapes = {"eh_proj": (32, 64), "embed_tokens": (96, 32), "shared_head.head": (96, 32)}
+    shapes |= dict.fromkeys(("enorm", "hnorm", "shared_head.norm"), (32,))
+    last |= {f"model.layers.4.{name}.weight": torch.rand(size) for name, size in shapes.items()}
+    save_file(tensors | last, folder / "model.safetensors", {"format": "pt"})
+    behind = {"glm4moe.block_count": 5, "glm4moe.nextn_predict_layers": 1}
+    assert_same(
+        tmp_path / "it.gguf", write_gguf(folder, tmp_path / "it.gguf", all_as("F32"), behind)
+    )
+
+
+def test_a_qwen3_next_has_its_matrices_apart(tmp_path: Path) -> None:
+    """What makes gates, and queries, keys and values, of which a folder has those of each group of
+    heads together, so that names differ."""
+    file, twin = write_gguf_family(tmp_path, "qwen3_next", all_as("Q8_0"))
+    model, tokens = reference(twin), random_tokens(3, 14)
+    rows = Pipeline(file, CUTS[2], model=model).prefill(tokens)
+    assert difference(rows, plain_hidden(model, tokens)) < TOLERANCE
 
 
 def test_blocks_of_a_file_keep_its_tables_in_its_codes(tmp_path: Path) -> None:
