@@ -33,7 +33,7 @@ class Loader(Protocol):
 
     @property
     def runs(self) -> bool:
-        """Whether what was loaded last is there, or will be again by itself."""
+        """Whether what was loaded last is still there."""
 
     async def load(self, name: str, is_wanted: Callable[[], bool]) -> Status:
         """The status of a ring that has it. Raises EdgespecError, also if it is wanted no more."""
@@ -88,17 +88,20 @@ class ModelTurns:
         self._known = {one.model: one for one in models}
         self._longest, self._idle, self._drain = longest, idle, drain
         self.now = now
-        self.loaded = ""
-        """The model that has the ring; "": none."""
         self.closing = ""
         """Why nothing more is taken."""
-        self._loading = ""
+        self._loaded = self._loading = ""
         self._loaded_at = 0.0
         self._running: set[ModelTurn] = set()
         self._waiting: list[ModelTurn] = []
         self._work: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._then: Callable[[], None] | None = None
+
+    @property
+    def loaded(self) -> str:
+        """The model that has the ring; "": none, or it has ended by itself."""
+        return self._loaded if self._loader.runs else ""
 
     @property
     def models(self) -> list[Status]:
@@ -173,7 +176,7 @@ class ModelTurns:
         if self._loading:
             return f"loading the model {self._loading}{behind}"
         if running := len(self._running):
-            return f"the model {self.loaded} answers {running} request(s), and others wait{behind}"
+            return f"the model {self._loaded} answers {running} request(s), and others wait{behind}"
         return f"the model {name} is not loaded"
 
     def ended(self, turn: ModelTurn) -> None:
@@ -191,8 +194,6 @@ class ModelTurns:
             self._timer.cancel()
         if self._work is not None:
             return
-        if self.loaded and not self._loader.runs:
-            self.loaded = ""
         rival = next((one for one in self._waiting if one.name != self.loaded), None)
         began = self._loaded_at if rival is None else max(rival.since, self._loaded_at)
         is_over = self.now() >= began + self._longest
@@ -219,7 +220,7 @@ class ModelTurns:
             then()
 
     def _change_to(self, name: str) -> None:
-        before, self.loaded, self._loading = self.loaded, "", name
+        before, self._loaded, self._loading = self._loaded, "", name
         log.info("loading the model %s" if name else "giving up the model %s", name or before)
         self._work = asyncio.get_running_loop().create_task(self._change(name))
 
@@ -231,7 +232,7 @@ class ModelTurns:
             if name:
                 told = await self._loader.load(name, is_wanted)
                 self._known[name] = replace(told, ready=False)
-                self.loaded = name
+                self._loaded = name
             else:
                 await self._loader.unload()
         except Exception as problem:  # a bug, too, must end the requests that wait for it

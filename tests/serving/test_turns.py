@@ -183,6 +183,7 @@ def test_a_coordinator_that_has_ended_is_started_again() -> None:
         here = Here("a")
         (await here.loaded("a")).end()
         here.runs = False
+        assert here.turns.loaded == "", "so that lists and /readyz do not say that it is there"
         again = here.turns.take("a")
         assert not again.given.done()
         here.runs = True
