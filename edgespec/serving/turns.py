@@ -116,7 +116,7 @@ class ModelTurns:
 
     @property
     def is_loading(self) -> bool:
-        return self._work is not None
+        return bool(self._loading)
 
     def named(self, name: str) -> str:
         """The model that a request asks for; "": none is called so. Its own name comes before what

@@ -218,6 +218,10 @@ def test_what_nobody_asks_for_is_given_up() -> None:
         assert here.turns.loaded == ""
         assert not here.turns.is_loading
         assert here.turns.waited_for("a") == "the model a is not loaded"
+        (await here.loaded("a")).end()
+        here.turns.give_up("a")
+        assert here.turns.loaded == ""
+        assert not here.turns.is_loading, "it is ready to load what the next one asks for"
 
     played(play)
 
