@@ -93,7 +93,9 @@ def server_of(
 ) -> ApiServer:
     """The uvicorn server of an API; its sockets are passed to `run`. `accepts`, `door`: see Guard;
     `exchanged`: see events.routes."""
-    app = application(service, accepts, door, routes(service.client, exchanged))
+    turns = service.turns
+    pages = routes(service.client, exchanged, lambda: turns.absence if turns is not None else "")
+    app = application(service, accepts, door, pages)
     return ApiServer(settings_of(app, service.limits, BACKLOG), service)
 
 

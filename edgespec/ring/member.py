@@ -164,13 +164,11 @@ class MemberMachine:
                     f"the coordinator refused: {reason}", now, self._timing.retry
                 )
             case Goodbye(reason, unloads) if self._was_placed:
-                if unloads:
-                    self._block = None
-                    return [
-                        DropBlock(),
-                        *self._ask_again(f"{reason}: its layers are given up", now),
-                    ]
-                return self._ask_again(f"the coordinator let it go: {reason}", now)
+                why = f"the coordinator let it go: {reason}"
+                if not unloads:
+                    return self._ask_again(why, now)
+                self._block = None
+                return [DropBlock(), *self._ask_again(f"{why}; its layers are given up", now)]
         return []
 
     @property

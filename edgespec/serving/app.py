@@ -186,9 +186,8 @@ class Service:
 
     async def status(self, age: float = STATUS_AGE_S) -> Status:
         """The ring's status, at most `age` seconds old. Raises ApiProblem."""
-        if self.turns is not None and not self.turns.loaded:
-            words = "no model is loaded" + (" yet" if self.turns.is_loading else "")
-            raise ApiProblem(503, words, code="model_not_loaded")
+        if self.turns is not None and (why := self.turns.absence):
+            raise ApiProblem(503, why, code="model_not_loaded")
         try:
             return await self.client.status(age)
         except EdgespecError as error:

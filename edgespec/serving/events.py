@@ -20,7 +20,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from edgespec.errors import EdgespecError
+from edgespec.errors import EdgespecError, PeerLost
 from edgespec.runtime.async_client import AsyncClient
 from edgespec.serving.guard import KEYS_UNUSABLE, key_of
 from edgespec.serving.problems import ApiProblem
@@ -115,8 +115,9 @@ class _Stream(StreamingResponse):
 class Theatre:
     """Watches the ring for all viewers."""
 
-    def __init__(self, client: AsyncClient) -> None:
-        self._client = client
+    def __init__(self, client: AsyncClient, absence: Callable[[], str] = lambda: "") -> None:
+        """`absence()`: why there is no ring now, if that is as it should be; else ""."""
+        self._client, self._absence = client, absence
         self._viewers: set[Viewer] = set()
         self._work: asyncio.Task[None] | None = None
 
@@ -145,6 +146,8 @@ class Theatre:
             while True:
                 started = time.monotonic()
                 try:
+                    if why := self._absence():
+                        raise PeerLost(why)
                     status = as_dict(await self._client.status())
                     self._tell("status", {**status, "reachable": True, "lines": None})
                     if started >= renew or asked != self._chosen:
@@ -239,13 +242,16 @@ class Files:
 
 
 def routes(
-    client: AsyncClient, exchanged: Callable[[str], str | None] = lambda key: None
+    client: AsyncClient,
+    exchanged: Callable[[str], str | None] = lambda key: None,
+    absence: Callable[[], str] = lambda: "",
 ) -> list[Route]:
     """`/`, its files, `/key` and `/events`; the application keeps the client connected.
 
     `exchanged`: the key that a device keeps in place of one for one use, None if that is none.
+    `absence`: see Theatre.
     """
-    pages, theatre = Files(), Theatre(client)
+    pages, theatre = Files(), Theatre(client, absence)
 
     def key(request: Request) -> Response:  # not async: it writes a file
         try:

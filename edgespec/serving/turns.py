@@ -118,6 +118,14 @@ class ModelTurns:
     def is_loading(self) -> bool:
         return bool(self._loading)
 
+    @property
+    def absence(self) -> str:
+        """Why no model has the ring; "": one has."""
+        if self.loaded:
+            return ""
+        words = f"the model {self._loading} is being loaded" if self._loading else ""
+        return words or "no model is loaded; the next question has one loaded"
+
     def named(self, name: str) -> str:
         """The model that a request asks for; "": none is called so. Its own name comes before what
         it is called elsewhere. Without a name it is the one that is there or comes, or the

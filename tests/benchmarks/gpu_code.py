@@ -74,10 +74,10 @@ def predicted(compiled: list[Any], capability: int) -> Iterator[str]:
         for out, columns in MATRICES:
             for rows in (1, 16):
                 product = empty(form, out, columns)
-                product._enough = min(512, 4 * gpu.processors)
+                product._enough = enough = min(512, 4 * gpu.processors)
                 product(torch.zeros(rows, columns, dtype=form.rows))
                 code = code_of(compiled[-1], capability)
-                apart = product._sections > 1 and product._tiles < product._enough
+                apart = product._sections > 1 and product._tiles < enough
                 sections = product._sections if apart else 1
                 turns = math.ceil(columns / 128 / sections / steps_of(product, rows))
                 size = matrix_bytes(out, columns, BITS["int4"])

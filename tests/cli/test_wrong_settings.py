@@ -60,6 +60,12 @@ WRONG: dict[str, tuple[list[str], str]] = {
         [*SERVE, "--stages", "1", "--draft", "/none"],
         "there is no model folder /none",
     ),
+    "no such model": ([*SERVE, "--only", "small"], "the cluster has no model small; it has base"),
+    "idle of no API": ([*SERVE, "--idle", "9", "--http", "none"], "are for one model that stays"),
+    "idle of another ring": (
+        [*SERVE, "--stages", "1", "--idle", "9"],
+        "--idle is for the cluster's models",
+    ),
     "dtype": ([*SERVE, "--stages", "1", "--dtype", "int3"], "unknown dtype 'int3'"),
     "port": (["serve", "--stages", "1", "--port", "70000"], "70000 is no port"),
     "own stage": (["serve", "--stages", "2", "--with-stage", "3"], "has the stages 1 to 2"),

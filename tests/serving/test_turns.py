@@ -394,6 +394,9 @@ def test_clients_of_several_models_wait_and_are_told_for_what() -> None:
             assert none.status_code == 404
             assert "those that are served are 'toy' and 'other'" in none.json()["error"]["message"]
             assert client.get("/readyz").json() == {"status": "ready", "stages": 0}
+            with client.stream("GET", "/events") as page:
+                first = next(page.iter_text())
+            assert '"reachable":false,"text":"no model is loaded; the next question' in first
             loaded = client.post("/api/generate", json={"model": "toy"}, timeout=PATIENCE_S).json()
             assert (loaded["model"], loaded["done_reason"]) == ("toy", "load")
             gone = client.post("/api/generate", json={"model": "toy", "keep_alive": 0}).json()

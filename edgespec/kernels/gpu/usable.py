@@ -55,7 +55,7 @@ def trial(device: torch.device) -> str:
     Each is compared with float64, and to the bit with that of single rows.
     """
     from edgespec.kernels.gpu.attention import attention
-    from edgespec.kernels.gpu.code_words import Codes, numbers_of, words_of
+    from edgespec.kernels.gpu.code_words import Codes, numbers_of, pairs_of, words_of
     from edgespec.kernels.gpu.places import places_of
     from edgespec.kernels.gpu.plain_product import plain_product
     from edgespec.kernels.gpu.products import CodesProduct
@@ -74,6 +74,10 @@ def trial(device: torch.device) -> str:
     numbers = [numbers_of(one.to(device), 64, 32) for one in (scales, zeros)]
     half = torch.float16
     matrix = Codes(words, 70, 1024, 64, numbers[0], half, numbers[1], half, "middle")
+    levels = by_chance(16).to(half)
+    paired = words_of(codes.to(device), 32, paired=True)[None]
+    by_levels = Codes(paired, 70, 1024, 64, numbers[0], half, levels=pairs_of(levels).to(device))
+    of_levels = levels.double()[codes.long()] * wide[0]
     gain = by_chance(1024)
     held = by_chance(2, 2, 70, 32)
     for dtype, limit in _TOLERANCE.items():
@@ -95,8 +99,12 @@ def trial(device: torch.device) -> str:
         scores = exact[:, :256].reshape(19, 8, 32).transpose(0, 1) @ keys.transpose(1, 2) * 0.2
         attended = (scores.softmax(-1) @ values).transpose(0, 1).reshape(19, 256)
         normed = exact / (exact.square().mean(1, keepdim=True) + 1e-5).sqrt() * gain.double()
+        by_codes = CodesProduct(matrix), exact @ weight.T
+        # One dtype is enough for what looks levels up: others differ in two conversions.
+        looked_up = CodesProduct(by_levels), exact @ of_levels.T
         for name, work, expected in (
-            ("product by codes", CodesProduct(matrix), exact @ weight.T),
+            ("product by codes", *by_codes),
+            ("product by levels", *(looked_up if dtype == half else by_codes)),
             (
                 "plain product",
                 partial(plain_product, weight=plain.to(device)),
