@@ -217,9 +217,10 @@ def _require_cluster(role: str, folder: Path, asked: _ServiceOptions, words: lis
 def _served(role: str, folder: Path, asked: _ServiceOptions) -> Iterator[Path]:
     """The models that the cluster's settings name, unless the options name others."""
     if role == "coordinator" and not asked.names_model:
-        settings = ClusterFolder.open(folder).settings
-        folders = chosen_draft(settings.draft, settings.model).folders if settings.draft else ()
-        yield from (Path(name) for name in (settings.model, *folders) if os.path.isabs(name))
+        cluster = ClusterFolder.open(folder)
+        for settings in (cluster.settings, *cluster.added().values()):
+            folders = chosen_draft(settings.draft, settings.model).folders if settings.draft else ()
+            yield from (Path(name) for name in (settings.model, *folders) if os.path.isabs(name))
 
 
 def _here(role: str, words: list[str]) -> str:

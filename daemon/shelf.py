@@ -23,7 +23,7 @@ from edgespec.daemon.cluster import VARIABLE, ClusterFolder, ClusterSettings
 from edgespec.daemon.local_ring import kept_port
 from edgespec.daemon.model_names import names_of
 from edgespec.daemon.notify import Notifier
-from edgespec.errors import EXIT_USAGE, ConfigError, EdgespecError, PeerLost
+from edgespec.errors import ConfigError, EdgespecError, PeerLost
 from edgespec.net.discovery_interfaces import listens_everywhere, reached_at
 from edgespec.net.slowness import slowness
 from edgespec.plugins import own_policy_options
@@ -35,9 +35,6 @@ if TYPE_CHECKING:
 
 LOOK_S = 0.2
 """Seconds between two looks at whether a coordinator has loaded its model."""
-
-AGAIN_S = 2.0
-"""Seconds until a coordinator that was there is started again: as the unit does."""
 
 log = logging.getLogger(__name__)
 
@@ -138,7 +135,6 @@ class Shelf:
             try:
                 status = await self._client.status()
                 if status.model == name:
-                    child.has_loaded = True
                     return status
             except PeerLost:
                 pass  # it loads its models, and does not listen before
@@ -156,19 +152,14 @@ class Shelf:
 
 
 class ModelProcess(ChildProcess):
-    """The coordinator of one model, as a child."""
+    """The coordinator of one model, as a child; if it ends, the next request has another one."""
 
     def __init__(self, name: str, command: Sequence[str], environment: Mapping[str, str]) -> None:
         super().__init__(f"the coordinator of {name}", command, environment, is_watched=True)
-        self.has_loaded = False
-        """Whether it has answered: then it is started again if it ends."""
         self.is_over = False
-        """Whether it has ended for good."""
+        """Whether it has ended by itself."""
 
     def again_after(self, code: int, lived: float) -> float | None:
-        self.is_over = code == EXIT_USAGE or not self.has_loaded
-        if self.is_over:
-            log.error("%s has ended with code %d", self.name, code)
-            return None
-        log.warning("%s has ended with code %d; it is started again", self.name, code)
-        return AGAIN_S
+        self.is_over = True
+        log.error("%s has ended with code %d", self.name, code)
+        return None

@@ -43,8 +43,8 @@ class SamplingOptions:
     ] = 128
     temperature: Annotated[
         float | None,
-        f"From 0, which takes the most likely token every time, to {MAX_TEMPERATURE:g}. Not given: "
-        "as the model publishes it, like the filters and the repetition penalty.",
+        f"From 0, which takes the most likely token every time, to {MAX_TEMPERATURE:g}. Without a "
+        "default, as the model publishes it, like the filters and the repetition penalty.",
     ] = None
     top_k: Annotated[int | None, "Sample from the K most likely tokens; 0 is off."] = None
     top_p: Annotated[float | None, "Sample from the likeliest tokens of total share P."] = None

@@ -276,8 +276,8 @@ class MemberMachine:
             return []  # an obsolete block
         self._wait_for_others(now)
         loaded = f"layers loaded in {seconds:.1f} s; waiting for the other stages"
-        if self._place is None:
-            return [Log(loaded)]  # it stands by
+        if self._place is None or self._block is None:
+            return [Log(loaded)]  # it stands by, or gave it up meanwhile
         # Meanwhile it may have got another stage or ring for the same block.
         ready = []
         if self.asking_since is None:

@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from typing import Protocol
 
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
@@ -168,33 +169,45 @@ class WaitingResponse:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         turn, form, has_started = self._turn, self._form, False
-        left = asyncio.ensure_future(_left(receive))
         try:
-            while not turn.given.done():
-                parts = {turn.given, left}
-                done, _ = await asyncio.wait(
-                    parts, timeout=self._pause_seconds, return_when=asyncio.FIRST_COMPLETED
-                )
-                if left in done:
-                    return
-                turn.check_wait()
-                if not done and form is not None:
+            async with contextlib.aclosing(waits(turn, receive, self._pause_seconds)) as pauses:
+                async for _ in pauses:
+                    if form is None:
+                        continue
                     if not has_started:
                         has_started = True
                         await send(_head(form, self._headers))
                     said = form.waiting(turn.words)
                     await send({"type": "http.response.body", "body": said, "more_body": True})
-            turn.given.result()
             response = await self._answer()
             response.has_started = has_started
-            await _ended(left)
             await response(scope, receive, send)
         except ApiProblem as problem:
             self._refused(problem)
             await _tell_problem(problem, form if has_started else None, scope, receive, send)
+        except ClientDisconnect:
+            pass
         finally:
             turn.end()
-            await _ended(left)
+
+
+async def waits(turn: ModelTurn, receive: Receive, pause: float) -> AsyncGenerator[None, None]:
+    """Wait for a turn, and yield whenever so many seconds have gone by. Raises ApiProblem if there
+    is none within its time, and ClientDisconnect if the client leaves."""
+    left = asyncio.ensure_future(_left(receive))
+    parts = {turn.given, left}
+    try:
+        while not turn.given.done():
+            await asyncio.wait(parts, timeout=pause, return_when=asyncio.FIRST_COMPLETED)
+            if left.done():
+                raise ClientDisconnect
+            turn.check_wait()
+            if not turn.given.done():
+                yield
+        turn.given.result()
+    finally:
+        left.cancel()
+        await asyncio.gather(left, return_exceptions=True)
 
 
 def _head(form: Format, headers: Mapping[str, str]) -> Message:
@@ -213,12 +226,6 @@ async def _tell_problem(
         await problem.response(path)(scope, receive, send)
     else:
         await send({"type": "http.response.body", "body": form.framed([problem.as_json(path)])})
-
-
-async def _ended(task: asyncio.Task[None]) -> None:
-    """End a task."""
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
 
 
 async def _together(

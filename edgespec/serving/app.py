@@ -26,7 +26,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from edgespec.errors import EdgespecError, PeerLost
 from edgespec.planning.catalogue import MODELS, NAMES, squeezed
 from edgespec.runtime.async_client import AsyncClient
-from edgespec.serving.answering import AnswerResponse, WaitingResponse
+from edgespec.serving.answering import AnswerResponse, WaitingResponse, waits
 from edgespec.serving.formats import ChatFormat, CompletionFormat, Format, Served, encoded
 from edgespec.serving.guard import ASKER, Door, Guard
 from edgespec.serving.leniency import header_of
@@ -41,7 +41,7 @@ from edgespec.serving.request_bodies import MOST_INT, ChatRequest, TextRequest
 from edgespec.serving.requests import Body, Kind, checked, submits_of
 from edgespec.serving.responses import ResponsesFormat, ResponsesRequest
 from edgespec.serving.tokens import TokensApi
-from edgespec.serving.turns import ModelTurns
+from edgespec.serving.turns import MOST_WAIT_S, ModelTurns
 from edgespec.types.grammar_spec import LEFT_OUT, leaves_out
 from edgespec.types.tool_forms import form_named
 from edgespec.wire.client_messages import Echoed, Finished, Status, Submit
@@ -131,7 +131,7 @@ class Service:
         """The prompt of such a body as the model reads it, and the tokens that the model's context
         holds. Raises ApiProblem."""
         asked, prompt = checked(kind, body), Echoed(0)
-        async with self.held(asked.model) as status:
+        async with self.held(request, asked.model) as status:
             (submit,) = await self._submits(request, asked, status)
             told = self.client.ask(replace(submit, max_new_tokens=0, grammar="", echo=True))
             try:
@@ -199,7 +199,8 @@ class Service:
             return [await self.status()]
         found = {one.model: one for one in self.turns.models}
         with contextlib.suppress(ApiProblem):
-            found[self.turns.loaded] = await self.status()
+            status = await self.status()
+            found[status.model] = status  # another one may be on its way since it was asked
         return [*found.values()]
 
     async def about(self, name: str) -> Status:
@@ -212,12 +213,19 @@ class Service:
         return next(one for one in statuses if one.model == own)
 
     @contextlib.asynccontextmanager
-    async def held(self, name: str) -> AsyncIterator[Status]:
+    async def held(self, request: Request, name: str) -> AsyncIterator[Status]:
         """The ring's status while it has that model ("": any), for which it may have to wait.
-        Raises ApiProblem."""
+        Raises ApiProblem, and ClientDisconnect if the client leaves meanwhile."""
         if self.turns is not None:
-            async with self.turns.held(self._named(name)):
+            own = self._named(name)
+            self._check_room(self.turns.waiting + 1)
+            turn = self.turns.take(own)
+            try:
+                async for _ in waits(turn, request.receive, MOST_WAIT_S):
+                    pass
                 yield await self.status()
+            finally:
+                turn.end()
             return
         status = await self.status()
         if name:
@@ -314,19 +322,22 @@ class Service:
             return await self._answer_now(request, asked, form, left_out, status)
         name = self._named(asked.model)
         self._check_room(self.turns.waiting + asked.choices)
+        like = Served(form_named(""), "", name, int(time.time()))
+        told = form(asked, like) if asked.stream else None
+        if not asked.wait and self.turns.loaded != name:  # nor is another one given up for it
+            raise ApiProblem(503, self.turns.waited_for(name), code="model_not_loaded")
         turn = self.turns.take(name)
         if not (asked.wait or turn.given.done()):
             words = turn.words
             turn.end()
             raise ApiProblem(503, words, code="model_not_loaded")
-        like = Served(form_named(""), "", name, int(time.time()))
 
         async def answer() -> AnswerResponse:
             return await self._answer_now(request, asked, form, left_out, await self.status())
 
         return WaitingResponse(
-            *(turn, form(asked, like) if asked.stream else None, header_of(left_out)),
-            *(self.limits.pause_seconds, answer, self.metrics.refused),
+            *(turn, told, header_of(left_out), self.limits.pause_seconds),
+            *(answer, self.metrics.refused),
         )
 
     def _check_room(self, more: int) -> None:

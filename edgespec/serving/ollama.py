@@ -245,7 +245,7 @@ class OllamaApi:
             if service.turns is not None:
                 service.turns.give_up(name)
         else:
-            async with service.held(model) as status:
+            async with service.held(request, model) as status:
                 name, reason = status.model, "load"
         return JSONResponse({**line(name, is_chat), "done": True, "done_reason": reason})
 

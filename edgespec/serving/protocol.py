@@ -241,7 +241,9 @@ class ApiServer(CalmServer):
             self._finish(sig, frame)
         else:
             why = f"stopped by {signal.Signals(sig).name}"
-            loop.call_soon_threadsafe(turns.close, why, partial(self._finish, sig, frame))
+            # Never as a second Ctrl-C, for which uvicorn drops all without another word.
+            then = partial(self._finish, signal.SIGTERM, frame)
+            loop.call_soon_threadsafe(turns.close, why, then)
 
     def _finish(self, sig: int, frame: FrameType | None) -> None:
         super().handle_exit(sig, frame)

@@ -9,11 +9,10 @@ nobody waits for longer than a turn of each model, the answers that run at its e
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import math
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from msgspec.structs import replace
@@ -34,7 +33,7 @@ class Loader(Protocol):
 
     @property
     def runs(self) -> bool:
-        """Whether what was loaded last is there, or will be again by itself."""
+        """Whether what was loaded last is still there."""
 
     async def load(self, name: str, is_wanted: Callable[[], bool]) -> Status:
         """The status of a ring that has it. Raises EdgespecError, also if it is wanted no more."""
@@ -89,21 +88,25 @@ class ModelTurns:
         self._known = {one.model: one for one in models}
         self._longest, self._idle, self._drain = longest, idle, drain
         self.now = now
-        self.loaded = ""
-        """The model that has the ring; "": none."""
         self.closing = ""
         """Why nothing more is taken."""
-        self._loading = ""
+        self._loaded = self._loading = ""
         self._loaded_at = 0.0
         self._running: set[ModelTurn] = set()
         self._waiting: list[ModelTurn] = []
         self._work: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._when_quiet: Callable[[], None] | None = None
+        self._then: Callable[[], None] | None = None
+
+    @property
+    def loaded(self) -> str:
+        """The model that has the ring; "": none, or it has ended by itself."""
+        return self._loaded if self._loader.runs else ""
 
     @property
     def models(self) -> list[Status]:
-        """What is known of each, as it was told last; `ready` of the loaded one alone."""
+        """What is known of each, as it was told last; whether the loaded one is `ready`, only its
+        ring knows."""
         return [*self._known.values()]
 
     @property
@@ -125,9 +128,10 @@ class ModelTurns:
 
     def named(self, name: str) -> str:
         """The model that a request asks for; "": none is called so. Its own name comes before what
-        it is called elsewhere. Without a name it is the one that is there, or the first."""
+        it is called elsewhere. Without a name it is the one that is there or comes, or the
+        first."""
         if not name:
-            return self.loaded or next(iter(self._known))
+            return self.loaded or self._loading or next(iter(self._known))
         if name in self._known:
             return name
         asked = squeezed(name)
@@ -147,18 +151,6 @@ class ModelTurns:
         self._step()
         return turn
 
-    @contextlib.asynccontextmanager
-    async def held(self, name: str) -> AsyncIterator[None]:
-        """Have a turn, for which it waits. Raises ApiProblem."""
-        turn = self.take(name)
-        try:
-            await asyncio.wait({turn.given}, timeout=MOST_WAIT_S)
-            turn.check_wait()
-            turn.given.result()
-            yield
-        finally:
-            turn.end()
-
     def begin(self) -> None:
         """Load the first one before it is asked for: stages and faults show up early."""
         self._change_to(next(iter(self._known)))
@@ -169,14 +161,15 @@ class ModelTurns:
             self._change_to("")
 
     def close(self, why: str, then: Callable[[], None]) -> None:
-        """Take no more requests; call `then` once those that run have ended, or have had their
-        time."""
-        self.closing, self._when_quiet = why, then
+        """Take no more requests; call `then`, once, when those that run have ended, or have had
+        their time."""
+        self.closing, self._then = why, then
         for one in [*self._waiting]:
             self._waiting.remove(one)
             one.given.set_exception(_not_now(why))
-        asyncio.get_running_loop().call_later(self._drain, then)
-        self._step()
+        asyncio.get_running_loop().call_later(self._drain, self._finish)
+        if not self._running:
+            self._finish()
 
     async def aclose(self) -> None:
         """Unload, at the end of all."""
@@ -188,10 +181,11 @@ class ModelTurns:
     def waited_for(self, name: str) -> str:
         """What a request for that model waits for."""
         behind = "" if name in (self._loading, self.loaded) else f"; {name} comes after it"
-        if self._work is not None:
+        if self._loading:
             return f"loading the model {self._loading}{behind}"
-        running = len(self._running)
-        return f"the model {self.loaded} answers {running} request(s), and others wait{behind}"
+        if running := len(self._running):
+            return f"the model {self._loaded} answers {running} request(s), and others wait{behind}"
+        return f"the model {name} is not loaded"
 
     def ended(self, turn: ModelTurn) -> None:
         """See ModelTurn.end."""
@@ -208,8 +202,6 @@ class ModelTurns:
             self._timer.cancel()
         if self._work is not None:
             return
-        if self.loaded and not self._loader.runs:
-            self.loaded = ""
         rival = next((one for one in self._waiting if one.name != self.loaded), None)
         began = self._loaded_at if rival is None else max(rival.since, self._loaded_at)
         is_over = self.now() >= began + self._longest
@@ -222,18 +214,21 @@ class ModelTurns:
                 one.given.set_result(None)
         if self._running:
             return
-        if self._when_quiet is not None:
-            self._when_quiet()
+        if self.closing:
+            self._finish()
         elif self._waiting:
             self._change_to(self._waiting[0].name)
         elif self.loaded and self._idle < math.inf:
             loop = asyncio.get_running_loop()
             self._timer = loop.call_later(self._idle, self.give_up, self.loaded)
 
+    def _finish(self) -> None:
+        then, self._then = self._then, None
+        if then is not None:
+            then()
+
     def _change_to(self, name: str) -> None:
-        before, self.loaded, self._loading = self.loaded, "", name
-        if before:
-            self._known[before] = replace(self._known[before], ready=False)
+        before, self._loaded, self._loading = self._loaded, "", name
         log.info("loading the model %s" if name else "giving up the model %s", name or before)
         self._work = asyncio.get_running_loop().create_task(self._change(name))
 
@@ -243,15 +238,18 @@ class ModelTurns:
 
         try:
             if name:
-                self._known[name] = await self._loader.load(name, is_wanted)
-                self.loaded = name
+                told = await self._loader.load(name, is_wanted)
+                self._known[name] = replace(told, ready=False)
+                self._loaded = name
             else:
                 await self._loader.unload()
-        except EdgespecError as problem:
-            log.warning("%s", problem)
+        except Exception as problem:  # a bug, too, must end the requests that wait for it
+            is_told = isinstance(problem, EdgespecError)
+            log.warning("%s", problem, exc_info=not is_told)
+            why = str(problem) if is_told else f"the model {name} cannot be loaded: {problem}"
             for one in [one for one in self._waiting if one.name == name]:
                 self._waiting.remove(one)
-                one.given.set_exception(_not_now(str(problem)))
+                one.given.set_exception(_not_now(why))
         finally:
             self._work, self._loading, self._loaded_at = None, "", self.now()
         self._step()

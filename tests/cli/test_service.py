@@ -209,6 +209,10 @@ def test_a_coordinator_needs_a_cluster_of_its_own(here: Here, live: Path, tmp_pa
     assert here("install", "stage", "--", *STAGE).code == 0, "the cluster's owner needs no token"
     closed = tmp_path / "closed"
     closed.mkdir(mode=0o700)
+    added = ClusterFolder.open(state)
+    added.add("closed", ClusterSettings(model=str(closed), stages=2))
+    here("install", "coordinator").assert_refused(f"cannot read {closed}", "--user NAME")
+    added.path_of_added("closed").unlink()
     ClusterFolder.create(state, ClusterSettings(model=str(closed), stages=2))
     here("install", "coordinator").assert_refused(f"cannot read {closed}", "--user NAME")
 

@@ -68,8 +68,8 @@ def wrong_of_eight(ring: Served, forms: dict[str, dict[str, str]]) -> list[str]:
 
 
 def test_eight_clients_ask_for_two_forms_and_none_starves() -> None:
-    """And then: what is loaded is told, who waits is told for what, and what nobody asks for is
-    given up on every board, until it is asked for again."""
+    """And then: what is loaded is told, and what nobody asks for is given up on every board, until
+    it is asked for again."""
     added = {"small": ("--quant", "int4", "--head-quant", "none", "--dtype", "float64")}
     serve = ("--turn", "5", "--idle", "20")
     with served(3, serve=serve, added=added) as ring:
@@ -96,7 +96,6 @@ def test_eight_clients_ask_for_two_forms_and_none_starves() -> None:
         until(lambda: all(given_up in one.err for one in ring.stages.values()), PATIENCE_S)
         assert ring.is_up(), "it loads what the next request asks for"
         streamed = asked(ring.url, "small", ASKED[0], stream=True).text
-        assert ": loading the model small" in streamed
         assert streamed.endswith("data: [DONE]\n\n")
         assert loaded(ring) == ["small"]
         assert ring.end() == []

@@ -396,6 +396,15 @@ def test_it_gives_its_block_up_if_the_coordinator_says_so() -> None:
     assert LoadBlock(again) in member.hear(again)
 
 
+def test_a_block_that_was_given_up_while_it_was_loaded_is_no_place_in_a_ring() -> None:
+    member = Member()
+    member.tick()
+    member.hear(PLACE)
+    assert DropBlock() in member.hear(Goodbye("it ends", unloads=True))
+    effects = member.machine.handle(BlockLoaded(2.5), member.now)
+    assert ResetStage(PLACE) not in effects
+
+
 def test_once_it_had_a_place_a_refusal_is_no_end() -> None:
     member = Member()
     member.load()

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import threading
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import pytest
+import uvicorn
 from support.apis import api
 from support.nodes import PATIENCE_S, NodeRing, until
 
-from edgespec.errors import EdgespecError
+from edgespec.errors import EdgespecError, PeerLost
 from edgespec.runtime.access_policy import CLIENT
+from edgespec.runtime.async_client import AsyncClient
+from edgespec.serving.app import Service
 from edgespec.serving.limits import HttpLimits
 from edgespec.serving.problems import ApiProblem
+from edgespec.serving.protocol import ApiServer
 from edgespec.serving.turns import MOST_WAIT_S, ModelTurn, ModelTurns
 from edgespec.wire.client_messages import Status
 
@@ -25,11 +30,11 @@ LONGEST = 30.0
 class Here:
     """A loader that is done when the test says so; and the time."""
 
-    def __init__(self, *names: str, idle: float = 1e9) -> None:
+    def __init__(self, *names: str, idle: float = 1e9, drain: float = 0.0) -> None:
         self.now, self.loads, self.runs = 0.0, ["nothing"], True
         self.gate: asyncio.Future[None] | None = None
         known = [Status(False, (), model=name, names=(name.upper(),)) for name in names]
-        self.turns = ModelTurns(self, known, LONGEST, idle, now=lambda: self.now)
+        self.turns = ModelTurns(self, known, LONGEST, idle, drain, lambda: self.now)
 
     async def load(self, name: str, is_wanted: Callable[[], bool]) -> Status:
         self.loads.append(name)
@@ -83,7 +88,8 @@ def test_another_model_is_loaded_when_nothing_runs() -> None:
         await here.done()
         assert other.given.done()
         assert here.turns.loaded == "b"
-        assert [one.ready for one in here.turns.models] == [False, True]
+        told = [one.context_length for one in here.turns.models]
+        assert told == [1, 1], "what was told of each is kept"
         assert here.loads == ["nothing", "a", "b"]
 
     played(play)
@@ -159,11 +165,25 @@ def test_a_model_that_cannot_be_loaded_fails_its_requests_alone() -> None:
     played(play)
 
 
+def test_a_bug_of_the_loader_ends_the_requests_that_wait_for_it() -> None:
+    async def play() -> None:
+        here = Here("a", "b")
+        bad, good = here.turns.take("b"), here.turns.take("a")
+        await here.done(OSError(24, "Too many open files"))
+        with pytest.raises(ApiProblem, match=r"the model b cannot be loaded: .* open files"):
+            bad.given.result()
+        await here.done()
+        assert good.given.done()
+
+    played(play)
+
+
 def test_a_coordinator_that_has_ended_is_started_again() -> None:
     async def play() -> None:
         here = Here("a")
         (await here.loaded("a")).end()
         here.runs = False
+        assert here.turns.loaded == "", "so that lists and /readyz do not say that it is there"
         again = here.turns.take("a")
         assert not again.given.done()
         here.runs = True
@@ -197,6 +217,11 @@ def test_what_nobody_asks_for_is_given_up() -> None:
         await settled()
         assert here.turns.loaded == ""
         assert not here.turns.is_loading
+        assert here.turns.waited_for("a") == "the model a is not loaded"
+        (await here.loaded("a")).end()
+        here.turns.give_up("a")
+        assert here.turns.loaded == ""
+        assert not here.turns.is_loading, "it is ready to load what the next one asks for"
 
     played(play)
 
@@ -212,8 +237,22 @@ def test_at_the_end_what_runs_has_its_time_and_nothing_more_is_taken() -> None:
         with pytest.raises(ApiProblem, match="stopped by SIGTERM"):
             here.turns.take("a")
         assert told == []
+        waiting.end()
         running.end()
+        await asyncio.sleep(0.001)  # nor when the time is over
+        assert told == ["end"], "once: a second Ctrl-C has uvicorn drop all"
+
+    played(play)
+
+
+def test_the_end_does_not_wait_for_a_load() -> None:
+    async def play() -> None:
+        here, told = Here("a", drain=1e6), []
+        waiting = here.turns.take("a")
+        here.turns.close("stopped by SIGTERM", lambda: told.append("end"))
         assert told == ["end"]
+        with pytest.raises(ApiProblem, match="stopped by SIGTERM"):
+            waiting.given.result()
 
     played(play)
 
@@ -223,13 +262,65 @@ def test_a_model_is_found_by_each_of_its_names() -> None:
         here = Here("a", "b")
         names = ["", "b", "B", "c"]
         assert [here.turns.named(name) for name in names] == ["a", "b", "b", ""]
-        await here.loaded("b")
+        here.turns.take("b")
+        assert here.turns.named("") == "b", "it is on its way"
+        await here.done()
         assert here.turns.named("") == "b"
 
     played(play)
 
 
 # --- over HTTP ----------------------------------------------------------------------------------
+
+
+class Coordinator:
+    """A client of one that answers when the test says so."""
+
+    def __init__(self) -> None:
+        self.answer: asyncio.Future[Status] = asyncio.get_running_loop().create_future()
+
+    async def status(self, age: float) -> Status:
+        return await self.answer
+
+
+def test_lists_have_each_model_once_and_ready_is_what_its_ring_says() -> None:
+    async def play() -> None:
+        here, client = Here("a", "b"), Coordinator()
+        service = Service(cast("AsyncClient", client), turns=here.turns)
+        turn = await here.loaded("a")
+        listed = asyncio.ensure_future(service.statuses())
+        await settled()
+        turn.end()
+        here.turns.take("b")
+        client.answer.set_result(Status(True, (), model="a"))
+        assert [one.model for one in await listed] == ["a", "b"]
+        await here.done()
+        client.answer = asyncio.get_running_loop().create_future()
+        client.answer.set_exception(PeerLost("the coordinator was killed"))
+        assert [(one.model, one.ready) for one in await service.statuses()] == [
+            ("a", False),
+            ("b", False),
+        ]
+
+    played(play)
+
+
+def test_a_second_signal_ends_the_answers_and_then_the_model() -> None:
+    async def play() -> None:
+        here = Here("a", drain=1e6)
+        service = Service(cast("AsyncClient", Coordinator()), turns=here.turns)
+        server = ApiServer(uvicorn.Config(""), service)
+        server.loop = asyncio.get_running_loop()
+        running = await here.loaded("a")
+        server.handle_exit(signal.SIGINT, None)
+        await settled()
+        assert not server.should_exit
+        server.handle_exit(signal.SIGINT, None)
+        running.end()
+        assert server.should_exit
+        assert not server.force_exit, "it would leave the coordinator to the kernel"
+
+    played(play)
 
 
 class Ring:
@@ -277,6 +368,9 @@ def test_clients_of_several_models_wait_and_are_told_for_what() -> None:
                 503,
                 "model_not_loaded",
             )
+            with pytest.raises(httpx.ReadTimeout):
+                client.post("/tokenize", json={"model": "other", "prompt": "x"}, timeout=0.5)
+            until(lambda: not ring.turns.waiting)
             with client.stream("POST", "/v1/completions", json={**body, "stream": True}) as reply:
                 parts = reply.iter_text()
                 assert next(parts).startswith(": loading the model toy\n\n")
@@ -288,6 +382,9 @@ def test_clients_of_several_models_wait_and_are_told_for_what() -> None:
             assert [one["model"] for one in client.get("/api/ps").json()["models"]] == ["toy"]
             tokens = client.post("/tokenize", json={"prompt": "hello"}).json()
             assert tokens["count"] == 5, tokens
+            at_once = ask(model="other", wait=False)
+            assert at_once.json()["error"]["message"] == "the model other is not loaded"
+            assert ring.turns.loaded == "toy", "it was not given up for what was not waited for"
             other = ask(model="other")
             assert other.status_code == 503
             assert "other cannot be loaded" in other.json()["error"]["message"]
