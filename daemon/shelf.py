@@ -95,7 +95,8 @@ def run_shelf(
             shelf = Shelf(client, [*command, *own_policy_options()], {VARIABLE: str(folder.path)})
             known = [_unloaded(*one) for one in models.items()]
             notifier.ready(f"serving {', '.join(models)} by turns")
-            return ModelTurns(shelf, known, options.turn, options.idle, options.drain)
+            times = options.turn, options.idle, options.drain
+            return ModelTurns(shelf, known, *times, notifier.leaving)
 
         several = Several(turns_over, notifier.beat)
         config = ApiConfig(http, Address(host, address.port), told)
