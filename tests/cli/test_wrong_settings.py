@@ -101,7 +101,9 @@ WRONG: dict[str, tuple[list[str], str]] = {
 }
 
 
+_TURNS = ["serve", "--idle", "600", "--http", "127.0.0.1:0", "--port", "0"]
 NOT_NOW: dict[str, tuple[list[str], str]] = {
+    "host of several": ([*_TURNS, "--host", "192.0.2.1"], "cannot listen on 192.0.2.1:0"),
     "host": ([*SERVE, "--stages", "1", "--host", "192.0.2.1"], "cannot listen on 192.0.2.1:0"),
     "no host": (["join", "--stage", "1", "--coordinator", "x.invalid"], "'x.invalid' is unknown"),
 }
@@ -121,12 +123,13 @@ def test_a_wrong_setting_is_one_clear_error(here: Here, what: str) -> None:
         here(*arguments, "--json").assert_refused(words)
 
 
-def test_a_port_in_use_is_said_with_what_to_do(here: Here) -> None:
+@pytest.mark.parametrize("options", [["--stages", "1"], [*_TURNS[1:5], "--host", "127.0.0.1"]])
+def test_a_port_in_use_is_said_with_what_to_do(here: Here, options: list[str]) -> None:
     with socket.socket() as holder:
         holder.bind(("127.0.0.1", 0))
         holder.listen()
         port = str(holder.getsockname()[1])
-        done = here("serve", "--stages", "1", "--port", port)
+        done = here("serve", *options, "--port", port)
     done.assert_refused(f"cannot listen on 127.0.0.1:{port}", "in use", "--port", code=1)
 
 
