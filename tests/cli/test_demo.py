@@ -15,6 +15,7 @@ import pytest
 import typer.main
 from support.commands import Command, Done, run, run_here
 from support.nodes import until
+from support.starting import at_start
 from support.tiers import tiered
 from tokenizers import Tokenizer
 
@@ -47,11 +48,34 @@ def stages(request: pytest.FixtureRequest) -> int:
     return int(request.param)
 
 
+ABSENT = (
+    *("matplotlib", "starlette", "uvicorn", "prometheus_client", "segno", "rich", "bitsandbytes"),
+    *("transformers", "tokenizers", "llguidance", "jinja2"),
+)
+BLOCKED = """
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {absent!r}:
+            raise ModuleNotFoundError(f"no {{name}} here", name=name)
+sys.meta_path.insert(0, Absent())
+open({record!r} + str(os.getpid()), "w").close()
+"""
+
+
 @pytest.fixture(scope="module")
-def answered(stages: int) -> Done:
-    """A demo to its end."""
+def lean(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where each stage of `answered` leaves word that it had no module of ABSENT."""
+    return tmp_path_factory.mktemp("lean")
+
+
+@pytest.fixture(scope="module")
+def answered(stages: int, lean: Path) -> Done:
+    """A demo to its end, whose stages have none of what only others need."""
     how = ("--compare", "--json", "--verbose", "--max-new-tokens", "16")
-    done = run(*TOY, "--stages", str(stages), *how)
+    with pytest.MonkeyPatch.context() as patch:
+        code = "import os\n" + BLOCKED.format(absent=ABSENT, record=f"{lean}/{stages}-")
+        at_start(patch, lean, "join", code)
+        done = run(*TOY, "--stages", str(stages), *how)
     assert done.code == 0, done.err
     return done
 
@@ -83,6 +107,13 @@ def test_it_compares_itself_with_plain_decoding_of_the_same_question(answered: D
     prompt = ModelTokenizer(bundled("base")).encode_chat(talk)
     assert answer["prompt_tokens"] == len(prompt), "the chat template wrote it"
     assert answer["cached_tokens"] == 0, "both ways read the prompt: it is too short to be shared"
+
+
+def test_a_stage_computes_without_what_only_others_need(
+    answered: Done, stages: int, lean: Path
+) -> None:
+    assert json.loads(answered.out)["new_tokens"] > 4
+    assert len(list(lean.glob(f"{stages}-*"))) == stages
 
 
 @pytest.mark.thorough

@@ -144,7 +144,7 @@ def test_what_a_part_found_is_kept_when_it_fails_or_takes_too_long(
 def test_a_pass_by_graph_is_compared_with_one_without(monkeypatch: pytest.MonkeyPatch) -> None:
     graphs = RecordedGraphs()
     monkeypatch.setattr(gpu_parts.blocks, "row_math", lambda *_: BATCHED)  # torch's own
-    sizes = gpu_parts.Sizes(**(vars(TINY) | {"forms": (), "layers": 2}))
+    sizes = gpu_parts.Sizes(**(vars(TINY) | {"forms": (), "layers": 2, "counts": (1, 2)}))
     with torch_products():
         lines = list(gpu_parts.passes_by_graph(Place(CPU, sizes, 1e9, lambda _: graphs)))
     assert [line["rows"] for line in lines] == [1, 2]

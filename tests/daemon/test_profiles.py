@@ -7,6 +7,7 @@ import runpy
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec import structs
@@ -33,14 +34,31 @@ SHIPPED = [
 Estimate = Callable[..., str]
 
 
+@pytest.fixture(scope="module")
+def script() -> Callable[[], None]:
+    """That which makes the profiles, each of them once: to fit one takes a while."""
+    names = runpy.run_path(str(REPOSITORY / "tools" / "estimate_profiles.py"))
+    estimated, made = names["estimated"], dict[str, Profile]()
+
+    def once(board: Any) -> Profile:
+        if board.name not in made:
+            made[board.name] = estimated(board)
+        return made[board.name]
+
+    main: Any = names["main"]
+    main.__globals__["estimated"] = once
+    return main
+
+
 @pytest.fixture
-def estimate(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Estimate:
-    """What the script that makes the profiles prints."""
-    script = str(REPOSITORY / "tools" / "estimate_profiles.py")
+def estimate(
+    script: Callable[[], None], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Estimate:
+    """What it prints."""
 
     def run(*arguments: str) -> str:
-        monkeypatch.setattr(sys, "argv", [script, *arguments])
-        runpy.run_path(script, run_name="__main__")
+        monkeypatch.setattr(sys, "argv", ["estimate_profiles.py", *arguments])
+        script()
         return capsys.readouterr().out
 
     return run

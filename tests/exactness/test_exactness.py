@@ -35,7 +35,7 @@ PROMPTS = {"flowspec": 20, "autoregressive": 8, "naive_tree": 6, "adaptive": 6}
 """How many prompts each policy answers in `make test-all`, others a few; `adaptive` at every stage
 count, the others at some. All of it is marked slow."""
 FEW_PROMPTS = 4
-NEW_TOKENS = 24
+NEW_TOKENS, FEW_TOKENS = 24, 16
 SMALLEST_CLEAR_MARGIN = 1e-3  # in logits; float32 rounding through eight layers is some 1e-5
 
 
@@ -51,7 +51,7 @@ def cases(stages: tuple[int, ...], everywhere: Collection[str]) -> list[Any]:
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_three_stages_give_what_transformers_generates(policy: str) -> None:
-    _greedy(3, policy, 2 if policy == "flowspec" else 1)
+    _greedy(3, policy, 2 if policy == "flowspec" else 1, FEW_TOKENS)
 
 
 @pytest.mark.parametrize(("stages", "policy"), cases((1, 3, 8), ("adaptive",)))
@@ -66,12 +66,12 @@ def test_greedy_is_what_transformers_generates_for_every_prompt(stages: int, pol
     _greedy(stages, policy, len(prompts()))
 
 
-def _greedy(stages: int, policy: str, count: int) -> None:
+def _greedy(stages: int, policy: str, count: int, new_tokens: int = NEW_TOKENS) -> None:
     ring = torch_ring(stages)
     for tag, (name, prompt) in enumerate(list(prompts().items())[:count]):
         ring.replies.clear()
-        answer = ring.ask(request(prompt, policy, NEW_TOKENS, tag=tag))
-        assert answer.token_ids == generated(prompt, NEW_TOKENS), name
+        answer = ring.ask(request(prompt, policy, new_tokens, tag=tag))
+        assert answer.token_ids == generated(prompt, new_tokens), name
     assert ring.coordinator.idle
     assert not any(stage.ledgers() for stage in ring.stages)
 
@@ -201,8 +201,10 @@ def test_an_answer_may_fill_the_context(policy: str) -> None:
 @pytest.mark.parametrize("policy", ONE_OR_EACH)
 def test_an_end_token_ends_the_answer_at_once(policy: str) -> None:
     prompt = "Question: Tom has 3 boxes with 12 pencils each. He gives away 9 pencils. How many "
-    prompt += "pencils does he have left?\nAnswer:"
+    prompt += "pencils does he have left?\nAnswer: He gives away 9 pencils because 3 x 9 = 9\nHe "
+    prompt += "gives away 12 pencils because 9 x 9 = 12\nHe gives away 9 pencils"  # so it ends soon
     wanted = generated(prompt, 128)
+    assert 8 < len(wanted) < 32
     assert wanted[-1] in tokenizer().eos_ids, "the example no longer ends by itself"
     ring = torch_ring(3)
     ring.replies.clear()

@@ -824,7 +824,11 @@ def test_real_processes(browser: Browser, tmp_path: Path) -> None:
         assert text(page) == after
 
 
-def test_the_ring_is_a_picture_in_which_an_answer_moves(watched: Watched) -> None:
+def test_the_ring_is_a_picture_in_which_an_answer_moves(
+    watched: Watched, ring: NodeRing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for block in ring.blocks:  # a slow answer is drawn seldom, and is as long as it is looked at
+        monkeypatch.setattr(block, "delay", 0.1)
     page = watched.open()
     is_up(page)
     drawn = page.locator("#ring-picture")

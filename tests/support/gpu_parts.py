@@ -77,6 +77,7 @@ class Sizes:
     forms: Sequence[str] = ("int4", "int4-g128", "int4-g32", "int8", "nf4")
     families: Sequence[str] = ("llama", "qwen3", "gemma2", "phi3", "mistral")
     family_layers: int = 4
+    family_settings: Mapping[str, int] = field(default_factory=dict)
     texts: Sequence[int] = (256, 1024, 4096, 16384)
     trees: Sequence[int] = (1, 16, 64)
     heads: tuple[int, int, int] = (32, 8, 128)
@@ -100,12 +101,13 @@ TINY = Sizes(
     matrices=((128, 128),),
     checked=(40, 128),
     rows=9,
-    counts=(1, 2),
+    counts=(2,),
     batches=(1, 8),
     dtypes=(torch.bfloat16,),
     forms=("int4",),
     families=("llama",),
     family_layers=1,
+    family_settings={"num_attention_heads": 2, "num_key_value_heads": 1},
     texts=(5,),
     trees=(2,),
     heads=(2, 1, 16),
@@ -202,7 +204,8 @@ def layers(place: Place) -> Iterator[Line]:
     pass, and by graphs."""
     for family in place.sizes.families:
         with tempfile.TemporaryDirectory() as folder:
-            source = open_source(write_family(Path(folder), family))
+            settings = place.sizes.family_settings
+            source = open_source(write_family(Path(folder), family, **settings))
             end = place.sizes.family_layers
             expected = Text(Block(source, 0, end, "float64"), (PROMPT,)).tree()
             for dtype in map(_name, place.sizes.dtypes):
@@ -301,7 +304,8 @@ def d0(place: Place) -> Iterator[Line]:
         }
         yield {"what": f"head of {size[0]} x {size[1]}, {name}"} | _microseconds(place.timed(works))
     with tempfile.TemporaryDirectory() as folder:
-        source = open_source(write_family(Path(folder), "llama"))
+        settings = place.sizes.family_settings
+        source = open_source(write_family(Path(folder), "llama", **settings))
         block = Block(source, 0, source.layers, _name(place.dtype), place.device)
         head = OutputHead(source, _name(place.dtype), place.device, share=block)
 
