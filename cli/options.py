@@ -191,7 +191,7 @@ CacheDtype = Annotated[
     str,
     typer.Option(
         help="What stages hold keys and values in: int8 (codes, with a scale for each row and "
-        "head), float16 or bfloat16 (of float32 rings, on CPUs), or --dtype. auto: "
+        "head), float16 or bfloat16 (of float32 rings), or --dtype. auto: "
         "float16 for packed blocks in float32, else --dtype."
     ),
 ]

@@ -174,7 +174,7 @@ static void NAME(gated)(int dtype, int64_t rows, int64_t n, int kind, const char
     for (int64_t row = 0; kind == RELU_SQUARED && row < rows; row++) {
         NAME(load)(dtype, gate_up + row * bytes, n, gate);
         for (int64_t i = 0; i < n; i++)
-            gate[i] = gate[i] > 0 ? gate[i] * gate[i] : 0;
+            gate[i] = gate[i] < 0 ? 0 : gate[i] * gate[i]; /* of NaN that, too */
         NAME(store)(dtype, gate, n, out + row * bytes);
     }
     for (int64_t row = 0; kind != RELU_SQUARED && row < rows; row++) {

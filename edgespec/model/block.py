@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn.functional import embedding
 
-from edgespec.config import EIGHT_BITS, SIXTEEN_BITS, cache_complaint
+from edgespec.config import EIGHT_BITS, cache_complaint
 from edgespec.errors import ModelError
 from edgespec.kernels.gpu.usable import DTYPES, usable
 from edgespec.kernels.rows import compiled_rows
@@ -63,18 +63,17 @@ class Block:
         """Tell `admit`, which may raise, the bytes of memory that the block will take; then read
         its tensors, telling `progress` how many layers of all are done.
 
-        `cache_dtype`: of keys and values and what convolutions read, rounded once; of 16 bits on a
-        CPU alone; "": that of the rows. Raises ModelError if source and block do not fit, and for
-        dtypes that do not go together: compiled code reads caches by what they are said to be.
+        `cache_dtype`: of keys and values and what convolutions read, rounded once; "": that of the
+        rows. Raises ModelError if source and block do not fit, and for dtypes that do not go
+        together: compiled code reads caches by what they are said to be.
         """
         if complaint := cache_complaint(dtype, cache_dtype):
             raise ModelError(complaint)
         self.first, self.end = first, end
         self.device = torch.device(device)
         self.dtype = compute_dtype(dtype)
-        here = self.device.type == "cpu"
-        own = cache_dtype if here and cache_dtype in SIXTEEN_BITS else dtype
-        self._cache_dtype = CODED if cache_dtype == EIGHT_BITS else compute_dtype(own)
+        coded = cache_dtype == EIGHT_BITS
+        self._cache_dtype = CODED if coded else compute_dtype(cache_dtype or dtype)
         self.config = source.config
         self.hidden_size = int(self.config.hidden_size)
         self.vocab_size = int(self.config.vocab_size)

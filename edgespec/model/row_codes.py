@@ -50,8 +50,8 @@ def as_held(rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def decoded(held: torch.Tensor, numbers: int, dtype: torch.dtype) -> torch.Tensor:
-    """Rows [..., `numbers`] of what is held of them; of codes as `dtype`."""
+    """Rows [..., `numbers`] of what is held of them, as `dtype`."""
     if held.dtype != CODED:
-        return held
+        return held.to(dtype)
     scales = held.narrow(-1, held.shape[-1] - _SCALE, _SCALE).view(torch.float32)
     return (held.narrow(-1, 0, numbers).float() * scales).to(dtype)

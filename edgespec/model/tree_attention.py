@@ -176,10 +176,7 @@ def _seen_attention(
     for row, own in enumerate(query):
         slots = mask[row].nonzero().squeeze(1)
         # Tensors of their own, as a product may depend on where in memory its factors begin.
-        near = [
-            decoded(held.index_select(1, slots), own.shape[1], wide).to(wide)
-            for held in (keys, values)
-        ]
+        near = [decoded(held.index_select(1, slots), own.shape[1], wide) for held in (keys, values)]
         grouped = own.reshape(kv_heads, -1, own.shape[1]).to(wide, copy=True)
         scores = torch.matmul(grouped, near[0].transpose(1, 2)).mul_(form.scaling)
         if form.softcap is not None:

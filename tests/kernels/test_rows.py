@@ -14,7 +14,7 @@ import torch
 from support.cases import case
 
 from edgespec.kernels import compiled
-from edgespec.kernels.rows import RowKernels, Runs, compiled_rows, joined
+from edgespec.kernels.rows import UNGATED, RowKernels, Runs, compiled_rows, joined
 from edgespec.model.row_math import Taps
 from edgespec.model.tree_attention import Visibility, tree_mask
 
@@ -99,6 +99,8 @@ def test_gates_hold_for_all_sizes_of_numbers(kernels: RowKernels) -> None:
     made = kernels.gated(infinite, "silu")[0]
     assert made[0] == math.inf
     assert made[2].isnan()
+    alone = kernels.gated(torch.tensor([[math.inf, -math.inf, math.nan, -2.0, 3.0]]), UNGATED)
+    assert torch.equal(alone.nan_to_num(7.0, 8.0), torch.tensor([[8.0, 0.0, 7.0, 0.0, 9.0]]))
 
 
 def test_heads_are_normed_and_turned_by_their_positions(kernels: RowKernels) -> None:

@@ -7,6 +7,7 @@ import pytest
 import torch
 from support.cases import case
 
+from edgespec.model.row_codes import CODED, as_held, decoded
 from edgespec.model.tree_attention import (
     AttentionForm,
     JointVisibility,
@@ -48,6 +49,21 @@ def by_formula(
             weights = torch.softmax(scores, dim=0)
             out[index, head] = weights @ value[0, head // group, seen]
     return out.flatten(1)
+
+
+def test_keys_and_values_may_be_narrower_than_the_rows() -> None:
+    query, both = torch.randn(3, 4, 16), torch.randn(2, 1, 2, 9, 16)
+    seen = seen_by(torch.ones(1, 1, 3, 9, dtype=torch.bool))
+    for dtype in (torch.float16, torch.bfloat16, CODED):
+        key, value = (as_held(one, CODED) if dtype == CODED else one.to(dtype) for one in both)
+        pieces = [held.split((4, 5), 2) for held in (key, value)]
+        wide = [decoded(held, 16, torch.float32) for held in (key, value)]
+        for form in forms():
+            expected = tree_attention(query, *wide, seen, form)
+            with case(dtype, form):
+                assert torch.equal(tree_attention(query, key, value, seen, form), expected)
+                cut = tree_attention(query, *pieces, seen, form)
+                torch.testing.assert_close(cut, expected)
 
 
 @pytest.mark.parametrize("softcap", [None, 1.5])

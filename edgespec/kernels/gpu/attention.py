@@ -54,8 +54,8 @@ def attention(
     """Attention of `query` [R, heads, head_dim], in float16, bfloat16 or float32.
 
     `keys`, `values`: pieces [kv_heads, T, head_dim] whose slots are counted on from one to the
-    next, of the query's dtype or as model.row_codes has them; of 8 bits they become such numbers
-    as they are read. See AttentionForm for the rest. Returns [R, heads * head_dim].
+    next, of any such dtype or as model.row_codes has them; they become numbers of the query's as
+    they are read. See AttentionForm for the rest. Returns [R, heads * head_dim].
     """
     count, heads, head_dim = query.shape
     kv_heads = keys[0].shape[0]
@@ -178,8 +178,8 @@ def _numbers(at, there, lane, like, DIM: tl.constexpr, ROW: tl.constexpr):
     if ROW > DIM:
         scales_at = (at + (ROW - 4)).to(tl.pointer_type(tl.float32))
         scales = tl.load(scales_at, mask=there, other=0.0)
-        rows = (rows.to(tl.float32) * scales[:, None]).to(like.dtype)
-    return rows
+        rows = rows.to(tl.float32) * scales[:, None]
+    return rows.to(like.dtype)
 
 
 @triton.jit

@@ -33,8 +33,8 @@ HEADS = (
     (FLOAT, 8, 1, 256, 1, None, None),
 )
 
-CODED_HEADS = HEADS[:2]
-"""Those whose keys are tried in 8 bits too."""
+NARROW_HEADS = ((HEADS[0], CODED), (HEADS[1], CODED), (HEADS[3], HALF))
+"""Some whose keys are tried as caches may hold them, too."""
 
 
 def check_products(compiled: list[Any]) -> None:
@@ -67,16 +67,15 @@ def check_instructions_of_products(compiled: list[Any], capability: int) -> None
 
 
 def check_attention(compiled: list[Any]) -> None:
-    for number, form in enumerate((*HEADS, *CODED_HEADS)):
+    for form, held_as in (*((form, form[0]) for form in HEADS), *NARROW_HEADS):
         dtype, heads, kv_heads, dim, pieces, softcap, window = form
-        held_as = dtype if number < len(HEADS) else CODED
-        key = [as_held(torch.zeros(kv_heads, 256, dim, dtype=dtype), held_as)] * pieces
+        rows = torch.zeros(kv_heads, 256, dim, dtype=dtype)
+        key = [as_held(rows, held_as) if held_as == CODED else rows.to(held_as)] * pieces
         slots = torch.zeros(5, 256 * pieces, dtype=torch.int32)
-        rows = torch.zeros(5, dtype=torch.int64)
-        places = Places(slots, slots[0], slots[0, :1], rows)
+        places = Places(slots, slots[0], slots[0, :1], torch.zeros(5, dtype=torch.int64))
         query = torch.zeros(5, heads, dim, dtype=dtype)
         attention(query, key, key, places, 0.1, softcap, window)
-    assert len(compiled) == 2 * (len(HEADS) + len(CODED_HEADS))
+    assert len(compiled) == 2 * (len(HEADS) + len(NARROW_HEADS))
 
 
 def check_rows(compiled: list[Any]) -> None:

@@ -64,8 +64,17 @@ def check_trial() -> None:
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize("held_as", [torch.float16, torch.int8], ids=str)
-def check_attention_of_requests(held_as: torch.dtype) -> None:
+@pytest.mark.parametrize(
+    ("held_as", "dtype"),
+    [
+        (torch.float16, torch.float16),
+        (torch.int8, torch.float16),
+        (torch.float16, torch.float32),
+        (torch.bfloat16, torch.float32),
+    ],
+    ids=str,
+)
+def check_attention_of_requests(held_as: torch.dtype, dtype: torch.dtype) -> None:
     """Rows of two requests, one of which begins with a stem."""
     caches = []
     for seed, length in enumerate((70, 5)):
@@ -85,8 +94,9 @@ def check_attention_of_requests(held_as: torch.dtype) -> None:
         generator = torch.Generator().manual_seed(9)
         held.append(cache.append(torch.randn(2, 2, count, 16, generator=generator).half(), 0))
     keys, values = ([pair[number] for pair in held] for number in range(2))
-    query = torch.randn(6, 4, 16, generator=torch.Generator().manual_seed(3)).half()
+    query = torch.randn(6, 4, 16, generator=torch.Generator().manual_seed(3)).to(dtype)
     seen, form = JointVisibility(parts, [count, count]), AttentionForm(0.25, window=40)
     result = TritonRows().attention(query, keys, values, seen, form)
     expected = seen_attention(query.double(), keys, values, seen, form)
-    assert relative_error(result, expected) < 1e-3
+    assert result.dtype == dtype
+    assert relative_error(result, expected) < (1e-3 if dtype == torch.float16 else 1e-5)
