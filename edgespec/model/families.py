@@ -22,7 +22,7 @@ from edgespec.model.model_config import (
 from edgespec.model.packed.settings import packing_of
 from edgespec.planning.architecture import ACTIVE, EXPERTS, MOST_EXPERTS, MOST_LAYERS
 from edgespec.planning.refused import refusal_of
-from edgespec.planning.text_part import DELTA, LATENT
+from edgespec.planning.text_part import DELTA, GROUPED, LATENT, SHARING
 
 
 @dataclass(frozen=True)
@@ -97,6 +97,7 @@ _MOST = {
     "num_experts": MOST_EXPERTS,
     "num_local_experts": MOST_EXPERTS,
     "n_routed_experts": MOST_EXPERTS,
+    "moe_num_experts": MOST_EXPERTS,
 }
 """Numbers in config.json of parts that are made one by one."""
 
@@ -207,7 +208,7 @@ def check_config(folder: Path, settings: dict[str, Any], config: ModelConfig) ->
             f"the model in {folder} says that it has {heads} heads for {of_keys} of keys, which is "
             "no multiple; download the model again"
         )
-    _check_states(folder, config)
+    _check_own(folder, config)
     _check_angles(folder, family, config)
     _check_windows(folder, family, settings, config)
     later = getattr(config, "use_bidirectional_attention", None)
@@ -252,11 +253,13 @@ def check_config(folder: Path, settings: dict[str, Any], config: ModelConfig) ->
         )
 
 
-def _check_states(folder: Path, config: ModelConfig) -> None:
-    """Refuse what no published model with states has, and layers do not compute."""
+def _check_own(folder: Path, config: ModelConfig) -> None:
+    """Refuse what no published model of these types has, and neither edgespec's layers compute nor
+    transformers' in their place."""
     kind = config.model_type
     biases = ("attention_bias", "mlp_bias", "mamba_proj_bias", "projectors_bias")
-    wanted: dict[str, object] = {"hidden_act": "silu"} if folds(config) else {}
+    alone = kind in ("granitemoehybrid", *SHARING, *GROUPED)
+    wanted: dict[str, object] = {"hidden_act": "silu"} if alone or folds(config) else {}
     if kind == "falcon_h1":  # as their products are multiplied
         wanted |= dict.fromkeys(biases, False)
     if kind == "nemotron_h":

@@ -261,8 +261,9 @@ def _mixture(config: ModelConfig, index: int) -> MixtureForm | None:
     )
     if kind == "granitemoehybrid":  # the softmax of what the chosen have, which is the same
         return form
-    if kind in SHARING:  # a Qwen 3.5 always does it
-        return replace(form, normed=bool(getattr(config, "norm_topk_prob", True)))
+    if kind in SHARING:
+        always = kind == "qwen3_5_moe_text"
+        return replace(form, normed=always or bool(config.norm_topk_prob))
     normed, scaling = bool(config.norm_topk_prob), float(config.routed_scaling_factor)
     form = replace(form, softmax=False, normed=normed, scaling=scaling)
     if kind == "lfm2_moe":

@@ -451,6 +451,11 @@ def _check_groups(found: _Fields) -> None:
             f"{found.n_routed_experts} experts in n_group {groups}, of which topk_group {kept} "
             f"are chosen from, do not fit num_experts_per_tok {active}"
         )
+    if found.n_shared_experts * (found.moe_intermediate_size or 0) > MOST_WIDTH:
+        raise ValueError(
+            f"n_shared_experts {found.n_shared_experts} of {found.moe_intermediate_size} numbers "
+            f"are wider than {MOST_WIDTH}"
+        )
 
 
 def _check_convolved(numbers: int) -> None:
@@ -589,12 +594,16 @@ def _rope_parameters(kind: str, found: _Fields) -> dict[str, Any]:
 
 
 def _is_real(value: object) -> TypeGuard[float]:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    """Whether it is a number that torch takes."""
+    most = 1 << 62
+    return isinstance(value, int | float) and not isinstance(value, bool) and -most < value < most
 
 
 def _one_rope(kind: str, found: _Fields, rope: dict[str, Any], theta: float) -> dict[str, Any]:
     if FULL in rope or SLIDING in rope:
         raise ValueError(f"rope_parameters by layer type, which {kind} models do not have")
+    if rope.get("partial_rotary_factor") is None:
+        rope.pop("partial_rotary_factor", None)
     form = rope.setdefault("rope_type", rope.get("type", "default"))
     rope.setdefault("rope_theta", theta)
     if found.partial_rotary_factor is not None and kind not in _BY_TYPE:

@@ -579,6 +579,11 @@ def _states(config: Mapping[str, object], where: str, family: str, hidden: int) 
         value = _count(config, where, "linear_value_head_dim", 128)
     elif family in FOLDING:
         nemotron, falcon = family == "nemotron_h", family == "falcon_h1"
+        if nemotron and _of_type(config, where, "moe"):
+            raise ConfigError(
+                f"{where}: layer_types names layers of experts, and models of type {family!r} run "
+                "without experts only; use nemotron-nano-9b-v2"
+            )
         states = _of_type(config, where, "linear_attention")
         heads = _count(config, where, "mamba_n_heads", 128)
         groups = _count(config, where, "mamba_n_groups", 8 if nemotron else 1)

@@ -116,7 +116,8 @@ def _of_alike(found: dict[str, Any]) -> dict[str, Any]:
 def _of_folding(found: dict[str, Any]) -> dict[str, Any]:
     """Those of a model with states, whose layers' types older files call otherwise."""
     if found.get("model_type") == "nemotron_h":
-        found = {_NEMOTRON.get(name, name): value for name, value in found.items()}
+        own = {name: found.pop(old) for old, name in _NEMOTRON.items() if old in found}
+        found |= own  # which count where the others' are there too
         pattern = found.pop("hybrid_override_pattern", None)
         if found.get("layer_types") is None and isinstance(pattern, str):
             found["layer_types"] = [_PATTERN.get(one, one) for one in pattern]

@@ -219,6 +219,11 @@ def test_a_nemotron_h_is_read_as_transformers_reads_it() -> None:
         "a pattern": {"hybrid_override_pattern": "M-M*-", "num_hidden_layers": 5},
         "newer names": {"layers_block_type": ["linear_attention", "full_attention", "mlp"]},
         "older names": {"layers_block_type": ["mamba", "attention", "mlp"], "use_bias": True},
+        "others' names too": {
+            **{"layer_norm_epsilon": 1e-3, "rms_norm_eps": 1e-5},
+            **{"use_bias": True, "mamba_proj_bias": False},
+            "layers_block_type": ["mamba"],
+        },
         "sizes": {
             "hybrid_override_pattern": "M*-",
             "mamba_num_heads": 6,
@@ -254,6 +259,22 @@ def test_a_nemotron_h_is_read_as_transformers_reads_it() -> None:
             for field, other in names.items():
                 assert getattr(ours, field) == getattr(theirs, other), field
             assert text_settings(ours.settings) == ours.settings
+
+
+def test_a_mixture_of_qwen_35_shares_by_the_sum_whatever_a_config_says() -> None:
+    """As transformers' router has no such setting."""
+    settings = {"model_type": "qwen3_5_moe_text", **SMALL, "norm_topk_prob": False}
+    form = layer_form(ModelConfig(settings), 0)
+    assert form is not None
+    assert form.mixture is not None
+    assert form.mixture.normed
+
+
+def test_a_share_of_a_head_that_is_null_is_the_one_beside_it() -> None:
+    angles = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": None}
+    settings = {"model_type": "glm4_moe", **SMALL, "head_dim": 16, "rope_parameters": angles}
+    found = Angles(ModelConfig(settings), None, torch.float32, torch.device("cpu"))
+    assert len(found.frequencies) == 4
 
 
 @pytest.mark.parametrize("form", ["linear", "llama3", "yarn"])

@@ -287,6 +287,14 @@ def test_what_does_not_add_up_is_refused(change: dict[str, object], message: str
         architecture_of({**MIXTURE, **change}, "config.json")
 
 
+def test_a_nemotron_h_with_experts_is_refused() -> None:
+    sizes = {"hidden_size": 64, "intermediate_size": 64, "vocab_size": 96, "head_dim": 16}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "mamba_num_heads": 4}
+    config = {"model_type": "nemotron_h", **sizes, **heads, "hybrid_override_pattern": "M*E-"}
+    with pytest.raises(ConfigError, match=r"layers of experts.*use nemotron-nano-9b-v2$"):
+        architecture_of(config, "config.json")
+
+
 @pytest.mark.parametrize("name", [name for name in QUANTISATIONS if name != "none"])
 @pytest.mark.parametrize("shape", [(256, 512), (5120, 1024)])
 def test_a_matrix_has_the_bytes_that_blocks_store(name: str, shape: tuple[int, int]) -> None:

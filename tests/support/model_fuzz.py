@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+import numpy as np
 import torch
 from support import dspark_heads, eagle_heads
 from support.checkpoints import FAMILY_SETTINGS, write_checkpoint, write_family, write_tokenizer
@@ -38,6 +39,7 @@ from edgespec.model.loader import fingerprint
 from edgespec.model.source import TensorSource
 from edgespec.model.sources import PLAIN, open_source
 from edgespec.model.tokenizer import Tokenizer
+from edgespec.model.tree_attention import tree_mask
 from edgespec.verify.sampling import Sampling
 
 MORE_BYTES = 1 << 30
@@ -64,7 +66,12 @@ _GGUFS = {
     "mixtral": ("Q3_K", "fallback"),
     "phi3-long": ("Q2_K", "bytes"),
 }
-_LIBRARY = ("gpt_oss", "granitemoehybrid", "olmo3")
+_FOLDERS = ("deepseek_v2", "nemotron_h", "qwen3_next")
+"""With latents, states and shared MLPs; the rest of these is for many cases alone."""
+_MORE_FOLDERS = (
+    *("gpt_oss", "granitemoehybrid", "olmo3", "granitemoehybrid-experts", "falcon_h1", "qwen2_moe"),
+    *("glm4_moe", "glm4_moe_lite", "ernie4_5_moe", "hunyuan_v1_moe"),
+)
 _HEADS = {
     "dspark": ("deepspec", "z-lab-window", "specforge-vocabulary", "own"),
     "eagle": ("eagle-llama3", "eagle-vicuna"),
@@ -114,12 +121,17 @@ class Models:
         ):
             write_packed(plain, self.root / name, method)
             yield Seed(name, "model", self.root / name)
+        for family in _FOLDERS:
+            folder = write_family(self.root / family, family)
+            yield Seed(family, "model", self._folder(folder))
         if self._every:
             with contextlib.suppress(ImportError):
                 write_packed(plain, self.root / "nf4", nf4(double=True))
                 yield Seed("nf4", "model", self.root / "nf4")
-            for family in _LIBRARY:
-                more = {"num_hidden_layers": 2}
+            for family in _MORE_FOLDERS:
+                more: dict[str, object] = {}
+                if family in ("gpt_oss", "granitemoehybrid", "olmo3"):
+                    more["num_hidden_layers"] = 2
                 if family == "olmo3":
                     more["layer_types"] = ["sliding_attention", "full_attention"]
                 if family == "granitemoehybrid":
@@ -213,8 +225,8 @@ def _use_model(path: Path) -> None:
     OutputHead(source)
     block = Block(source, 0, source.layers)
     rows = min(3, block.vocab_size)
-    mask = torch.full((rows, rows), float("-inf")).triu(1)[None, None]
-    block.forward(torch.arange(rows), torch.arange(rows), block.new_cache(8), mask)
+    sees = tree_mask(0, np.tri(rows, dtype=np.bool_))
+    block.forward(torch.arange(rows), torch.arange(rows), block.new_cache(8), sees)
 
 
 @dataclass(frozen=True)

@@ -193,15 +193,11 @@ def _lfm2(keys: _Keys) -> Settings:
 
 def _lfm2_moe(keys: _Keys) -> Settings:
     # Shares are normed by their sum, which no key says.
-    experts, with_experts = _experts(keys)
-    layers, dense = keys.whole("block_count", most=MOST_LAYERS), len(with_experts)
-    if with_experts != set(range(layers - dense, layers)):
-        raise keys.refusal("has layers without experts behind such that have them")
-    return _lfm2(keys) | {
-        "num_experts": experts,
-        "num_experts_per_tok": keys.whole("expert_used_count", most=experts),
+    experts, dense = _behind_dense(keys)
+    more = _lfm2(keys) | _chosen(keys, experts)
+    return more | {
         "moe_intermediate_size": keys.whole("expert_feed_forward_length"),
-        "num_dense_layers": layers - dense,
+        "num_dense_layers": dense,
         "use_expert_bias": any("exp_probs_b" in name for name in keys.file.tensors),
     }
 
@@ -245,10 +241,15 @@ def _llama(keys: _Keys) -> Settings:
 
 
 def _mixture(keys: _Keys) -> Settings:
-    """Of a model whose layers all have experts, of which `intermediate_size` is the width."""
+    """Of a model whose layers all have experts; which width they have, others say."""
     experts, with_experts = _experts(keys)
-    if len(with_experts) != keys.whole("block_count"):
+    if not with_experts >= set(range(keys.layers)):
         raise keys.refusal("has layers without experts, which edgespec does not run")
+    return _chosen(keys, experts)
+
+
+def _chosen(keys: _Keys, experts: int) -> Settings:
+    """How many experts there are, and how many a row goes through."""
     return {
         "num_experts": experts,
         "num_local_experts": experts,
@@ -323,23 +324,30 @@ def _glm4_moe(keys: _Keys) -> Settings:
 
 def _grouped(keys: _Keys) -> Settings:
     """Of experts in groups, as DeepSeek V3 has them, in all layers behind the first ones."""
-    experts, with_experts = _experts(keys)
-    layers, dense = keys.layers, min(with_experts, default=0)
-    if with_experts & set(range(layers)) != set(range(dense, layers)):
-        raise keys.refusal("has layers without experts behind such that have them")
+    experts, dense = _behind_dense(keys)
     groups = keys.whole("expert_group_count", 1, most=experts)
+    inner = keys.whole("expert_feed_forward_length")
     return {
-        "num_hidden_layers": layers,
+        "num_hidden_layers": keys.layers,
         "n_routed_experts": experts,
-        "n_shared_experts": keys.whole("expert_shared_count"),
+        "n_shared_experts": keys.whole("expert_shared_count", most=MOST_WIDTH // inner),
         "num_experts_per_tok": keys.whole("expert_used_count", most=experts),
-        "moe_intermediate_size": keys.whole("expert_feed_forward_length"),
+        "moe_intermediate_size": inner,
         "first_k_dense_replace": dense,
         "norm_topk_prob": bool(keys.get("expert_weights_norm")),
         "routed_scaling_factor": keys.maybe("expert_weights_scale") or 1.0,
         "n_group": groups,
         "topk_group": keys.whole("expert_group_used_count", 1, most=groups),
     }
+
+
+def _behind_dense(keys: _Keys) -> tuple[int, int]:
+    """How many experts all layers have behind so many first ones."""
+    experts, with_experts = _experts(keys)
+    dense = min(with_experts, default=0)
+    if with_experts & set(range(keys.layers)) != set(range(dense, keys.layers)):
+        raise keys.refusal("has layers without experts behind such that have them")
+    return experts, dense
 
 
 def _cohere2(keys: _Keys) -> Settings:
@@ -468,12 +476,7 @@ def _delta(keys: _Keys) -> Settings:
 
 def _beside(keys: _Keys) -> Settings:
     """Of experts beside an MLP that rows take shares of, in all layers."""
-    experts, with_experts = _experts(keys)
-    if not with_experts >= set(range(keys.layers)):
-        raise keys.refusal("has layers without experts, which edgespec does not run")
-    return {
-        "num_experts": experts,
-        "num_experts_per_tok": keys.whole("expert_used_count", most=experts),
+    return _mixture(keys) | {
         "moe_intermediate_size": keys.whole("expert_feed_forward_length"),
         "shared_expert_intermediate_size": keys.whole("expert_shared_feed_forward_length"),
     }
@@ -495,9 +498,7 @@ def _experts(keys: _Keys) -> tuple[int, set[int]]:
 
 def _qwen3_moe(keys: _Keys) -> Settings:
     experts, with_experts = _experts(keys)
-    return {
-        "num_experts": experts,
-        "num_experts_per_tok": keys.whole("expert_used_count", most=experts),
+    return _chosen(keys, experts) | {
         "moe_intermediate_size": keys.whole("expert_feed_forward_length"),
         "norm_topk_prob": True,
         "decoder_sparse_step": 1,
