@@ -10,7 +10,7 @@ from dataclasses import replace
 import typer
 
 from edgespec.cli import options
-from edgespec.config import DEFAULT_LIVE, DEFAULT_PORT, Address, Emulation, Timing
+from edgespec.config import DEFAULT_LIVE, DEFAULT_PORT, MOST_LIVE, Address, Emulation, Timing
 from edgespec.daemon.api_process import ApiOptions, http_address, served_http
 from edgespec.daemon.cluster import ClusterFolder, folder_of
 from edgespec.daemon.coordinator import run_coordinator
@@ -100,6 +100,8 @@ def serve(
     ),
     live: int = typer.Option(
         DEFAULT_LIVE,
+        min=1,
+        max=MOST_LIVE,
         help="Requests that are answered at once, at most; fewer where the stages' caches have no "
         "room for them. The others wait.",
     ),

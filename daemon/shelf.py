@@ -26,6 +26,7 @@ from edgespec.daemon.notify import Notifier
 from edgespec.errors import ConfigError, EdgespecError, PeerLost
 from edgespec.net.discovery_interfaces import listens_everywhere, reached_at
 from edgespec.net.slowness import slowness
+from edgespec.net.sockets import unavailable
 from edgespec.plugins import own_policy_options
 from edgespec.types.own_module import own_command
 from edgespec.wire.client_messages import Status
@@ -80,8 +81,13 @@ def run_shelf(
     """
     # Late: uvicorn and starlette take their time to import.
     from edgespec.daemon.api import ApiConfig, Several, run_api
+    from edgespec.serving.protocol import opened
     from edgespec.serving.turns import ModelTurns
 
+    try:
+        opened(own, 1).close()
+    except OSError as problem:  # every coordinator would say so, and only in the log
+        raise unavailable(own, problem.strerror or str(problem)) from None
     with kept_port(own) as address, ExitStack() as ends:
         host = LOOPBACK if listens_everywhere(address.host) else address.host
         print(f"coordinator at {reached_at(address)[0]}", flush=True)
@@ -95,7 +101,8 @@ def run_shelf(
             shelf = Shelf(client, [*command, *own_policy_options()], {VARIABLE: str(folder.path)})
             known = [_unloaded(*one) for one in models.items()]
             notifier.ready(f"serving {', '.join(models)} by turns")
-            return ModelTurns(shelf, known, options.turn, options.idle, options.drain)
+            times = options.turn, options.idle, options.drain
+            return ModelTurns(shelf, known, *times, notifier.leaving)
 
         several = Several(turns_over, notifier.beat)
         config = ApiConfig(http, Address(host, address.port), told)

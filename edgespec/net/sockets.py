@@ -177,6 +177,14 @@ class OtherVersions:
         return True
 
 
+def unavailable(address: Address, why: str) -> AddressUnavailable:
+    """A coordinator cannot listen there."""
+    return AddressUnavailable(
+        f"cannot listen on {address} ({why}); choose another --host or --port, or stop the program "
+        "that uses it"
+    )
+
+
 def bind(opened: zmq.Socket[bytes], address: Address) -> int:
     """Bind and return the port. `::` takes IPv4 too, `0.0.0.0` IPv4 alone."""
     host = number_of(address.host)  # ZeroMQ binds to numbers alone
@@ -184,10 +192,7 @@ def bind(opened: zmq.Socket[bytes], address: Address) -> int:
     try:
         opened.bind(f"{Address(host, 0).endpoint.removesuffix('0')}{address.port or '*'}")
     except zmq.ZMQError as problem:
-        raise AddressUnavailable(
-            f"cannot listen on {address} ({problem.strerror}); choose another --host or --port, or "
-            "stop the program that uses it"
-        ) from None
+        raise unavailable(address, problem.strerror) from None
     endpoint = opened.getsockopt_string(zmq.LAST_ENDPOINT)
     return int(endpoint.rpartition(":")[2])
 

@@ -79,14 +79,17 @@ class ModelTurns:
         longest: float,
         idle: float = math.inf,
         drain: float = 0.0,
+        leaving: Callable[[float], None] = lambda seconds: None,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         """`models`: what is known of each; the first is asked where a request names none.
         `longest`: seconds of a turn while others wait. `idle`: seconds without a request after
-        which the loaded one is given up. `drain`: seconds that answers have at the end."""
+        which the loaded one is given up. `drain`: seconds that answers have at the end, of which
+        `leaving` is told when it begins."""
         self._loader = loader
         self._known = {one.model: one for one in models}
         self._longest, self._idle, self._drain = longest, idle, drain
+        self._leaving = leaving
         self.now = now
         self.closing = ""
         """Why nothing more is taken."""
@@ -164,6 +167,7 @@ class ModelTurns:
         """Take no more requests; call `then`, once, when those that run have ended, or have had
         their time."""
         self.closing, self._then = why, then
+        self._leaving(self._drain)
         for one in [*self._waiting]:
             self._waiting.remove(one)
             one.given.set_exception(_not_now(why))

@@ -28,6 +28,7 @@ def here(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
 TOY_DEMO = ["demo", "--model", bundled("base")]
 SERVE = ["serve", "--port", "0"]
 
+_TURNS = ["serve", "--idle", "600", "--http", "127.0.0.1:0", "--port", "0"]
 WRONG: dict[str, tuple[list[str], str]] = {
     "no command": (["nothing"], "No such command 'nothing'"),
     "no stages": ([*SERVE, "--dtype", "float64"], "Give --stages N, or --layers N,N,..."),
@@ -82,6 +83,7 @@ WRONG: dict[str, tuple[list[str], str]] = {
     ),
     "stage minus one": (["join", "--stage", "-1", "--coordinator", "127.0.0.1:9"], "stage -1; st"),
     "recovery below zero": ([*SERVE, "--stages", "1", "--recovery", "-1"], "recovery is -1.0"),
+    "none at once": ([*_TURNS, "--live", "0"], "value for '--live'"),
     "stage in words": (["join", "--stage", "one", "--coordinator", "127.0.0.1:9"], "'--stage'"),
     "no coordinator": (["join", "--stage", "1", "--coordinator", ""], "is no host name"),
     "no wait to look": (["join", "--stage", "1", "--wait", "0"], "wait is 0.0"),
@@ -102,6 +104,7 @@ WRONG: dict[str, tuple[list[str], str]] = {
 
 
 NOT_NOW: dict[str, tuple[list[str], str]] = {
+    "host of several": ([*_TURNS, "--host", "192.0.2.1"], "cannot listen on 192.0.2.1:0"),
     "host": ([*SERVE, "--stages", "1", "--host", "192.0.2.1"], "cannot listen on 192.0.2.1:0"),
     "no host": (["join", "--stage", "1", "--coordinator", "x.invalid"], "'x.invalid' is unknown"),
 }
@@ -121,12 +124,13 @@ def test_a_wrong_setting_is_one_clear_error(here: Here, what: str) -> None:
         here(*arguments, "--json").assert_refused(words)
 
 
-def test_a_port_in_use_is_said_with_what_to_do(here: Here) -> None:
+@pytest.mark.parametrize("options", [["--stages", "1"], [*_TURNS[1:5], "--host", "127.0.0.1"]])
+def test_a_port_in_use_is_said_with_what_to_do(here: Here, options: list[str]) -> None:
     with socket.socket() as holder:
         holder.bind(("127.0.0.1", 0))
         holder.listen()
         port = str(holder.getsockname()[1])
-        done = here("serve", "--stages", "1", "--port", port)
+        done = here("serve", *options, "--port", port)
     done.assert_refused(f"cannot listen on 127.0.0.1:{port}", "in use", "--port", code=1)
 
 

@@ -33,8 +33,11 @@ class Here:
     def __init__(self, *names: str, idle: float = 1e9, drain: float = 0.0) -> None:
         self.now, self.loads, self.runs = 0.0, ["nothing"], True
         self.gate: asyncio.Future[None] | None = None
+        self.left: list[float] = []
         known = [Status(False, (), model=name, names=(name.upper(),)) for name in names]
-        self.turns = ModelTurns(self, known, LONGEST, idle, drain, lambda: self.now)
+        self.turns = ModelTurns(
+            self, known, LONGEST, idle, drain, self.left.append, lambda: self.now
+        )
 
     async def load(self, name: str, is_wanted: Callable[[], bool]) -> Status:
         self.loads.append(name)
@@ -230,6 +233,7 @@ def test_at_the_end_what_runs_has_its_time_and_nothing_more_is_taken() -> None:
     async def play() -> None:
         here, told = Here("a", "b"), []
         running = await here.loaded("a")
+        assert here.left == []
         waiting = here.turns.take("b")
         here.turns.close("stopped by SIGTERM", lambda: told.append("end"))
         with pytest.raises(ApiProblem, match="stopped by SIGTERM"):
@@ -251,6 +255,7 @@ def test_the_end_does_not_wait_for_a_load() -> None:
         waiting = here.turns.take("a")
         here.turns.close("stopped by SIGTERM", lambda: told.append("end"))
         assert told == ["end"]
+        assert here.left == [1e6], "the service manager has to know for how long"
         with pytest.raises(ApiProblem, match="stopped by SIGTERM"):
             waiting.given.result()
 
