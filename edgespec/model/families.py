@@ -234,6 +234,11 @@ def check_config(folder: Path, settings: dict[str, Any], config: ModelConfig) ->
             f"the model in {folder} has biases, its head too (use_bias in config.json), which "
             "edgespec does not add to logits; use another model"
         )
+    if kind == "ernie4_5_moe" and config.moe_norm_min is None:
+        raise ModelError(
+            f"the model in {folder} has no moe_norm_min in its config.json, by which experts' "
+            "shares are bounded; download the model again"
+        )
     if kind == "ministral3" and "llama_4_scaling_beta" not in config.rope_parameters:
         raise ModelError(
             f"the model in {folder} has no llama_4_scaling_beta in the rope_parameters of its "

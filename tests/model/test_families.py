@@ -768,6 +768,7 @@ DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
             "a token goes to 7 of 6 experts",
         ),
         ("ernie4_5_moe", {"use_bias": True}, "has biases, its head too"),
+        ("ernie4_5_moe", {"moe_norm_min": None}, "has no moe_norm_min in its config.json"),
         ("ernie4_5_moe", {"moe_k": 7}, "a token goes to 7 of 6 experts"),
         ("hunyuan_v1_moe", {"moe_topk": [2, 3, 2, 2]}, "differ among layers"),
         ("glm4_moe", {"n_group": 3}, "8 experts in n_group 3, of which topk_group 2"),
