@@ -129,7 +129,7 @@ def test_layers_of_a_packed_file_count_as_the_largest_is_held(tmp_path: Path) ->
 
 def test_experts_that_are_packed_closer_are_charged_apart(tmp_path: Path) -> None:
     """As in gpt-oss's own files, of which a row reads all of attention and few of the experts."""
-    plain = write_family(tmp_path / "plain", "gpt_oss", hidden_size=64, intermediate_size=64)
+    plain = write_family(tmp_path / "plain", "gpt_oss", hidden_size=128, intermediate_size=128)
     write_mxfp4(plain, tmp_path / "own")
     asked = model_to_plan(str(tmp_path / "own"), Quants(draft="none"), "").model
     of, costs = asked.of, asked.costs
