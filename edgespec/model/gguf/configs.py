@@ -325,15 +325,19 @@ def _glm4_moe(keys: _Keys) -> Settings:
 def _grouped(keys: _Keys) -> Settings:
     """Of experts in groups, as DeepSeek V3 has them, in all layers behind the first ones."""
     experts, dense = _behind_dense(keys)
+    more = {"num_hidden_layers": keys.layers, "first_k_dense_replace": dense}
+    return _groups(keys, experts) | more
+
+
+def _groups(keys: _Keys, experts: int) -> Settings:
+    """How some of so many experts are chosen, in groups."""
     groups = keys.whole("expert_group_count", 1, most=experts)
     inner = keys.whole("expert_feed_forward_length")
     return {
-        "num_hidden_layers": keys.layers,
         "n_routed_experts": experts,
         "n_shared_experts": keys.whole("expert_shared_count", most=MOST_WIDTH // inner),
         "num_experts_per_tok": keys.whole("expert_used_count", most=experts),
         "moe_intermediate_size": inner,
-        "first_k_dense_replace": dense,
         "norm_topk_prob": bool(keys.get("expert_weights_norm")),
         "routed_scaling_factor": keys.maybe("expert_weights_scale") or 1.0,
         "n_group": groups,
@@ -440,6 +444,23 @@ def _nemotron_h(keys: _Keys) -> Settings:
         "intermediate_size": max(inner),
         "layer_types": ["mlp" if n else one for n, one in zip(inner, types, strict=True)],
     }
+
+
+def _nemotron_h_moe(keys: _Keys) -> Settings:
+    experts, with_experts = _experts(keys)
+    settings = _nemotron_h(keys)
+    types = settings["layer_types"]
+    if {number for number, one in enumerate(types) if one == "mlp"} != with_experts:
+        raise keys.refusal("has experts in other layers than it says")
+    shared = keys.whole("expert_shared_feed_forward_length")
+    return (
+        settings
+        | _groups(keys, experts)
+        | {
+            "layer_types": ["moe" if one == "mlp" else one for one in types],
+            "shared_expert_intermediate_size": shared,
+        }
+    )
 
 
 def _qwen35(keys: _Keys) -> Settings:
@@ -645,6 +666,7 @@ _FAMILY: Mapping[str, Callable[[_Keys], Settings]] = {
     "granitehybrid": _granite_hybrid,
     "falcon-h1": _falcon_h1,
     "nemotron_h": _nemotron_h,
+    "nemotron_h_moe": _nemotron_h_moe,
     "lfm2": _lfm2,
     "lfm2moe": _lfm2_moe,
     "smollm3": _smollm3,

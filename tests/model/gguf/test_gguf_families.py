@@ -51,7 +51,7 @@ FAMILIES += ["lfm2_moe", "granitemoehybrid-mamba", "granitemoehybrid-experts", "
 FAMILIES += ["deepseek_v2", "deepseek_v2-groups", "deepseek_v3", "glm4_moe_lite"]
 FAMILIES += ["ernie4_5_moe", "hunyuan_v1_moe", "glm4_moe"]
 FAMILIES += ["qwen3_5_text", "qwen3_5_moe_text"]
-FAMILIES += ["falcon_h1", "falcon_h1-normed", "nemotron_h"]
+FAMILIES += ["falcon_h1", "falcon_h1-normed", "nemotron_h", "nemotron_h-experts"]
 
 
 @pytest.fixture(autouse=True)
