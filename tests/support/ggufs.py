@@ -85,9 +85,11 @@ def write_gguf(
     values: Mapping[str, Any] | None = None,
     architecture: str = "",
     heads_apart: bool = True,
+    gates_apart: bool = True,
 ) -> Path:
-    """Write the model in `folder` as a GGUF file, with `values` beside its settings. `heads_apart`:
-    of latents, each head has two matrices, as newer files have it.
+    """Write the model in `folder` as a GGUF file, with `values` beside its settings. As newer files
+    have it, `heads_apart`: of latents, each head has two matrices; `gates_apart`: of a Qwen3-Next,
+    what makes gates is a matrix of its own.
 
     Returns a folder of what the file stands for: its numbers dequantised by gguf, in float32.
     """
@@ -127,7 +129,7 @@ def write_gguf(
             continue
         if "linear_attn" in name:
             stored = in_qwen35(name, stored, source.config)
-            if name.endswith("in_proj_qkvz.weight"):
+            if name.endswith("in_proj_qkvz.weight") and gates_apart:
                 _add_apart(writer, name, stored, kind, source.config)
                 continue
         theirs, expert = _their_name(architecture, name, source.layers, source.names)

@@ -137,7 +137,12 @@ _DELTA = _NEXTN | {
     "ssm_norm": "linear_attn.norm",
     "ssm_out": "linear_attn.out_proj",
 }
-_NEXT = _SHARED | _DELTA | {"ssm_ba": "linear_attn.in_proj_ba"}
+_NEXT = (
+    _SHARED
+    | _DELTA
+    | {"ssm_ba": "linear_attn.in_proj_ba", "ssm_in": "linear_attn.in_proj_qkvz"}
+)
+"""Older files have `ssm_in`, as folders do, newer ones `attn_qkv` and `attn_gate`."""
 _GEMMA4 = _FOUR_NORMS | {
     "ffn_gate_inp": "router.proj",
     "ffn_gate_exps": "experts.{}.gate_proj",

@@ -473,7 +473,8 @@ def _qwen35_moe(keys: _Keys) -> Settings:
 
 
 def _qwen3_next(keys: _Keys) -> Settings:
-    return _delta(keys) | _beside(keys) | {"linear_qkvz_in_order": True}
+    apart = not any(name.endswith(".ssm_in.weight") for name in keys.file.tensors)
+    return _delta(keys) | _beside(keys) | {"linear_qkvz_in_order": apart}
 
 
 def _delta(keys: _Keys) -> Settings:
