@@ -438,6 +438,34 @@ def _as_converted(architecture: str, name: str, stored: np.ndarray, config: Any)
     return stored
 
 
+def rewrite(
+    file: Path,
+    target: Path,
+    keep: Callable[[str], bool] = lambda name: True,
+    kinds: Callable[[str], str] = lambda name: "F32",
+    values: Mapping[str, Any] | None = None,
+) -> None:
+    """Write a file of F32 tensors again: those to `keep`, as other types, with other settings."""
+    reader, changed = gguf.GGUFReader(file), values or {}
+    writer = GGUFWriter(target, reader.fields["general.architecture"].contents())
+    for key, field in reader.fields.items():
+        if key in changed:
+            _add_value(writer, key, changed[key])
+        elif not key.startswith(("GGUF.", "general.architecture")):
+            kind = field.types[0]
+            sub = field.types[-1] if kind == gguf.GGUFValueType.ARRAY else None
+            writer.add_key_value(key, field.contents(), kind, sub)
+    for tensor in reader.tensors:
+        if keep(tensor.name):
+            raw = GGMLQuantizationType[kinds(tensor.name)]
+            stored = quants.quantize(tensor.data, raw)
+            writer.add_tensor(tensor.name, stored, raw_dtype=raw)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
 def _add_value(writer: GGUFWriter, key: str, value: Any) -> None:
     if isinstance(value, list):
         writer.add_array(key, value)

@@ -138,9 +138,7 @@ _DELTA = _NEXTN | {
     "ssm_out": "linear_attn.out_proj",
 }
 _NEXT = (
-    _SHARED
-    | _DELTA
-    | {"ssm_ba": "linear_attn.in_proj_ba", "ssm_in": "linear_attn.in_proj_qkvz"}
+    _SHARED | _DELTA | {"ssm_ba": "linear_attn.in_proj_ba", "ssm_in": "linear_attn.in_proj_qkvz"}
 )
 """Older files have `ssm_in`, as folders do, newer ones `attn_qkv` and `attn_gate`."""
 _GEMMA4 = _FOUR_NORMS | {

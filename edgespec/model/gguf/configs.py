@@ -135,6 +135,8 @@ def _common(keys: _Keys) -> Settings:
     hidden, heads = keys.whole("embedding_length"), keys.whole("attention.head_count")
     layers = keys.whole("block_count", most=MOST_LAYERS)
     numbers = {name.split(".")[1] for name in tensors if name.startswith("blk.")}
+    if numbers == {str(layers - 1)} and keys.get("nextn_predict_layers"):
+        raise keys.refusal("holds the head of a model that guesses (MTP), and is to lie beside it")
     if embedding[1:] != (hidden,) or numbers != {str(number) for number in range(layers)}:
         raise keys.refusal(
             f"says that it has {layers} layers of {hidden} columns, and holds {len(numbers)}, with "
