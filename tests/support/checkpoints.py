@@ -438,7 +438,7 @@ LATER_TYPES = (
     *("olmo2", "olmo3", "gemma", "exaone4", "seed_oss", "ernie4_5", "glm4", "cohere2", "olmoe"),
     *("mixtral", "hunyuan_v1_dense", "lfm2_moe", "qwen2_moe", "qwen3_5_moe_text"),
     *("qwen3_next", "glm4_moe", "ernie4_5_moe", "hunyuan_v1_moe"),
-    *("deepseek_v3", "glm4_moe_lite"),
+    *("deepseek_v3", "glm4_moe_lite", "nemotron_h-experts"),
 )
 """Families whose parts are those of earlier ones in new numbers: most of their cases are thorough,
 but for the parts that are their own."""

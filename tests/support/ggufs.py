@@ -279,6 +279,15 @@ def fused_experts(tensors: Mapping[str, torch.Tensor], experts: int) -> dict[str
 
 def write_gguf_family(root: Path, name: str, type_of: TypeOf, **settings: Any) -> tuple[Path, Path]:
     """A GGUF file of a small model of a family that GGUF can express, and the folder it equals."""
+    folder = write_family(root / f"{name}-original", name, **in_blocks(name) | settings)
+    file = root / f"{name}.gguf"
+    return file, write_gguf(folder, file, type_of)
+
+
+def in_blocks(name: str) -> dict[str, Any]:
+    """Settings of a family for which all matrices have columns in blocks of 32, and which GGUF can
+    express."""
+    chosen: dict[str, Any]
     chosen = {"intermediate_size": 64, "moe_intermediate_size": 32, "query_pre_attn_scalar": 16}
     if name.startswith("gemma4_text"):
         chosen |= {"hidden_size_per_layer_input": 32 * ("experts" not in name)}
@@ -317,9 +326,7 @@ def write_gguf_family(root: Path, name: str, type_of: TypeOf, **settings: Any) -
     if name == "smollm3":
         chosen |= {"no_rope_layers": None, "use_sliding_window": False, "sliding_window": None}
         chosen |= {"layer_types": None}
-    folder = write_family(root / f"{name}-original", name, **chosen | settings)
-    file = root / f"{name}.gguf"
-    return file, write_gguf(folder, file, type_of)
+    return chosen
 
 
 def _add_apart(writer: GGUFWriter, name: str, stored: np.ndarray, kind: Any, config: Any) -> None:
