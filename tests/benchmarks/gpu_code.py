@@ -27,7 +27,7 @@ MATRICES = ((4096, 4096), (28672, 4096))
 
 def counted(compiled: list[Any], capability: int) -> Iterator[str]:
     """A line for each form."""
-    from support.gpu_code import FORMS, code_of, empty, weights_of_turn
+    from support.gpu_code import FORMS, code_of, each_weight, empty
 
     yield "| form | 1 to 8 rows | 9 to 16 | 17 on | registers | KiB shared | programs |"
     yield "|" + " --- |" * 7
@@ -37,7 +37,7 @@ def counted(compiled: list[Any], capability: int) -> Iterator[str]:
         for rows in (1, 16, 32):
             product(torch.zeros(rows, 4096, dtype=form.rows))
             code = code_of(compiled[-1], capability)
-            found.append((code, len(code.loop) / weights_of_turn(product, rows)))
+            found.append((code, each_weight(product, rows, code)))
         each = " | ".join(f"{instructions:.2f}" for _, instructions in found)
         first = found[0][0]
         yield (
