@@ -33,8 +33,8 @@ def counted(compiled: list[Any], capability: int) -> Iterator[str]:
     yield "| form | 1 to 8 rows | 9 to 16 | 17 on | registers | KiB shared | programs |"
     yield "|" + " --- |" * 7
     for name, form in FORMS.items():
-        product, found = empty(form, 256), []
-        product._enough = 0  # sections are not shared out, so that there are blocks of 32
+        # Sections are not shared out, so that there are blocks of 32.
+        product, found = empty(form, 256, enough=0), []
         for rows in (1, 16, 32):
             product(torch.zeros(rows, 4096, dtype=form.rows))
             code = code_of(compiled[-1], capability)
@@ -77,21 +77,21 @@ def predicted(compiled: list[Any]) -> Iterator[str]:
         triton.runtime.driver.set_active(Device(gpu.capability))
         for out, columns in MATRICES:
             for rows in (1, 16, 64):
-                product = empty(form, out, columns)
-                product._enough = enough = min(512, 4 * gpu.processors)
+                enough = min(512, 4 * gpu.processors)
+                product = empty(form, out, columns, enough)
                 product(torch.zeros(rows, columns, dtype=form.rows))
                 code = code_of(compiled[-1], gpu.capability)
                 block = 8 if rows == 1 else 16
-                apart = product._sections > 1 and math.ceil(rows / block) * product._tiles < enough
-                sections = product._sections if apart else 1
+                apart = product.sections > 1 and math.ceil(rows / block) * product.tiles < enough
+                sections = product.sections if apart else 1
                 block = block if apart or rows <= block else 32
                 blocks = math.ceil(rows / block)
                 steps = steps_of(product, block)
                 turns = math.ceil(columns / 128 / sections / steps)
                 size = matrix_bytes(out, columns, BITS["int4"])
-                ended = len(code.ending) * steps / int(str(product._constants["SECTION"]))
+                ended = len(code.ending) * steps / product.section
                 work = Work(
-                    *(product._tiles * sections * blocks, 2, turns),
+                    *(product.tiles * sections * blocks, 2, turns),
                     *(len(code.loop) + math.ceil(ended), 0, code.programs, size),
                     # To begin with; of sections that are added up, 32 rows' at a time.
                     1 + apart * (1 + math.ceil(sections * block / 32)),

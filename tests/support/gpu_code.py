@@ -110,7 +110,9 @@ FORMS = {
 
 
 @cache
-def empty(form: Form, out: int = 192, columns: int = 4096) -> CodesProduct:
+def empty(
+    form: Form, out: int = 192, columns: int = 4096, enough: int | None = None
+) -> CodesProduct:
     """A product by a matrix of zeros."""
     fine = torch.int8 if form.double else form.scales
     zero = torch.int8 if form.zero == "points" else fine
@@ -134,18 +136,18 @@ def empty(form: Form, out: int = 192, columns: int = 4096) -> CodesProduct:
             *((numbers(zero), zero, form.zero) if form.zero else (None, None, "")),
             *(blocks, blocks if form.zero else None),
             torch.zeros(256, dtype=torch.int32) if form.levels else None,
-        )
+        ),
+        enough=enough,
     )
 
 
 def steps_of(product: CodesProduct, rows: int) -> int:
     """Steps in one turn of the loop for so many rows."""
-    return steps_of_turn(product._matrix, next(one for one in (8, 16, 32) if rows <= one))
+    return steps_of_turn(product.matrix, next(one for one in (8, 16, 32) if rows <= one))
 
 
 def each_weight(product: CodesProduct, rows: int, code: Code) -> float:
     """Instructions of a thread a weight that it multiplies by, for so many rows."""
-    constants, steps = product._constants, steps_of(product, rows)
-    chunk, strip, strips = (int(str(constants[one])) for one in ("CHUNK", "STRIP", "STRIPS"))
-    turn = len(code.loop) + len(code.ending) * steps / int(str(constants["SECTION"]))
-    return turn / (4 * chunk * strip * strips / 64 * steps)
+    steps, (_, strips, _, words) = steps_of(product, rows), product.matrix.words.shape
+    turn = len(code.loop) + len(code.ending) * steps / product.section
+    return turn / (4 * words / 64 * (strips / product.tiles) * steps)

@@ -58,26 +58,31 @@ _PROGRAMS_EACH = 4
 class CodesProduct:
     """x Wᵀ + bias of rows in the dtype of the bias [out]: float16, bfloat16 or float32."""
 
-    def __init__(self, matrix: Codes, bias: torch.Tensor | None = None) -> None:
+    def __init__(
+        self, matrix: Codes, bias: torch.Tensor | None = None, enough: int | None = None
+    ) -> None:
+        """`enough`: programs from which on sections are not shared out; None: as many as keep all
+        multiprocessors busy."""
         planes, strips, steps, words = matrix.words.shape
-        self._tiles, self._blocks = cdiv(strips, _STRIPS), _BLOCKS[: 4 - planes]
-        self._matrix, self._padded = matrix, strips * STRIP
+        self.tiles, self._blocks = cdiv(strips, _STRIPS), _BLOCKS[: 4 - planes]
+        self.matrix, self._padded = matrix, strips * STRIP
         self._held = (
             *(matrix.words, matrix.scales, matrix.zeros, matrix.blocks),
             *(matrix.zero_blocks, matrix.levels, bias),
         )
-        parts = min(_SECTIONS, cdiv(_PROGRAMS, self._tiles))
-        section = max(_LEAST_STEPS, cdiv(steps, parts))
-        self._sections = cdiv(steps, section)
+        parts = min(_SECTIONS, cdiv(_PROGRAMS, self.tiles))
+        self.section = max(_LEAST_STEPS, cdiv(steps, parts))
+        self.sections = cdiv(steps, self.section)
         # How many programs of each tile and block of rows are done, 0 again behind the last one.
         device = matrix.words.device
         self._done = torch.zeros(_PROGRAMS, dtype=torch.int32, device=device)
-        self._enough = min(_PROGRAMS, _PROGRAMS_EACH * _processors(device))
+        busy = min(_PROGRAMS, _PROGRAMS_EACH * _processors(device))
+        self._enough = busy if enough is None else enough
         self._constants: dict[str, object] = {
             "COLUMNS": matrix.columns,
             "STEPS": steps,
-            "SECTION": section,
-            "SECTIONS": self._sections,
+            "SECTION": self.section,
+            "SECTIONS": self.sections,
             "GROUP": matrix.group,
             "CHUNK": words // STRIP,
             "PLANES": planes,
@@ -100,28 +105,28 @@ class CodesProduct:
         """Rows [R, in] to [R, out]."""
         rows = rows.contiguous()
         count = rows.shape[0]
-        out = rows.new_empty(count, self._matrix.out)
+        out = rows.new_empty(count, self.matrix.out)
         if count:
             block = next((block for block in self._blocks if count <= block), self._blocks[-1])
             least = min(block, _APART_BLOCK)
-            apart = self._sections > 1 and cdiv(count, least) * self._tiles < self._enough
+            apart = self.sections > 1 and cdiv(count, least) * self.tiles < self._enough
             block = least if apart else block
             blocks = cdiv(count, block)
             sums = None
             if apart:
-                size = self._sections, count, self._tiles * _TILE
+                size = self.sections, count, self.tiles * _TILE
                 sums = rows.new_empty(size, dtype=torch.float32)
             self._launcher(block, apart).launch(
-                (blocks, self._tiles, self._sections if apart else 1),
+                (blocks, self.tiles, self.sections if apart else 1),
                 rows.get_device(),
                 (rows, *self._held, sums, self._done if apart else None, out),
-                (count, self._matrix.out, self._padded),
+                (count, self.matrix.out, self._padded),
             )
         return out
 
     def _launcher(self, block: int, apart: bool) -> Launcher:
         if (block, apart) not in self._launchers:
-            turn = steps_of_turn(self._matrix, block)
+            turn = steps_of_turn(self.matrix, block)
             stages = _STEPS // turn
             self._launchers[block, apart] = Launcher(
                 _codes_product,

@@ -55,11 +55,10 @@ def check_instructions_of_products(compiled: list[Any], capability: int) -> None
     programs a multiprocessor holds beside instructions."""
     triton.runtime.driver.set_active(Device(capability))
     for name in MOST if capability == 87 else ["int4"]:
-        form, two = FORMS[name], len(empty(FORMS[name], 256)._matrix.words) == 2
+        form, two = FORMS[name], FORMS[name].planes == 2
         for rows, most in zip((1, 16), MOST[name], strict=True):
             for apart in (False, True) if name == "int4" and capability == 87 else (False,):
-                product = empty(form, 256)
-                product._enough = 512 * apart
+                product = empty(form, 256, enough=512 * apart)
                 product(torch.zeros(rows, 4096, dtype=form.rows))
                 found = code_of(compiled[-1], capability)
                 each = each_weight(product, rows, found)
