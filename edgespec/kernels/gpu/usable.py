@@ -97,7 +97,8 @@ def trial(device: torch.device) -> str:
     def attended(exact: torch.Tensor, near: torch.Tensor) -> torch.Tensor:
         keys, values = near.cpu().double().repeat_interleave(4, 1)
         scores = exact[:, :256].reshape(19, 8, 32).transpose(0, 1) @ keys.transpose(1, 2) * 0.2
-        return (scores.softmax(-1) @ values).transpose(0, 1).reshape(19, 256)
+        found: torch.Tensor = scores.softmax(-1) @ values
+        return found.transpose(0, 1).reshape(19, 256)
 
     def wrong(name: str, rows: torch.Tensor, work: Product, expected: torch.Tensor) -> str:
         whole = work(rows.to(device))
