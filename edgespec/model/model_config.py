@@ -1,7 +1,7 @@
 """Model config: what a config.json says, read by types and defaults of edgespec's own.
 
 transformers' configuration classes import its modelling code, which takes seconds and 100 MiB. They
-are asked only about families that run transformers' layers, and by whoever needs its models.
+are asked by those alone who need its models.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeGuard
 from msgspec import Meta, Struct, convert, structs
 
 from edgespec.planning.architecture import MOST_LAYERS
-from edgespec.planning.operations import OWN_OPERATIONS
 from edgespec.planning.text_part import DELTA, GROUPED, LATENT
 from edgespec.types.boundaries import AHEAD
 
@@ -62,7 +61,7 @@ class _FullKeys(Struct, forbid_unknown_fields=True):
 
 
 class _Fields(Struct, kw_only=True):
-    """What edgespec reads of a config.json of the families that its own layers compute."""
+    """What edgespec reads of a config.json."""
 
     vocab_size: Count
     hidden_size: Width
@@ -168,10 +167,25 @@ class _Fields(Struct, kw_only=True):
     qk_rope_head_dim: Width = 64
     v_head_dim: Width = 128
     rope_interleave: bool = True
+    layer_norm_eps: float = 1e-5
+    logit_scale: Factor = 0.0625
+    use_bias: bool | None = False
+    attention_out_bias: bool = False
+    clip_qkv: float | None = None
+    swiglu_alpha: Factor = 1.702
+    swiglu_limit: Factor = 7.0
+    moe_num_experts: Count = 64
+    moe_k: Count = 6
+    moe_num_shared_experts: Annotated[int, Meta(ge=0)] = 2
+    moe_layer_start_index: Annotated[int, Meta(ge=0)] = 1
+    moe_layer_end_index: int = -1
+    moe_layer_interval: Count = 1
+    moe_norm_min: float | None = 1e-12
+    moe_topk: int | list[int] = 1
 
 
 def _sizes(
-    vocab: int, hidden: int, inner: int, layers: int, heads: int, rows: int
+    vocab: int, hidden: int, inner: int, layers: int, heads: int, rows: int, eps: float = 1e-6
 ) -> dict[str, Any]:
     return {
         "vocab_size": vocab,
@@ -180,7 +194,7 @@ def _sizes(
         "num_hidden_layers": layers,
         "num_attention_heads": heads,
         "max_position_embeddings": rows,
-        "rms_norm_eps": 1e-6,
+        "rms_norm_eps": eps,
     }
 
 
@@ -203,6 +217,9 @@ _GEMMA = {
     "sliding_window": 4_096,
 }
 _LFM2 = {"rms_norm_eps": 1e-5, "num_key_value_heads": 8, "tie_word_embeddings": True}
+_OLMO = _sizes(50_304, 4_096, 11_008, 32, 32, 2_048, 1e-5)
+_HUNYUAN = _sizes(290_943, 4_096, 11_008, 32, 32, 2_048, 1e-5)
+_YARN = {"rope_type": "yarn", "beta_fast": 32.0, "beta_slow": 1.0}
 _DELTA = {"num_key_value_heads": 2, "head_dim": 256, "partial_rotary_factor": 0.25}
 _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "llama": _LLAMA,
@@ -277,6 +294,73 @@ _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "original_max_position_embeddings": 4_096,
         "partial_rotary_factor": 1.0,
     },
+    "ministral3": {
+        **_sizes(131_072, 4_096, 14_336, 34, 32, 262_144, 1e-5),
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "rope_parameters": {
+            **{**_YARN, "type": "yarn", "rope_theta": 1_000_000.0, "factor": 16.0},
+            **{"mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1},
+            **{"original_max_position_embeddings": 16_384, "max_position_embeddings": 262_144},
+        },
+    },
+    "olmo2": _OLMO,
+    "olmo3": {**_OLMO, "sliding_window": 4_096, "sliding_window_pattern": 4},
+    "olmoe": {
+        **_sizes(50_304, 2_048, 2_048, 16, 16, 4_096, 1e-5),
+        **{"num_experts": 64, "num_experts_per_tok": 8, "norm_topk_prob": False},
+    },
+    "gemma": {
+        **_sizes(256_000, 3_072, 24_576, 28, 16, 8_192),
+        **{"num_key_value_heads": 16, "head_dim": 256, "tie_word_embeddings": True},
+        "hidden_act": "gelu_pytorch_tanh",
+    },
+    "hunyuan_v1_dense": _HUNYUAN,
+    "hunyuan_v1_moe": {**_HUNYUAN, "num_experts": 1},
+    "exaone4": {
+        **_sizes(102_400, 4_096, 16_384, 32, 32, 2_048, 1e-5),
+        **{"num_key_value_heads": 32, "sliding_window": 4_096, "sliding_window_pattern": 4},
+    },
+    "seed_oss": {
+        **_sizes(155_136, 4_096, 27_648, 64, 80, 524_288),
+        **{"num_key_value_heads": 8, "head_dim": 128, "attention_bias": True},
+    },
+    "ernie4_5": {
+        **_sizes(103_424, 1_024, 3_072, 18, 16, 131_072, 1e-5),
+        **{"num_key_value_heads": 2, "head_dim": 128, "tie_word_embeddings": True},
+    },
+    "ernie4_5_moe": {
+        **_sizes(103_424, 2_560, 12_288, 28, 20, 131_072, 1e-5),
+        **{"num_key_value_heads": 4, "moe_intermediate_size": 1_536, "tie_word_embeddings": True},
+    },
+    "glm4": {
+        **_sizes(151_552, 4_096, 13_696, 40, 32, 131_072, 1.5625e-07),
+        **{"num_key_value_heads": 2, "head_dim": 128, "attention_bias": True},
+        "partial_rotary_factor": 0.5,
+    },
+    "cohere2": {
+        **_sizes(256_000, 8_192, 22_528, 40, 64, 8_192),
+        **{"sliding_window": 4_096, "sliding_window_pattern": 4, "tie_word_embeddings": True},
+    },
+    "mixtral": {
+        **_sizes(32_000, 4_096, 14_336, 32, 32, 131_072, 1e-5),
+        **{"num_key_value_heads": 8, "num_local_experts": 8, "num_experts_per_tok": 2},
+    },
+    "qwen3_moe": {
+        **_sizes(151_936, 2_048, 6_144, 24, 32, 32_768),
+        **{"num_key_value_heads": 4, "sliding_window": 4_096, "num_experts": 128},
+        **{"num_experts_per_tok": 8, "moe_intermediate_size": 768, "norm_topk_prob": False},
+    },
+    "gpt_oss": {
+        **_sizes(201_088, 2_880, 2_880, 36, 64, 131_072, 1e-5),
+        **{"num_key_value_heads": 8, "head_dim": 64, "attention_bias": True},
+        **{"num_local_experts": 128, "num_experts_per_tok": 4},
+        **{"sliding_window": 128, "sliding_window_pattern": 2},
+        "rope_parameters": {
+            **{**_YARN, "factor": 32.0, "truncate": False},
+            "original_max_position_embeddings": 4_096,
+        },
+    },
     "smollm3": {
         **_sizes(128_256, 2_048, 11_008, 36, 16, 32_768),
         "num_key_value_heads": 4,
@@ -328,42 +412,35 @@ _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
 
 _THETA = {
     "smollm3": 2_000_000.0,
-    **dict.fromkeys(("gemma3_text", "lfm2", "lfm2_moe"), 1_000_000.0),
+    **dict.fromkeys(("gemma3_text", "lfm2", "lfm2_moe", "mixtral"), 1_000_000.0),
+    **dict.fromkeys(("olmo3", "ernie4_5", "ernie4_5_moe"), 500_000.0),
+    "gpt_oss": 150_000.0,
 }
-_WINDOW_ON_REQUEST = ("qwen2", "qwen3")
+_WINDOW_ON_REQUEST = ("qwen2", "qwen3", "qwen3_moe")
 _MAMBA = ("granitemoehybrid", "falcon_h1", "nemotron_h")
-_BY_TYPE = ("gemma3_text", "gemma4_text")
+_BY_TYPE = ("gemma3_text", "gemma4_text", "olmo3")
 """Families with rotary settings by layer type."""
 
 
 class ModelConfig:
     """The configuration of a text model, one attribute for each field.
 
-    Of families that edgespec's own layers compute: the fields of config.json as they are, those of
-    _Fields checked and complete, with `rope_parameters` in the form that newer files have (with
-    "rope_type" and "rope_theta"; by layer type where each has its own). Of all other families:
-    those of transformers' configuration. Not to be changed: `changed` makes another one.
+    The fields of config.json as they are, those of _Fields checked and complete, with
+    `rope_parameters` in the form that newer files have (with "rope_type" and "rope_theta"; by layer
+    type where each has its own). Not to be changed: `changed` makes another one.
     """
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         """`settings`: config.json, of which `model_type` is a family that edgespec runs.
 
-        Raises what is wrong with a value: msgspec's ValidationError, ValueError, or whatever
-        transformers does.
+        Raises what is wrong with a value: msgspec's ValidationError, or ValueError.
         """
         self.settings: Mapping[str, Any] = MappingProxyType(dict(settings))
-        kind = str(settings["model_type"])
-        self._is_own = kind in OWN_OPERATIONS
-        if self._is_own:
-            self._values = {**settings, **_completed(kind, settings)}
-        else:
-            _ = self.library
+        self._values = {**settings, **_completed(str(settings["model_type"]), settings)}
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or "settings" not in self.__dict__:  # a copy that is being made
             raise AttributeError(name)
-        if not self._is_own:
-            return getattr(self.library, name)
         try:
             return self._values[name]
         except KeyError:
@@ -372,8 +449,7 @@ class ModelConfig:
     @property
     def head_dim(self) -> int:
         """Numbers of one attention head's keys."""
-        own = self._values["head_dim"] if self._is_own else getattr(self.library, "head_dim", None)
-        return int(own or self.hidden_size // self.num_attention_heads)
+        return int(self._values["head_dim"])
 
     def changed(self, **fields: Any) -> ModelConfig:
         """The same with other values."""
@@ -409,6 +485,8 @@ def _completed(kind: str, settings: Mapping[str, Any]) -> dict[str, Any]:
         found.sliding_window = None
     if kind == "qwen2_moe" and not found.use_sliding_window:
         found.sliding_window = 0  # as transformers says it
+    if found.moe_layer_end_index == -1:
+        found.moe_layer_end_index = found.num_hidden_layers - 1
     if kind == "smollm3" and found.no_rope_layers is None:
         every = found.no_rope_layer_interval
         found.no_rope_layers = [int(n % every != 0) for n in range(1, found.num_hidden_layers + 1)]
@@ -548,8 +626,10 @@ def _layer_types(kind: str, found: _Fields) -> list[str] | None:
             slides = [window and n >= found.max_window_layers for n in numbers]
         case "gemma2":
             slides = [n % 2 == 0 for n in numbers]
-        case "gemma3_text":
+        case "gemma3_text" | "olmo3" | "cohere2" | "gpt_oss":
             slides = [(n + 1) % found.sliding_window_pattern != 0 for n in numbers]
+        case "exaone4":
+            slides = [window and (n + 1) % found.sliding_window_pattern != 0 for n in numbers]
         case "gemma4_text":
             slides = [(n + 1) % 6 != 0 and n + 1 < len(numbers) for n in numbers]
         case "ministral":
@@ -582,15 +662,19 @@ def _rope_parameters(kind: str, found: _Fields) -> dict[str, Any]:
             name: _one_rope(kind, found, dict((found.rope_parameters or {}).get(name) or {}), theta)
             for name in dict.fromkeys(found.layer_types or ())
         }
-    if kind == "gemma3_text":
+    if kind in ("gemma3_text", "olmo3"):
         given = found.rope_parameters or {}
         full = {**(given.get(FULL) or {}), **(found.rope_scaling or {})}
+        if kind == "olmo3":  # whose older name for a type transformers does not read
+            full.setdefault("rope_type", "default")
         sliding = dict(given.get(SLIDING) or {})
+        local = found.rope_local_base_freq if kind == "gemma3_text" else _THETA[kind]
         return {
-            SLIDING: _one_rope(kind, found, sliding, found.rope_local_base_freq),
+            SLIDING: _one_rope(kind, found, sliding, local),
             FULL: _one_rope(kind, found, full, theta),
         }
-    return _one_rope(kind, found, dict(found.rope_scaling or found.rope_parameters or {}), theta)
+    usual = _DEFAULTS[kind].get("rope_parameters", {})
+    return _one_rope(kind, found, dict(found.rope_scaling or found.rope_parameters or usual), theta)
 
 
 def _is_real(value: object) -> TypeGuard[float]:
