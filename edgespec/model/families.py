@@ -322,7 +322,7 @@ def _are_factors(found: object, count: int) -> bool:
 def _check_windows(
     folder: Path, family: Family, settings: dict[str, Any], config: ModelConfig
 ) -> None:
-    """Refuse windows that transformers' layers would leave out, and those that show nothing."""
+    """Refuse windows that models of the type do not have, and those that show nothing."""
     window = getattr(config, "sliding_window", None)
     asked = settings.get("sliding_window") if settings.get("use_sliding_window", True) else None
     types = set(getattr(config, "layer_types", None) or ())

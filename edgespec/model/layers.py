@@ -159,8 +159,8 @@ class DecoderLayer:
             self._taps = Taps(vector("conv.conv"), bias)
         elif form.head_norms and form.attends:
             gains = vector("self_attn.q_norm"), vector("self_attn.k_norm")
-            how_normed = form.eps, form.above_one, form.normed_last, form.normed_whole
-            self._head_norm = HeadNorm(*gains, form.heads, form.kv_heads, *how_normed)
+            counts, ways = (form.heads, form.kv_heads), (form.normed_last, form.normed_whole)
+            self._head_norm = HeadNorm(*gains, *counts, form.eps, form.above_one, *ways)
         sinks = vector("self_attn", "sinks") if form.sinks else None
         self._attention = AttentionForm(form.scaling, form.softcap, form.window, sinks)
 

@@ -155,7 +155,7 @@ def open_config(file: Path, model: Path | None = None) -> ModelConfig:
     settings = _runnable(written, file, model)
     if written["model_type"] == "mistral" and "layer_types" in written:
         settings["model_type"] = "ministral"  # as transformers takes it
-    with reading(file):  # transformers raises many kinds for a value it cannot use
+    with reading(file):  # msgspec has an error of its own for values that cannot be used
         config = ModelConfig(settings)
         check_config(model, settings, config)
     return config

@@ -481,6 +481,8 @@ def _completed(kind: str, settings: Mapping[str, Any]) -> dict[str, Any]:
         raise ValueError(f"hidden_size {found.hidden_size} is no multiple of {heads} heads")
     found.head_dim = found.head_dim or found.hidden_size // heads
     found.num_key_value_heads = found.num_key_value_heads or heads
+    if (wide := (heads + 2 * found.num_key_value_heads) * found.head_dim) > MOST_WIDTH:
+        raise ValueError(f"{heads} heads have {wide} numbers of a row; {MOST_WIDTH} at most can")
     if kind in _WINDOW_ON_REQUEST and not found.use_sliding_window:
         found.sliding_window = None
     if kind == "qwen2_moe" and not found.use_sliding_window:
@@ -514,6 +516,8 @@ def _completed(kind: str, settings: Mapping[str, Any]) -> dict[str, Any]:
             )
     if kind in GROUPED:
         _check_groups(found)
+    if kind == "ernie4_5_moe":
+        _check_beside(found.moe_num_shared_experts, found.moe_intermediate_size)
     found.rope_parameters = _rope_parameters(kind, found)
     if kind == "gemma4_text":
         _complete_full_layers(found)
@@ -529,11 +533,14 @@ def _check_groups(found: _Fields) -> None:
             f"{found.n_routed_experts} experts in n_group {groups}, of which topk_group {kept} "
             f"are chosen from, do not fit num_experts_per_tok {active}"
         )
-    if found.n_shared_experts * (found.moe_intermediate_size or 0) > MOST_WIDTH:
-        raise ValueError(
-            f"n_shared_experts {found.n_shared_experts} of {found.moe_intermediate_size} numbers "
-            f"are wider than {MOST_WIDTH}"
-        )
+    _check_beside(found.n_shared_experts, found.moe_intermediate_size)
+
+
+def _check_beside(shared: int, width: int | None) -> None:
+    """Raises ValueError for an MLP beside experts that is too wide."""
+    if shared * (width or 0) > MOST_WIDTH:
+        what = f"n_shared_experts {shared} of {width} numbers"
+        raise ValueError(f"{what} are wider than {MOST_WIDTH}")
 
 
 def _check_convolved(numbers: int) -> None:

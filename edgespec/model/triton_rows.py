@@ -87,8 +87,5 @@ def _attention(
     """Attention of the rows of one request."""
     if seen.places is None:
         seen.places = places_of(seen.mask()[0, 0], seen.rows, seen.slots)
-    # transformers' layers give queries in an order of their own.
-    if query.stride()[1:] != (query.shape[2], 1):
-        query = query.contiguous()
     keys, values = ([piece[0] for piece in pieces(held)] for held in (key, value))
     return attention(query, keys, values, seen.places, *form)

@@ -149,8 +149,8 @@ ROPE = "rope_freqs.weight"
 SETTINGS = (ROPE, "rope_factors_long.weight", "rope_factors_short.weight")
 """Tensors that become settings."""
 
-_FLAT = ("mamba.A_log", "mamba.D", "mamba.norm")
-"""Vectors that the converter gives a second axis."""
+_FLAT = ("mamba.A_log", "mamba.D", "mamba.norm", "mlp.expert_bias")
+"""Vectors that the converter gives a second axis, or may."""
 _ONE_ROW = (_SHARED["ffn_gate_inp_shexp"],)
 """Matrices of one row, of which files may have that row."""
 _TAPS = ("conv.conv.weight", "mamba.conv1d.weight", "linear_attn.conv1d.weight")
