@@ -17,7 +17,7 @@ from edgespec.model.kv_cache import RowForm
 from edgespec.model.latent import LatentMixer
 from edgespec.model.layer_form import MLP_GATE, LayerForm, layer_form
 from edgespec.model.matrices import MatrixReader, Product, plain_product, row_products
-from edgespec.model.mixture import Beside, Mixture
+from edgespec.model.mixture import Mixture, SharedMlp
 from edgespec.model.model_config import ModelConfig
 from edgespec.model.rope import Angles, Rotary
 from edgespec.model.row_math import BATCHED, HeadNorm, Norm, RowMath, Taps
@@ -136,7 +136,7 @@ class DecoderLayer:
         if form.projects:
             self._qkv = product(*form.qkv_names)
             self._out = product(form.out_name)
-        beside: Beside | None = None
+        beside: SharedMlp | None = None
         if form.inner:
             self._gate_up = product(*form.gate_up_names)
             self._down = product("mlp.down_proj")
@@ -144,7 +144,7 @@ class DecoderLayer:
             if form.mlp_gate:
                 weight = load_parameter(source, prefix + MLP_GATE, shapes[MLP_GATE], dtype, device)
                 share = plain_product(weight)
-            beside = Beside(form.inner, self._gate_up, self._down, share)
+            beside = SharedMlp(form.inner, self._gate_up, self._down, share)
         self.mixture: Mixture | None = None
         if form.mixture is not None:
             how = form.mixture, form.activation, f"{prefix}mlp.", source, dtype, device, math

@@ -1,5 +1,5 @@
-"""Mixture: a gated MLP in several experts, of which each row goes through a few, in own layers, and
-the MLP that may be beside them for all rows."""
+"""Mixture: an MLP in several experts, of which each row goes through a few, in own layers, and the
+MLP that may be beside them for all rows."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class MixtureForm:
     as softmax is always taken. If there are several `groups` of experts, `kept_groups` are chosen
     from: those with the largest sums of their `best` weights. A row's shares are its weights
     without the bias, over their sum and `least`, or over their sum or `floor`, if they are
-    `normed`, times `scaling`. `clamp`: what its activation may need. `affine`: router and experts
-    have biases.
+    `normed`, times `scaling`. `gated`: an expert is a gated MLP; `clamp`: what its activation may
+    need. `affine`: router and experts have biases.
     """
 
     hidden: int
@@ -45,6 +45,7 @@ class MixtureForm:
     groups: int = 1
     kept_groups: int = 1
     best: int = 2
+    gated: bool = True
     clamp: Clamp = (0.0, 0.0)
     affine: bool = False
 
@@ -55,12 +56,18 @@ class MixtureForm:
             found[BIAS] = torch.Size((self.experts,))
         up, down = torch.Size((self.inner, self.hidden)), torch.Size((self.hidden, self.inner))
         for expert in range(self.experts):
-            for name, shape in (("gate_proj", up), ("up_proj", up), ("down_proj", down)):
-                found[f"experts.{expert}.{name}.weight"] = shape
+            for name in self.entering:
+                found[f"experts.{expert}.{name}.weight"] = up
+            found[f"experts.{expert}.down_proj.weight"] = down
         if self.affine:
             outs = {n.replace("weight", "bias"): shape[:1] for n, shape in found.items()}
             found |= {name: shape for name, shape in outs.items() if name not in found}
         return found
+
+    @property
+    def entering(self) -> tuple[str, ...]:
+        """An expert's matrices of gate and up; the latter alone where nothing gates."""
+        return ("gate_proj", "up_proj") if self.gated else ("up_proj",)
 
 
 _NUMBERS = (
@@ -71,7 +78,7 @@ _NUMBERS = (
 ROUTER, BIAS = "gate.weight", "expert_bias"
 
 
-class Beside(NamedTuple):
+class SharedMlp(NamedTuple):
     """An MLP beside experts, `inner` wide: products of gate and up, and down, and of what makes of
     a row the number whose sigmoid is its share; None: all of it counts."""
 
@@ -93,7 +100,7 @@ class Mixture:
         dtype: torch.dtype,
         device: torch.device,
         math: RowMath,
-        beside: Beside | None = None,
+        beside: SharedMlp | None = None,
     ) -> None:
         """Read those whose names begin with `prefix`. Raises ModelError as the source does."""
         self._form, self._activation, self._math, self._beside = form, activation, math, beside
@@ -111,9 +118,10 @@ class Mixture:
         self._bias = plain(BIAS, wide) if form.biased else None
         up, down = shapes["experts.0.up_proj.weight"], shapes["experts.0.down_proj.weight"]
         places = [f"{prefix}experts.{expert}." for expert in range(form.experts)]
+        ups = [up] * len(form.entering)
         self.experts = [
             (
-                reader.product([f"{place}gate_proj", f"{place}up_proj"], [up, up], form.affine),
+                reader.product([place + n for n in form.entering], ups, form.affine),
                 reader.product([f"{place}down_proj"], [down], form.affine),
             )
             for place in places

@@ -10,6 +10,7 @@ import json
 import math
 from collections.abc import Mapping
 from functools import cached_property
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, TypeGuard
 
@@ -24,8 +25,8 @@ if TYPE_CHECKING:
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 CONVOLUTION, RECURRENT = "conv", "linear_attention"
-BOTH, MLP = "hybrid", "mlp"
-"""Of layers that attend and keep a state, and of those that have nothing but an MLP."""
+BOTH, MLP, MIXTURE = "hybrid", "mlp", "moe"
+"""Of layers that attend and keep a state, and of those that have nothing but an MLP, or experts."""
 
 _WITH_LENGTH = ("llama3", "yarn", "longrope")
 _ROPE_NEEDS = {
@@ -150,6 +151,7 @@ class _Fields(Struct, kw_only=True):
     norm_topk_prob: bool = True
     routed_scaling_factor: float = 1.0
     shared_expert_intermediate_size: Width = 512
+    moe_latent_size: int | None = None
     decoder_sparse_step: Count = 1
     mlp_only_layers: list[int] | None = None
     qkv_bias: bool = True
@@ -184,230 +186,9 @@ class _Fields(Struct, kw_only=True):
     moe_topk: int | list[int] = 1
 
 
-def _sizes(
-    vocab: int, hidden: int, inner: int, layers: int, heads: int, rows: int, eps: float = 1e-6
-) -> dict[str, Any]:
-    return {
-        "vocab_size": vocab,
-        "hidden_size": hidden,
-        "intermediate_size": inner,
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-        "max_position_embeddings": rows,
-        "rms_norm_eps": eps,
-    }
-
-
-_LLAMA = _sizes(32_000, 4_096, 11_008, 32, 32, 2_048)
-_MISTRAL = {
-    **_sizes(32_000, 4_096, 14_336, 32, 32, 131_072),
-    "num_key_value_heads": 8,
-    "sliding_window": 4_096,
-}
-_QWEN = {
-    **_sizes(151_936, 4_096, 22_016, 32, 32, 32_768),
-    "num_key_value_heads": 32,
-    "sliding_window": 4_096,
-}
-_GEMMA = {
-    **_sizes(256_000, 2_304, 9_216, 26, 8, 8_192),
-    "num_key_value_heads": 4,
-    "head_dim": 256,
-    "tie_word_embeddings": True,
-    "sliding_window": 4_096,
-}
-_LFM2 = {"rms_norm_eps": 1e-5, "num_key_value_heads": 8, "tie_word_embeddings": True}
-_OLMO = _sizes(50_304, 4_096, 11_008, 32, 32, 2_048, 1e-5)
-_HUNYUAN = _sizes(290_943, 4_096, 11_008, 32, 32, 2_048, 1e-5)
-_YARN = {"rope_type": "yarn", "beta_fast": 32.0, "beta_slow": 1.0}
-_DELTA = {"num_key_value_heads": 2, "head_dim": 256, "partial_rotary_factor": 0.25}
-_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
-    "llama": _LLAMA,
-    "granite": _LLAMA,
-    "granitemoehybrid": {**_LLAMA, "num_local_experts": 8, "num_experts_per_tok": 2},
-    "qwen3_5_text": {**_sizes(248_320, 4_096, 12_288, 32, 16, 32_768), **_DELTA}
-    | {"num_key_value_heads": 4},
-    "qwen3_5_moe_text": {**_sizes(248_320, 2_048, 5_632, 40, 16, 32_768), **_DELTA}
-    | {"num_experts": 256, "num_experts_per_tok": 8, "moe_intermediate_size": 512},
-    "qwen3_next": {**_sizes(151_936, 2_048, 5_632, 48, 16, 32_768), **_DELTA}
-    | {"num_experts": 512, "num_experts_per_tok": 10, "moe_intermediate_size": 512},
-    "qwen2_moe": {
-        **_sizes(151_936, 2_048, 5_632, 24, 16, 32_768),
-        "num_key_value_heads": 16,
-        "sliding_window": 4_096,
-        "num_experts": 60,
-        "num_experts_per_tok": 4,
-        "moe_intermediate_size": 1_408,
-        "shared_expert_intermediate_size": 5_632,
-        "norm_topk_prob": False,
-    },
-    "glm4_moe": {
-        **_sizes(151_552, 4_096, 10_944, 46, 96, 131_072),
-        "rms_norm_eps": 1e-5,
-        "num_key_value_heads": 8,
-        "num_experts_per_tok": 8,
-        "moe_intermediate_size": 1_408,
-        "partial_rotary_factor": 0.5,
-    },
-    "falcon_h1": {
-        **_sizes(128_000, 4_096, 14_336, 32, 32, 8_192),
-        "rms_norm_eps": 1e-5,
-        "num_key_value_heads": 8,
-        "mamba_d_ssm": 1_024,
-        "mamba_rms_norm": False,
-        "mamba_norm_before_gate": True,
-    },
-    "nemotron_h": {
-        **_sizes(131_072, 4_096, 21_504, 4, 32, 4_096),
-        "rms_norm_eps": 1e-5,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-        "hidden_act": "relu2",
-        "mamba_n_groups": 8,
-        "mamba_d_state": 128,
-        "mamba_d_head": 64,
-    },
-    "mistral": _MISTRAL,
-    "ministral": _MISTRAL,
-    "qwen2": _QWEN,
-    "qwen3": {**_QWEN, "head_dim": 128},
-    "gemma2": {**_GEMMA, "final_logit_softcapping": 30.0, "attn_logit_softcapping": 50.0},
-    "gemma3_text": {**_GEMMA, "vocab_size": 262_208, "max_position_embeddings": 131_072},
-    "gemma4_text": {
-        **_GEMMA,
-        "vocab_size": 262_144,
-        "num_hidden_layers": 30,
-        "max_position_embeddings": 131_072,
-        "sliding_window": 512,
-        "rope_parameters": {
-            SLIDING: {"rope_type": "default", "rope_theta": 10_000.0},
-            FULL: {
-                "rope_type": "proportional",
-                "partial_rotary_factor": 0.25,
-                "rope_theta": 1_000_000.0,
-            },
-        },
-    },
-    "phi3": {
-        **_sizes(32_064, 3_072, 8_192, 32, 32, 4_096),
-        "rms_norm_eps": 1e-5,
-        "original_max_position_embeddings": 4_096,
-        "partial_rotary_factor": 1.0,
-    },
-    "ministral3": {
-        **_sizes(131_072, 4_096, 14_336, 34, 32, 262_144, 1e-5),
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-        "rope_parameters": {
-            **{**_YARN, "type": "yarn", "rope_theta": 1_000_000.0, "factor": 16.0},
-            **{"mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1},
-            **{"original_max_position_embeddings": 16_384, "max_position_embeddings": 262_144},
-        },
-    },
-    "olmo2": _OLMO,
-    "olmo3": {**_OLMO, "sliding_window": 4_096, "sliding_window_pattern": 4},
-    "olmoe": {
-        **_sizes(50_304, 2_048, 2_048, 16, 16, 4_096, 1e-5),
-        **{"num_experts": 64, "num_experts_per_tok": 8, "norm_topk_prob": False},
-    },
-    "gemma": {
-        **_sizes(256_000, 3_072, 24_576, 28, 16, 8_192),
-        **{"num_key_value_heads": 16, "head_dim": 256, "tie_word_embeddings": True},
-        "hidden_act": "gelu_pytorch_tanh",
-    },
-    "hunyuan_v1_dense": _HUNYUAN,
-    "hunyuan_v1_moe": {**_HUNYUAN, "num_experts": 1},
-    "exaone4": {
-        **_sizes(102_400, 4_096, 16_384, 32, 32, 2_048, 1e-5),
-        **{"num_key_value_heads": 32, "sliding_window": 4_096, "sliding_window_pattern": 4},
-    },
-    "seed_oss": {
-        **_sizes(155_136, 4_096, 27_648, 64, 80, 524_288),
-        **{"num_key_value_heads": 8, "head_dim": 128, "attention_bias": True},
-    },
-    "ernie4_5": {
-        **_sizes(103_424, 1_024, 3_072, 18, 16, 131_072, 1e-5),
-        **{"num_key_value_heads": 2, "head_dim": 128, "tie_word_embeddings": True},
-    },
-    "ernie4_5_moe": {
-        **_sizes(103_424, 2_560, 12_288, 28, 20, 131_072, 1e-5),
-        **{"num_key_value_heads": 4, "moe_intermediate_size": 1_536, "tie_word_embeddings": True},
-    },
-    "glm4": {
-        **_sizes(151_552, 4_096, 13_696, 40, 32, 131_072, 1.5625e-07),
-        **{"num_key_value_heads": 2, "head_dim": 128, "attention_bias": True},
-        "partial_rotary_factor": 0.5,
-    },
-    "cohere2": {
-        **_sizes(256_000, 8_192, 22_528, 40, 64, 8_192),
-        **{"sliding_window": 4_096, "sliding_window_pattern": 4, "tie_word_embeddings": True},
-    },
-    "mixtral": {
-        **_sizes(32_000, 4_096, 14_336, 32, 32, 131_072, 1e-5),
-        **{"num_key_value_heads": 8, "num_local_experts": 8, "num_experts_per_tok": 2},
-    },
-    "qwen3_moe": {
-        **_sizes(151_936, 2_048, 6_144, 24, 32, 32_768),
-        **{"num_key_value_heads": 4, "sliding_window": 4_096, "num_experts": 128},
-        **{"num_experts_per_tok": 8, "moe_intermediate_size": 768, "norm_topk_prob": False},
-    },
-    "gpt_oss": {
-        **_sizes(201_088, 2_880, 2_880, 36, 64, 131_072, 1e-5),
-        **{"num_key_value_heads": 8, "head_dim": 64, "attention_bias": True},
-        **{"num_local_experts": 128, "num_experts_per_tok": 4},
-        **{"sliding_window": 128, "sliding_window_pattern": 2},
-        "rope_parameters": {
-            **{**_YARN, "factor": 32.0, "truncate": False},
-            "original_max_position_embeddings": 4_096,
-        },
-    },
-    "smollm3": {
-        **_sizes(128_256, 2_048, 11_008, 36, 16, 32_768),
-        "num_key_value_heads": 4,
-        "tie_word_embeddings": True,
-    },
-    "lfm2": {**_sizes(65_536, 2_560, 12_288, 32, 32, 128_000), **_LFM2},
-    "lfm2_moe": {
-        **_sizes(65_536, 2_048, 7_168, 32, 32, 128_000),
-        **_LFM2,
-        "num_experts": 32,
-        "num_experts_per_tok": 4,
-        "moe_intermediate_size": 1_792,
-    },
-    "deepseek_v2": {
-        **_sizes(102_400, 4_096, 11_008, 32, 32, 2_048),
-        "q_lora_rank": 1_536,
-        "n_routed_experts": 64,
-        "n_shared_experts": 2,
-        "first_k_dense_replace": 0,
-        "norm_topk_prob": False,
-        "moe_intermediate_size": 1_407,
-    },
-    "deepseek_v3": {
-        **_sizes(129_280, 7_168, 18_432, 61, 128, 4_096),
-        "num_key_value_heads": 128,
-        "q_lora_rank": 1_536,
-        "n_routed_experts": 256,
-        "n_group": 8,
-        "topk_group": 4,
-        "num_experts_per_tok": 8,
-        "routed_scaling_factor": 2.5,
-        "first_k_dense_replace": 3,
-        "moe_intermediate_size": 2_048,
-    },
-    "glm4_moe_lite": {
-        **_sizes(154_880, 2_048, 10_240, 47, 20, 202_752),
-        "num_key_value_heads": 20,
-        "rms_norm_eps": 1e-5,
-        "q_lora_rank": 768,
-        "qk_nope_head_dim": 192,
-        "v_head_dim": 256,
-        "n_routed_experts": 64,
-        "num_experts_per_tok": 4,
-        "routed_scaling_factor": 1.8,
-        "moe_intermediate_size": 1_536,
-    },
-}
+_DEFAULTS: Mapping[str, Mapping[str, Any]] = json.loads(
+    Path(__file__).with_name("defaults.json").read_bytes()
+)
 """By model type, what a field that config.json leaves out stands for, if not _Fields says it."""
 
 _THETA = {
@@ -514,7 +295,7 @@ def _completed(kind: str, settings: Mapping[str, Any]) -> dict[str, Any]:
                 f"linear_num_value_heads {found.linear_num_value_heads} is no multiple of "
                 f"linear_num_key_heads, {found.linear_num_key_heads}"
             )
-    if kind in GROUPED:
+    if kind in GROUPED or MIXTURE in (found.layer_types or ()):
         _check_groups(found)
     if kind == "ernie4_5_moe":
         _check_beside(found.moe_num_shared_experts, found.moe_intermediate_size)

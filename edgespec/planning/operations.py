@@ -36,21 +36,23 @@ LAYER_OPERATIONS = {
     **{"deepseek_v2": 37, "deepseek_v3": 49, "glm4_moe_lite": 43},
     **{"seed_oss": 17, "ministral3": 18, "hunyuan_v1_dense": 19, "exaone4": 19, "ernie4_5": 20},
     **{"olmo2": 21, "olmo3": 21, "gemma": 21, "glm4": 22, "cohere2": 22},
-    **{"olmoe": 25, "mixtral": 25, "qwen3_moe": 27, "gpt_oss": 34},
-    **{"hunyuan_v1_moe": 32, "ernie4_5_moe": 34},
+    **{"olmoe": 25, "mixtral": 24, "qwen3_moe": 26, "gpt_oss": 33},
+    **{"hunyuan_v1_moe": 31, "ernie4_5_moe": 33},
 }
 """By model type; of mixtures without experts."""
 
 EXPERT_OPERATIONS = {
     "lfm2_moe": 10,
     "granitemoehybrid": 12,
+    "nemotron_h": 5,
     **dict.fromkeys(("qwen2_moe", "qwen3_5_moe_text", "qwen3_next", *GROUPED), 11),
     **dict.fromkeys(("qwen3_moe", "olmoe", "mixtral", "ernie4_5_moe", "hunyuan_v1_moe"), 11),
     "gpt_oss": 16,
     "gemma4_text": 12,
 }
-"""More for each expert that some row goes through; of Gemma 4 and Granite 4, of which
-some have none, with a share of the router's."""
+"""More for each expert that some row goes through; of Gemma 4, Granite 4 and Nemotron-H, of which
+some have none, with a share of the router's. Of the last, less than half of the layers have some.
+"""
 
 DRAFT_HEAD_OPERATIONS = 40
 """Of the layer of an EAGLE head, and of each layer in `easyspec`, which are code of their own: at
