@@ -78,7 +78,7 @@ def math() -> CompiledRows:
 
 
 # In float64 torch takes the softmax in float32, as transformers does.
-BOUNDS = {torch.float64: 1e-5, torch.float32: 1e-5, torch.bfloat16: 0.05, torch.float16: 0.01}
+BOUNDS = {torch.float64: 1e-5, torch.float32: 1e-5, torch.bfloat16: 0.15, torch.float16: 0.02}
 
 
 def test_it_is_what_torch_makes_of_it_and_each_row_is_by_itself(math: CompiledRows) -> None:
