@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import torch
 
-from edgespec.kernels.layers import CompiledMixture
+from edgespec.kernels.layers import CompiledMixture, compiles
 from edgespec.kernels.products import RowProduct
 from edgespec.kernels.rows import Clamp
 from edgespec.model.matrices import MatrixReader, Product, plain_product, row_products
@@ -126,7 +126,9 @@ class Mixture:
             )
             for place in places
         ]
-        self.compiled = self._compiled() if isinstance(math, CompiledRows) else None
+        self.compiled: CompiledMixture | None = None
+        if isinstance(math, CompiledRows) and compiles():
+            self.compiled = self._compiled()
 
     def _compiled(self) -> CompiledMixture | None:
         """All of it as one function; None where some product is of another kind."""
