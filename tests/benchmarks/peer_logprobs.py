@@ -171,10 +171,10 @@ def main(words: Sequence[str] | None = None) -> int:
         url = asked.ours
         if not url:
             sys.path.insert(0, str(Path(__file__).parent.parent))
-            from support.real_apis import real_api  # late: it imports torch and transformers
+            from support.served import served  # late: it imports much
 
-            ring = real_api(asked.model, "none", stages=1, dtype=asked.dtype)
-            url, _ = stack.enter_context(ring)
+            form = ("--model", asked.model, "--draft", "none", "--dtype", asked.dtype)
+            url = stack.enter_context(served(1, init=form)).url
         differ, found = compared(Peer(asked.server), Ours(url), asked.tokens)
     mean = statistics.fmean(found)
     print(*differ, sep="\n", end="\n" if differ else "")
