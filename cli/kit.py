@@ -74,7 +74,8 @@ def kit(file: Path, notes: Notes) -> None:
         profile = bundled_profile(board.get("board", ""))
         predicted = figures(profile.to_dict()) if profile else {}
         notes.say(
-            f"predicted for this board, by {profile.name}, before anything is measured:"
+            f"predicted for this board, by {profile.name}, before anything is measured (a number "
+            "behind a name: rows of a pass; docs/profiles.md says what each is):"
             if profile
             else "no bundled profile is of this board, so nothing was predicted for it"
         )
@@ -147,7 +148,8 @@ def beside(predicted: dict[str, float], measured: dict[str, float]) -> list[tupl
 def in_words(name: str, value: float) -> str:
     """A figure of a profile with its unit."""
     unit, word = _UNITS.get(name.partition(" ")[0], (1e-3, "ms"))
-    return f"{value / unit:.3g} {word}"
+    number = value / unit
+    return f"{number:.0f} {word}" if number >= 100 else f"{number:.3g} {word}"
 
 
 def _told(finding: Finding) -> dict[str, str]:
