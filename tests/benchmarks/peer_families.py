@@ -44,10 +44,11 @@ _EVERY_FOURTH = {
     "linear_key_head_dim": 32,
 }
 """What llama.cpp takes for given: which layers attend, and that keys are as wide as values."""
+_PLAIN = ("lfm2", "lfm2_moe", "granitemoehybrid-mamba", "granitemoehybrid-experts", "falcon_h1")
+_PLAIN += ("nemotron_h", "qwen2_moe", "qwen3_moe", "glm4_moe", "hunyuan_v1_moe")
+_PLAIN += ("deepseek_v3",)
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    **{name: ({}, {}) for name in ("lfm2", "lfm2_moe", "falcon_h1", "nemotron_h")},
-    "granitemoehybrid-mamba": ({}, {}),
-    "granitemoehybrid-experts": ({}, {}),
+    **{name: ({}, {}) for name in _PLAIN},
     "nemotron_h-experts": ({"n_group": 1, "topk_group": 1}, {}),
     **{name: (_EVERY_FOURTH, {}) for name in ("qwen3_5_text", "qwen3_5_moe_text", "qwen3_next")},
     "qwen3_next, an older file": (_EVERY_FOURTH, {"gates_apart": False}),
@@ -55,15 +56,13 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 """By name, settings of the model, and how its file is written."""
 
 
-def ours(file: Path, prompt: list[int]) -> torch.Tensor:
+def ours(block: Block, head: OutputHead, prompt: list[int]) -> torch.Tensor:
     """Log-probabilities [V] of the token behind a prompt."""
-    source = open_source(file)
-    block = Block(source, 0, source.layers, "float32")
     mask = tree_mask(0, np.tri(len(prompt), dtype=np.bool_))
     places = torch.arange(len(prompt))
     rows = block.forward(torch.tensor(prompt), places, block.new_cache(64), mask)
     assert rows is not None
-    return torch.log_softmax(OutputHead(source, "float32").logits(rows[-1:])[0], -1)
+    return torch.log_softmax(head.logits(rows[-1:])[0], -1)
 
 
 @contextlib.contextmanager
@@ -86,7 +85,7 @@ def served(binary: str, file: Path) -> Iterator[httpx.Client]:
                 time.sleep(0.2)
             yield client
     finally:
-        process.terminate()
+        process.kill()  # it has nothing to keep
         process.wait()
 
 
@@ -100,9 +99,11 @@ def difference(binary: str, root: Path, name: str) -> float:
     folder = write_family(root / "m", family, **in_blocks(family) | sizes | settings)
     file = root / "it.gguf"
     write_gguf(folder, file, all_as("F32"), tokens, **how)
+    source = open_source(file)
+    model = Block(source, 0, source.layers, "float32"), OutputHead(source, "float32")
     # A token that is a part of a character is not told before the character is whole.
     for last in range(40, len(names)):
-        mine = ours(file, [*PROMPT, last])
+        mine = ours(*model, [*PROMPT, last])
         if names[int(mine.argmax())].isalnum() and names[int(mine.argmax())].isascii():
             break
     asked = {"prompt": [*PROMPT, last], "n_predict": 1, "temperature": 0, "n_probs": 5}

@@ -661,7 +661,9 @@ def _of_family(config: Any) -> Iterator[tuple[str, Any]]:
         yield "expert_count", config.moe_num_experts
         yield "expert_used_count", config.moe_k
         yield "expert_feed_forward_length", config.moe_intermediate_size
-        yield "expert_shared_count", config.moe_num_shared_experts
+        shared = config.moe_num_shared_experts
+        yield "expert_shared_count", shared
+        yield "expert_shared_feed_forward_length", shared * config.moe_intermediate_size
         yield "interleave_moe_layer_step", config.moe_layer_interval
         yield "leading_dense_block_count", config.moe_layer_start_index
     if config.model_type in ("gpt_oss", "olmoe", "mixtral", "hunyuan_v1_moe"):
