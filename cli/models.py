@@ -15,6 +15,7 @@ from rich.text import Text
 from edgespec.cli import options
 from edgespec.cli.tables import show_table
 from edgespec.config import HEADS, MOST_STAGES
+from edgespec.daemon.bundled_models import HYBRID
 from edgespec.daemon.model_names import known_name, resolved
 from edgespec.daemon.planning import (
     DEFAULT_CONTEXT,
@@ -235,7 +236,7 @@ def _show_all(stages: int, others: dict[str, int]) -> None:
         f"GiB: of each board of {stages}, in 4 bits, {DEFAULT_CONTEXT} tokens of context",
         "edgespec models NAME shows one, or why it does not run; edgespec pull NAME downloads it",
         *(f"here too: {hub}, {size_text(size)}" for hub, size in others.items()),
-        "without --model: the bundled toy pair",
+        f"without --model: the bundled toy pair; --model {HYBRID}: a bundled toy with states",
     ]
     for line in lines:
         console.print(line, soft_wrap=True)
