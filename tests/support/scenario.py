@@ -167,9 +167,9 @@ def draw_hybrid(seed: int) -> Scenario:
         structs.replace(
             ask,
             prompt=preamble[: rng.randint(30, 80)] + ask.prompt[-12:],
-            max_new_tokens=rng.randint(1, 24),
+            max_new_tokens=rng.randint(1, 16),
         )
-        for ask in scenario.asks[:4]
+        for ask in scenario.asks[:3]
     )
     network = scenario.network
     return structs.replace(
