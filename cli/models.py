@@ -16,7 +16,7 @@ from edgespec.cli import options
 from edgespec.cli.tables import show_table
 from edgespec.config import HEADS, MOST_STAGES
 from edgespec.daemon.bundled_models import HYBRID
-from edgespec.daemon.model_names import known_name, resolved
+from edgespec.daemon.model_names import known_name, resolved, spoken
 from edgespec.daemon.planning import (
     DEFAULT_CONTEXT,
     Quants,
@@ -69,7 +69,7 @@ def models(
         raise ConfigError(f"{stages} stages; a ring has 1 to {MOST_STAGES}")
     only = known_name(name)
     if name and not only:
-        raise ConfigError(f"{name} has no short name; `edgespec models` lists those that have one")
+        raise ConfigError(f"{spoken(name)} is not in the list; `edgespec models` shows what is")
     shown = {only: MODELS[only]} if only else MODELS
     others = {} if only else _others()
     if as_json:

@@ -84,6 +84,8 @@ def known_name(model: str) -> str:
 
 def spoken(model: str) -> str:
     """A resolved model as a user would name it: by its short name, if it has one."""
+    if model == bundled(HYBRID):
+        return HYBRID
     name = known_name(model)
     return f"{name}{GGUF}" if name and model == MODELS[name].gguf else name or model
 
