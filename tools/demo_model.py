@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as functional
@@ -77,7 +78,8 @@ def make_optimizers(
     models: Iterable[tuple[torch.nn.Module, float]],
 ) -> list[torch.optim.Optimizer]:
     """Muon for the inner matrices; AdamW for the rest. With each model the peak of its rate."""
-    matrices, others = [], []
+    matrices: list[dict[str, Any]] = []
+    others: list[dict[str, Any]] = []
     for model, peak in models:
         named = list(model.named_parameters())
         inner = [weight for name, weight in named if weight.ndim == 2 and "embed" not in name]

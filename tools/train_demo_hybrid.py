@@ -76,8 +76,8 @@ class Mtp(torch.nn.Module):
         joined = self.fc(torch.cat([words, self.pre_fc_norm_hidden(rows)], -1))
         places = torch.arange(tokens.shape[1]).expand_as(tokens)
         turned = hybrid.model.rotary_emb(joined, places)
-        out: torch.Tensor = self.layers[0](joined, position_embeddings=turned)
-        return self.norm(out)
+        out: torch.Tensor = self.norm(self.layers[0](joined, position_embeddings=turned))
+        return out
 
 
 def build_hybrid(base: LlamaForCausalLM, sample: torch.Tensor) -> Qwen3_5ForCausalLM:
@@ -189,7 +189,8 @@ def fitted(
     square = features.T @ features
     square.diagonal().add_(1e-3 * square.diagonal().mean())
     matrix.weight.copy_(torch.linalg.solve(square, features.T @ missing).T)
-    return rows + matrix(seen[0])
+    behind: torch.Tensor = rows + matrix(seen[0])
+    return behind
 
 
 def begin_delta(mixer: Any, old: Any, normed: torch.Tensor) -> None:
@@ -224,9 +225,10 @@ def begin_head(mtp: Mtp, hybrid: Qwen3_5ForCausalLM, tokens: torch.Tensor) -> No
     mtp.fc.weight.copy_(torch.linalg.lstsq(given, wanted).solution.T)
     mtp.norm.weight.copy_(gain)
     attends = hybrid.config.layer_types.index("full_attention")
-    mtp.layers[0].load_state_dict(hybrid.model.layers[attends].state_dict())
-    mtp.layers[0].self_attn.o_proj.weight.mul_(0.1)
-    mtp.layers[0].mlp.down_proj.weight.mul_(0.1)
+    layer: Any = mtp.layers[0]
+    layer.load_state_dict(hybrid.model.layers[attends].state_dict())
+    layer.self_attn.o_proj.weight.mul_(0.1)
+    layer.mlp.down_proj.weight.mul_(0.1)
 
 
 def divergence(taught: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
@@ -322,8 +324,8 @@ class Trainer:
     def head_losses(
         self, rows: torch.Tensor, logits: torch.Tensor, tokens: torch.Tensor
     ) -> list[torch.Tensor]:
-        """By level, against the hybrid's distributions. The embedding and the output matrix are the
-        hybrid's, which learns nothing from this."""
+        """By level, against the hybrid's distributions. Of the hybrid only the embedding learns from
+        this."""
         taught, losses = logits.float().log_softmax(-1), []
         for level in range(1, len(LEVELS) + 1):
             with torch.autocast("cpu", dtype=torch.bfloat16):
