@@ -324,8 +324,8 @@ class Trainer:
     def head_losses(
         self, rows: torch.Tensor, logits: torch.Tensor, tokens: torch.Tensor
     ) -> list[torch.Tensor]:
-        """By level, against the hybrid's distributions. Of the hybrid only the embedding learns from
-        this."""
+        """By level, against the hybrid's distributions. Of the hybrid the embedding alone learns
+        from this."""
         taught, losses = logits.float().log_softmax(-1), []
         for level in range(1, len(LEVELS) + 1):
             with torch.autocast("cpu", dtype=torch.bfloat16):
