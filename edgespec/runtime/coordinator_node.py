@@ -202,9 +202,9 @@ class CoordinatorNode(RingNode):
                 return submit
             case Cancel() | Subscribe():
                 return message
-            case Fault(request, reason):
+            case Fault(reason=reason):
                 why = printable(reason, REASON_CHARS)  # it ends on a client's terminal
-                return Fault(request, f"{stage}: {why}")
+                return replace(message, reason=f"{stage}: {why}")
             case Credit() if stage:
                 return message
             case StageActivity(runs) if stage:
