@@ -20,7 +20,7 @@ from edgespec.decoding.effects import (
     OpenDraft,
     RunHead,
 )
-from edgespec.decoding.events import Drafted, HeadDone, MasksFound
+from edgespec.decoding.events import Drafted, HeadDone, Masks, MasksFound
 from edgespec.drafting.grower import Further, TreeGrower
 from edgespec.drafting.steps import Steps, alone, together
 from edgespec.errors import EdgespecError, RemoteProtocolError
@@ -29,7 +29,6 @@ from edgespec.machines.events import BlockDone, Event
 from edgespec.policy.base import Deepen, Expand, Grow
 from edgespec.tree.drafted import Children, DraftedTree
 from edgespec.types.stop_check import StopCheck
-from edgespec.verify.rules import Mask
 from edgespec.verify.sampling import Choice
 from edgespec.verify.top_logprobs import TopLogprobs, joined
 
@@ -164,7 +163,7 @@ def _drafted(draft: Draft, found: DraftedTree | Children | Exception) -> Event:
 
 
 def _found_masks(effect: FindMasks) -> MasksFound:
-    found: list[tuple[int, tuple[Mask | None, ...] | str]] = []
+    found: list[tuple[int, Masks]] = []
     for request, grammar, answers in effect.asked:
         try:
             masks = [None if grammar.has_ended(one) else grammar.allowed(one) for one in answers]

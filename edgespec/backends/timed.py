@@ -59,7 +59,8 @@ def segment_bytes(costs: RingCosts, segment: Segment) -> int:
         return costs.verdict_bytes(
             rows, len(segment.cost), chosen, numbers, requests=len(segment.parts)
         )
-    told = [one for part in segment.parts if part.allowed for one in part.allowed.masks]
+    choosing = [part.choosing for part in segment.parts if part.choosing is not None]
+    told = [mask for one in choosing if one.allowed for mask in one.allowed.masks]
     tokens = any(len(part.tokens) for part in segment.parts)
     ran = 0 if hidden is None else max(len(segment.cost), 1)
     total = costs.segment_bytes(rows, ran, tokens, requests=len(segment.parts))

@@ -44,13 +44,17 @@ class HeadDone(Event):
     top_logprobs: TopLogprobs | None = None
 
 
+Masks = tuple[Mask | None, ...] | str
+"""What may come behind some rows, None where the answer has ended; or why that is not known, fit
+for a user."""
+
+
 @dataclass(frozen=True, slots=True)
 class MasksFound(Event):
-    """FindMasks ended: of each request the masks behind its rows, None where the answer has ended;
-    or why there are none, fit for a user."""
+    """FindMasks ended, of each request with the masks behind its rows."""
 
     seq: int
-    found: tuple[tuple[int, tuple[Mask | None, ...] | str], ...]
+    found: tuple[tuple[int, Masks], ...]
 
 
 @dataclass(frozen=True, slots=True)

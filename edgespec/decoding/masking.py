@@ -7,9 +7,9 @@ from collections.abc import Container, Mapping
 from msgspec.structs import replace
 
 from edgespec.decoding.effects import FindMasks, SendRing
-from edgespec.decoding.events import MasksFound
+from edgespec.decoding.events import Masks, MasksFound
 from edgespec.decoding.request import Request
-from edgespec.errors import EdgespecError
+from edgespec.errors import ConfigError, EdgespecError
 from edgespec.machines.effects import Effect
 from edgespec.tree.ledger import IntArray
 from edgespec.verify.rules import Answer, Grammar
@@ -48,15 +48,13 @@ class Masking:
             return [], failed
         found, parts = dict(event.found), []
         for part in segment.parts:
-            masks, request, allowed = found.get(part.request), live.get(part.request), None
-            if isinstance(masks, str) and request is not None:
-                failed.append((request, masks))
-            elif not isinstance(masks, str | None) and request is not None:
+            masks, request = found.get(part.request), live.get(part.request)
+            if masks is not None and request is not None:
                 try:
-                    allowed = request.outbox.masks.allowed(_chosen(request, part), masks)
+                    part = _masked(request, part, masks)
                 except EdgespecError as problem:
                     failed.append((request, str(problem)))
-            parts.append(replace(part, allowed=allowed))
+            parts.append(part)
         return [SendRing(replace(segment, parts=tuple(parts)))], failed
 
 
@@ -64,6 +62,17 @@ def _chosen(request: Request, part: Part) -> IntArray:
     """Those of a part's rows behind which a token is chosen, if the walk comes there."""
     last = len(request.outbox.prefix) - 1
     return part.ids[part.ids == last] if part.committed else part.ids
+
+
+def _masked(request: Request, part: Part, masks: Masks) -> Part:
+    """The part, with what may come behind its rows. Raises EdgespecError if the grammar failed, or
+    that is too much."""
+    if isinstance(masks, str):
+        raise ConfigError(masks)
+    allowed = request.outbox.masks.allowed(_chosen(request, part), masks)
+    assert request.choosing is not None
+    choosing = part.choosing or replace(request.choosing, rules=None)
+    return replace(part, choosing=replace(choosing, allowed=allowed))
 
 
 def _asked(request: Request, part: Part) -> tuple[int, Grammar, tuple[Answer, ...]] | None:

@@ -210,10 +210,10 @@ class StageMachine:
 
     def _begin_walk(self, part: Part) -> None:
         held = self._held.get(part.request)
-        if held is not None and part.choosing is not None:
+        if held is not None and part.choosing is not None and part.committed:
             held.begin_walk(part.choosing)
         if held is not None and held.walk is not None and held.walk.rules is not None:
-            held.walk.rules.allow(part.allowed)
+            held.walk.rules.allow(part.choosing and part.choosing.allowed)
 
     def _on_block_done(
         self, job: int, hidden: Tensor | None, aux_hidden: Tensor | None, now: float
@@ -306,7 +306,6 @@ class StageMachine:
             positions=rows.positions,
             tokens=tokens,
             choosing=None if self._is_last else part.choosing,
-            allowed=None if self._is_last else part.allowed,
         )
 
     def _hand_on(self, segment: Segment) -> list[Effect]:

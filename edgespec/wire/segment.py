@@ -147,7 +147,8 @@ class Choosing(Record, frozen=True):
     """How the last stage chooses a request's tokens, if it holds the output head.
 
     The settings of verify.sampling.Sampling; `top`: how many of the likeliest tokens are wanted
-    beside each token, with log-probabilities; -1: neither. `rules`: what changes their logits.
+    beside each token, with log-probabilities; -1: neither. `rules`: what changes their logits;
+    `allowed`: what a grammar allows behind the part's rows.
     """
 
     temperature: Finite
@@ -157,6 +158,12 @@ class Choosing(Record, frozen=True):
     seed: Whole
     top: Annotated[int, Meta(ge=-1)]
     rules: ToldRules | None = None
+    allowed: Allowed | None = None
+
+    def check(self) -> None:
+        for told in (self.rules, self.allowed):
+            if told is not None:
+                told.check()
 
     @property
     def is_masked(self) -> bool:
@@ -212,9 +219,9 @@ class Part(Record, frozen=True):
     tokens; after it they are empty, unless the last stage chooses.
 
     `choosing`: with the end of a prompt; from its last row on the last stage follows the walk along
-    target tokens, for the rows of this part and of all that follow. `known`: with it, the tokens
+    target tokens, for the rows of this part and of all that follow. With guesses, which change
+    nothing of that, if a grammar says what it allows there. `known`: with it, the tokens
     that come after the first of the rows that are wanted back; these are not chosen, but scored.
-    `allowed`: of the rows behind which a grammar says what may be chosen.
     What comes back then is its `verdict` in the place of hidden rows, without rows if none of the
     part's is on the walk.
     """
@@ -235,7 +242,6 @@ class Part(Record, frozen=True):
     choosing: Choosing | None = None
     verdict: Verdict | None = None
     known: IntArray = NO_IDS
-    allowed: Allowed | None = None
 
     def __post_init__(self) -> None:
         take_arrays(self, "ids", "parents", "positions", "tokens", "fork_ids", "known")
@@ -249,7 +255,7 @@ class Part(Record, frozen=True):
         for numbers in (self.ids, self.positions, self.fork_ids, self.known):
             if len(numbers):
                 require(np.minimum.reduce(numbers) >= 0, "a negative id or position")
-        for told in (self.verdict, self.choosing and self.choosing.rules, self.allowed):
+        for told in (self.verdict, self.choosing):
             if told is not None:
                 told.check()
 

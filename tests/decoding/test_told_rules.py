@@ -42,8 +42,15 @@ def crossed(**changes: Any) -> Segment:
     return back
 
 
-def chooses(rules: Any) -> Choosing:
-    return Choosing(0.0, 0, 1.0, 0.0, 3, -1, rules)
+def chooses(rules: Any = None, allowed: Any = None) -> Choosing:
+    return Choosing(0.0, 0, 1.0, 0.0, 3, -1, rules, allowed)
+
+
+def allowed_of(segment: Segment) -> Allowed:
+    choosing = segment.parts[0].choosing
+    assert choosing is not None
+    assert choosing.allowed is not None
+    return choosing.allowed
 
 
 def masks(size: int) -> st.SearchStrategy[Mask]:
@@ -65,8 +72,8 @@ def test_the_last_stage_has_the_masks_that_grammars_gave(data: st.DataObject) ->
     for row in range(0, 60, 3):
         some = [data.draw(st.sampled_from([*known, None]), "mask") for _ in range(3)]
         ids = numbers(row, row + 1, row + 2)
-        back = crossed(allowed=book.allowed(ids, some), choosing=chooses(MASKED)).parts[0].allowed
-        assert back is not None
+        told_now = chooses(MASKED, book.allowed(ids, some))
+        back = allowed_of(crossed(choosing=told_now))
         told += len(back.masks)
         assert all(len(mask.data) <= -(-size // 8) for mask in back.masks)
         follows.allow(back)
@@ -132,7 +139,7 @@ def runs(*lengths: int) -> bytes:
 
 
 LIES = [
-    {"allowed": lie}
+    {"choosing": chooses(None, lie)}
     for lie in (
         mask(slot=-1),
         mask(slot=MOST_MASKS),
@@ -175,8 +182,9 @@ def test_rules_that_cannot_be_are_refused(lie: dict[str, Any]) -> None:
 
 
 def test_what_is_right_beside_those_lies_is_taken() -> None:
-    assert crossed(allowed=mask()).parts[0].allowed is not None
-    assert crossed(allowed=mask(by_runs=True, size=64, data=runs(60, 4))).rows == 2
+    for right in (mask(), mask(by_runs=True, size=64, data=runs(60, 4))):
+        (back,) = allowed_of(crossed(choosing=chooses(None, right))).masks
+        assert bytes(back.data) == right.masks[0].data
 
 
 def test_a_row_of_which_nothing_was_said_chooses_nothing() -> None:

@@ -229,8 +229,8 @@ class Fuzzer:
         told = replace(told_rules(rules, (7, 8)), masked=True)
         masks = [np.arange(99) % dice.choice((1, 2, 99)) == 0 for _ in range(rows)]
         ids = np.arange(rows)
-        choosing = Choosing(0.5, 3, 0.25, 0.75, 2**64 - 1, 5, told)
-        return {"choosing": choosing, "allowed": MaskBook().allowed(ids, masks)}
+        allowed = MaskBook().allowed(ids, masks)
+        return {"choosing": Choosing(0.5, 3, 0.25, 0.75, 2**64 - 1, 5, told, allowed)}
 
     def _assign(self) -> Assign:
         ports, whole = (1, 7, 65535), self._whole
