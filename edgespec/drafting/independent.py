@@ -14,6 +14,7 @@ from edgespec.drafting.base import PASS_ROWS, Guesser, TokenPath
 from edgespec.drafting.launches import Launches
 from edgespec.drafting.ranking import Ranking, Unranked
 from edgespec.drafting.steps import Steps, call
+from edgespec.drafting.weight_file import guessed_tokens
 from edgespec.model.block import Block
 from edgespec.model.ends import OutputHead
 from edgespec.model.families import folds
@@ -72,6 +73,7 @@ class WholeModelGuesser(Guesser, Generic[RowsT]):
         self._most_ahead = most_ahead or most_rows
         self._new_rows, self._head = new_rows, head
         self._known, self._max_rows = known, most_rows
+        self._tokens = None if head.tokens is None else head.tokens.numpy()
         self._vocab_size = min(vocab_size or head.vocab_size, head.vocab_size)
         self._launches = Launches(head.device)
         self._ranking = Ranking(self.ranked, self.allowed)
@@ -130,7 +132,7 @@ class WholeModelGuesser(Guesser, Generic[RowsT]):
     def _rank(self, asked: Sequence[Unranked]) -> list[Children]:
         """The best children of each request's paths."""
         self.between_layers()
-        return self._ranking.together(asked, self._logits)
+        return self._ranking.together(asked, self._logits, self._tokens)
 
     def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return self._head.logits(hidden)[:, : self._vocab_size]
@@ -345,10 +347,11 @@ class IndependentGuesser(WholeModelGuesser[GuessCache]):
         output head as it is to be held; None: as `source` has it. Raises ModelError."""
         block = Block(source, 0, source.layers, dtype, device)
         passes = JointPasses(block, self.ran, self.between_layers)
+        tokens = guessed_tokens(min(vocab_size or block.vocab_size, block.vocab_size))
         super().__init__(
             "independent",
             lambda request: GuessCache(request, passes),
-            OutputHead(ends or source, dtype, device, share=block),
+            OutputHead(ends or source, dtype, device, share=block, tokens=tokens),
             known=block.vocab_size,
             most_rows=int(source.config.max_position_embeddings),
             vocab_size=vocab_size,

@@ -23,6 +23,7 @@ from edgespec.drafting.mtp import MtpGuesser, has_mtp
 from edgespec.drafting.ngram import NgramGuesser
 from edgespec.drafting.own import own_guesser
 from edgespec.drafting.ppd import PPDGuesser, read_ppd_tokens
+from edgespec.drafting.weight_file import guessed_tokens
 from edgespec.model.ends import OutputHead
 from edgespec.model.hub import local_folder
 from edgespec.model.source import TensorSource
@@ -94,7 +95,8 @@ def _easyspec(folder: str, base: BaseParts) -> Guesser:
         log.info("%s has %d layers, too few for groups: drafting plainly", folder, source.layers)
         return _independent(folder, base)
     model = GroupedModel(source, USUAL_SIZE, base.dtype, base.device)
-    head = OutputHead(base.draft_ends(folder), base.dtype, base.device)
+    tokens = guessed_tokens(min(base.vocab_size, model.vocab_size))
+    head = OutputHead(base.draft_ends(folder), base.dtype, base.device, tokens=tokens)
     limit = int(source.config.max_position_embeddings)
     return EasySpecGuesser(model, head, limit, base.vocab_size)
 

@@ -12,7 +12,7 @@ from support.checkpoints import write_checkpoint, write_family
 from support.mtp_heads import FILE, write_mtp
 
 from edgespec.config import Quantisation
-from edgespec.drafting import mtp
+from edgespec.drafting import weight_file
 from edgespec.drafting.choice import parse_draft
 from edgespec.drafting.mtp import MtpGuesser
 from edgespec.drafting.registry import BaseParts, build_draft
@@ -132,12 +132,8 @@ def test_how_the_rows_came_makes_no_difference(base: Path) -> None:
 def test_of_many_tokens_the_first_and_the_last_are_guessed(
     base: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert mtp.guessed_tokens(1 << 16) is None
-    every = mtp.guessed_tokens(248_320)
-    assert every is not None
-    assert (len(every), len(every.unique()), int(every[-1])) == (1 << 16, 1 << 16, 248_319)
-    monkeypatch.setattr(mtp, "DRAFT_VOCABULARY", 40)
-    monkeypatch.setattr(mtp, "LAST", 8)
+    monkeypatch.setattr(weight_file, "DRAFT_VOCABULARY", 40)
+    monkeypatch.setattr(weight_file, "LAST", 8)
     few = [*range(32), *range(88, 96)]
     given, draft = rows(len(CONTEXT) - 1), guesser(base)
     draft.open(1, Sampling())
