@@ -213,7 +213,7 @@ class StageMachine:
         if held is not None and part.choosing is not None and part.committed:
             held.begin_walk(part.choosing)
         if held is not None and held.walk is not None and held.walk.rules is not None:
-            held.walk.rules.allow(part.choosing and part.choosing.allowed)
+            held.walk.rules.allow(part.choosing.allowed if part.choosing is not None else None)
 
     def _on_block_done(
         self, job: int, hidden: Tensor | None, aux_hidden: Tensor | None, now: float

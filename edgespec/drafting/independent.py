@@ -14,7 +14,6 @@ from edgespec.drafting.base import PASS_ROWS, Guesser, TokenPath
 from edgespec.drafting.launches import Launches
 from edgespec.drafting.ranking import Ranking, Unranked
 from edgespec.drafting.steps import Steps, call
-from edgespec.drafting.weight_file import guessed_tokens
 from edgespec.model.block import Block
 from edgespec.model.ends import OutputHead
 from edgespec.model.families import folds
@@ -341,13 +340,15 @@ class IndependentGuesser(WholeModelGuesser[GuessCache]):
         device: torch.device | str = "cpu",
         vocab_size: int | None = None,
         ends: TensorSource | None = None,
+        guessed: torch.Tensor | None = None,
     ) -> None:
         """Load the draft model. `vocab_size`: tokens that the base model knows; no others are
         guessed (embeddings may be padded to different sizes). `ends`: the same model with its
-        output head as it is to be held; None: as `source` has it. Raises ModelError."""
+        output head as it is to be held; None: as `source` has it. `guessed` int64, ascending: the
+        tokens that it guesses, if it knows them; None: all. Raises ModelError."""
         block = Block(source, 0, source.layers, dtype, device)
         passes = JointPasses(block, self.ran, self.between_layers)
-        tokens = guessed_tokens(min(vocab_size or block.vocab_size, block.vocab_size))
+        tokens = None if guessed is None else guessed[guessed < block.vocab_size]
         super().__init__(
             "independent",
             lambda request: GuessCache(request, passes),

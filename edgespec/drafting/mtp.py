@@ -17,7 +17,7 @@ from edgespec.config import Quantisation
 from edgespec.drafting.eagle.guesser import PLAIN, PairGuesser
 from edgespec.drafting.eagle.rows import NextPairs, PairPasses
 from edgespec.drafting.held_head import GuesserParts
-from edgespec.drafting.weight_file import HeadFiles, guessed_tokens
+from edgespec.drafting.weight_file import HeadFiles
 from edgespec.errors import ModelError
 from edgespec.model.block import row_math
 from edgespec.model.ends import OutputHead
@@ -82,11 +82,13 @@ class MtpGuesser(PairGuesser):
         dtype: str = "float32",
         device: torch.device | str = "cpu",
         head_quantisation: Quantisation = PLAIN,
+        guessed: torch.Tensor | None = None,
     ) -> None:
         """`ends` and `layer`: the base's tensors, its embedding's and as the head's layer is to be
-        held; `head_quantisation`: of the rows of its output matrix, if not all are scored with.
-        Raises ModelError if it has no such head."""
-        files = HeadFiles(None, {}, tokens=guessed_tokens(base.vocab_size))
+        held; `guessed` int64, ascending: the tokens that it guesses, None: all;
+        `head_quantisation`: of their rows of its output matrix. Raises ModelError if it has no such
+        head."""
+        files = HeadFiles(None, {}, tokens=guessed)
         held = dtype, device, head_quantisation, head_quantisation
         super().__init__(NAME, (), files, base, ends, *held)
         self._passes = MtpPasses(layer, self._parts)

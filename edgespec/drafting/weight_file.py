@@ -11,7 +11,6 @@ from typing import Generic, TypeVar
 import torch
 from safetensors import safe_open
 
-from edgespec.config import DRAFT_VOCABULARY
 from edgespec.drafting.dspark.shape import DSparkShape
 from edgespec.drafting.eagle.shape import HeadShape
 from edgespec.errors import ModelError
@@ -21,9 +20,6 @@ from edgespec.model.safetensors_writer import PADDING, SafetensorsWriter, Slot
 
 FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 """In which heads are stored."""
-
-LAST = 1024
-"""So many of the last tokens are always guessed: those that end a turn are among them."""
 
 _EMBEDDING, _MATRIX, _SCORED = "embed_tokens.weight", "lm_head.weight", ("d2t", "t2d")
 
@@ -46,14 +42,6 @@ class HeadFiles(Generic[Shape]):
     embedding: torch.Tensor | None = None
     matrix: torch.Tensor | None = None
     tokens: torch.Tensor | None = None
-
-
-def guessed_tokens(vocab: int) -> torch.Tensor | None:
-    """The tokens that a draft guesses that does not say which, int64, ascending; None: all. Of many
-    the first ones, as byte pairs are learnt by how frequent they are, and the last ones."""
-    if vocab <= DRAFT_VOCABULARY:
-        return None
-    return torch.cat((torch.arange(DRAFT_VOCABULARY - LAST), torch.arange(vocab - LAST, vocab)))
 
 
 def read_tensors(
@@ -106,11 +94,10 @@ def check_tensor(name: str, tensor: torch.Tensor | None, size: tuple[int, ...], 
 
 
 def narrowed(
-    files: HeadFiles[HeadOf], base_vocab: int, by_token: Sequence[str] = ()
+    files: HeadFiles[HeadOf], tokens: torch.Tensor | None, by_token: Sequence[str] = ()
 ) -> HeadFiles[HeadOf]:
-    """That head, which guesses a part of so many tokens if they are many and it does not say which;
+    """That head, which guesses these tokens alone (None: all) if it does not say which it does;
     `by_token`: its weights with a row for each that it guesses."""
-    tokens = guessed_tokens(base_vocab)
     if files.tokens is not None or tokens is None:
         return files
     weights = files.weights | {name: files.weights[name][tokens] for name in by_token}

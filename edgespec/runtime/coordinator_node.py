@@ -82,6 +82,8 @@ class CoordinatorNode(RingNode):
         """Logs every request and its end."""
         self.keep_holders: Callable[[tuple[str, ...]], None] = lambda keys: None
         """Remembers the keys of the stages' holders."""
+        self.answered: Callable[[Finished], None] = lambda answer: None
+        """Is told every answer that is whole."""
         self.drain = 0.0
         """Seconds that requests have to end when the node is to leave; new ones are refused."""
         self.unloads = False
@@ -306,6 +308,8 @@ class CoordinatorNode(RingNode):
             message = replace(message, leaving=_ENDING)
         if self.requests is not None and isinstance(message, Finished | Failed):
             self.requests.answered(peer, message)
+        if isinstance(message, Finished):
+            self.answered(message)
         try:
             self.transport.send_control(peer, message)  # type: ignore[arg-type]
         except PeerLost:

@@ -60,12 +60,13 @@ class DSparkGuesser(HeadGuesser[_BlockRequest]):
         device: torch.device | str = "cpu",
         quantisation: Quantisation = PLAIN,
         head_quantisation: Quantisation = PLAIN,
+        guessed: torch.Tensor | None = None,
     ) -> None:
         """`base` and its tensors `source` are lent where the head has no output matrix or embedding
         of its own; `quantisation` is of the matrices of its layers and of its own output matrix,
-        `head_quantisation` of the base's rows that it scores with. Raises ModelError for what
-        cannot be lent or held so."""
-        files = narrowed(files, base.vocab_size, [MARKOV] if files.shape.markov_rank else [])
+        `head_quantisation` of the base's rows that it scores with. `guessed`: tokens, see
+        `narrowed`. Raises ModelError for what cannot be lent or held so."""
+        files = narrowed(files, guessed, [MARKOV] if files.shape.markov_rank else [])
         shape, held = files.shape, (quantisation, head_quantisation)
         self._shape = shape
         # A matrix of its own is a draft's, as its layers are: no text depends on it.
@@ -182,6 +183,7 @@ def load_dspark(
     device: torch.device | str = "cpu",
     quantisation: Quantisation = PLAIN,
     head_quantisation: Quantisation = PLAIN,
+    guessed: torch.Tensor | None = None,
 ) -> DSparkGuesser:
     """The one-pass head in a folder, or of a hub id, for the base `source` with the output head
     `base`; see DSparkGuesser.
@@ -189,4 +191,5 @@ def load_dspark(
     Raises ModelError if there is none, it does not fit, or cannot be quantised so.
     """
     files = read_head(path, base.hidden_size, base.vocab_size, base.layers)
-    return DSparkGuesser(files, base, source, dtype, device, quantisation, head_quantisation)
+    held = quantisation, head_quantisation, guessed
+    return DSparkGuesser(files, base, source, dtype, device, *held)

@@ -150,11 +150,13 @@ class EagleGuesser(PairGuesser):
         device: torch.device | str = "cpu",
         quantisation: Quantisation = PLAIN,
         head_quantisation: Quantisation = PLAIN,
+        guessed: torch.Tensor | None = None,
     ) -> None:
         """`base` and its tensors `source` are lent where the head has no matrix or embedding of
         its own; `quantisation` is of the matrices of its layer, `head_quantisation` of that which
-        it scores with. Raises ModelError for what cannot be lent or held so."""
-        files = narrowed(files, base.vocab_size)
+        it scores with. `guessed`: tokens, see `narrowed`. Raises ModelError for what cannot be lent
+        or held so."""
+        files = narrowed(files, guessed)
         shape, held = files.shape, (head_quantisation, head_quantisation)
         super().__init__(shape.kind, shape.aux_hidden, files, base, source, dtype, device, *held)
         with torch.device("meta"):
@@ -181,6 +183,7 @@ def load_eagle(
     device: torch.device | str = "cpu",
     quantisation: Quantisation = PLAIN,
     head_quantisation: Quantisation = PLAIN,
+    guessed: torch.Tensor | None = None,
 ) -> EagleGuesser:
     """The head of that kind in a folder, or of a hub id, for the base `source` with the output
     head `base`; see EagleGuesser.
@@ -190,4 +193,5 @@ def load_eagle(
     files = read_head(path, base.hidden_size, base.vocab_size, base.layers)
     if files.shape.kind != kind:
         raise ModelError(f"{path} is an {files.shape.kind} head; say {files.shape.kind}:{path}")
-    return EagleGuesser(files, base, source, dtype, device, quantisation, head_quantisation)
+    held = quantisation, head_quantisation, guessed
+    return EagleGuesser(files, base, source, dtype, device, *held)
