@@ -81,7 +81,7 @@ class StateMixer:
             vectors["gain"] = gain.repeat(form.heads) if form.delta else gain
         if form.scale:
             vectors["scale"] = form.scales().to(device, wide(dtype))
-        self._math: _StateMath = TorchStates(form, vectors)
+        self._math: StateMath = TorchStates(form, vectors)
         kernels = compiled_states()
         if isinstance(row_math, CompiledRows) and kernels is not None:
             self._math = states = _CompiledStates(form, vectors, kernels, row_math)
@@ -111,31 +111,39 @@ class StateMixer:
     def _mix(self, cache: RowCache, projected: torch.Tensor, seen: Visibility) -> torch.Tensor:
         """The rows [R, inner] before the last product, of one request, whose slots have room."""
         assert isinstance(cache, TwoRegionCache)
-        rows = cache.folded
-        assert rows is not None
-        given, mine = self._math.given(rows, self._index, seen, projected), rows.states[self._index]
-        steps = seen.states.get(tuple(mine))
-        if steps is None:
-            steps = steps_of(rows, self._index, seen.rows.tolist(), given.prefixes())
-            seen.states[tuple(mine)] = steps
-        # Caches that begin alike share states: none that was there before is written to.
-        states, kind = [*mine.values()], wide(projected.dtype)
-        while len(states) < steps.numbers:
-            states.append(projected.new_empty(self._form.state, dtype=kind))
-        for step in steps.steps:
-            source = None if step.source == NONE else states[step.source]
-            if step.state == NONE:
-                state = projected.new_empty(self._form.state, dtype=kind)
-                runs = given.path(step.first, step.begin, step.boundary)
-            else:
-                state, count = states[step.state], step.boundary - step.begin
-                runs = [(step.begin, count)] if count else []
-            given.read(step, source, runs, state)
-        rows.states[self._index] = {at: states[number] for at, number in steps.left.items()}
-        return given.out()
+        assert cache.folded is not None
+        return read_states(self._math, self._index, cache.folded, projected, seen)
 
 
-class _Given(Protocol):
+def read_states(
+    math: StateMath, layer: int, rows: FoldedRows, projected: torch.Tensor, seen: Visibility
+) -> torch.Tensor:
+    """What projections [R, ...] of one request's rows read in a layer, [R, inner]: the states that
+    they need are made of those that are there, and left for the next ones."""
+    given, mine = math.given(rows, layer, seen, projected), rows.states[layer]
+    steps = seen.states.get(tuple(mine))
+    if steps is None:
+        steps = steps_of(rows, layer, seen.rows.tolist(), given.prefixes())
+        seen.states[tuple(mine)] = steps
+    # Caches that begin alike share states: none that was there before is written to.
+    states, shape, kind = [*mine.values()], math.form.state, wide(projected.dtype)
+    while len(states) < steps.numbers:
+        states.append(projected.new_empty(shape, dtype=kind))
+    for step in steps.steps:
+        source = None if step.source == NONE else states[step.source]
+        runs: Iterable[tuple[int, int]]
+        if step.state == NONE:
+            state = projected.new_empty(shape, dtype=kind)
+            runs = given.path(step.first, step.begin, step.boundary)
+        else:
+            state, count = states[step.state], step.boundary - step.begin
+            runs = [(step.begin, count)] if count else []
+        given.read(step, source, runs, state)
+    rows.states[layer] = {at: states[number] for at, number in steps.left.items()}
+    return given.out()
+
+
+class StatePass(Protocol):
     """One pass of rows of one request."""
 
     def prefixes(self) -> list[int]:
@@ -157,10 +165,14 @@ class _Given(Protocol):
         """See InTurn."""
 
 
-class _StateMath(Protocol):
+class StateMath(Protocol):
+    """What makes and reads states of a form."""
+
+    form: StateForm
+
     def given(
         self, rows: FoldedRows, index: int, seen: Visibility, projected: torch.Tensor
-    ) -> _Given:
+    ) -> StatePass:
         """For new rows of layer `index`, whose slots are there."""
 
 

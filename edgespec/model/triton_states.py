@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
+import numpy as np
 import torch
 
 from edgespec.kernels.gpu.places import PATH, Paths
@@ -115,53 +116,64 @@ def trial(device: torch.device) -> str:
     Rows that begin to read a second state are compared with float64, and to the bit with themselves
     one by one.
     """
+    # Only here, as it is what uses them.
+    from edgespec.model.state_mixer import read_states
+
     form = StateForm(
-        delta=True, name="", entering=(), hidden=0, heads=4, groups=2, key=32, value=24, kernel=4,
+        delta=True, name="", entering=(), hidden=0, heads=2, groups=1, key=32, value=24, kernel=4,
         eps=1e-5, normed=24, gate_last=True,
     )  # fmt: skip
-    generator = torch.Generator().manual_seed(0)
-
-    def by_chance(*size: int) -> torch.Tensor:
-        return torch.randn(size, generator=generator)
-
-    before, count = AHEAD + STRIDE - 1, 3
-    terms, inputs = by_chance(before, form.terms), by_chance(before, form.conv).bfloat16()
-    terms[:, -form.heads :].sigmoid_()
-    vectors = {
-        "taps": by_chance(form.kernel, form.conv),
-        "step_bias": by_chance(form.heads),
-        "decay": -by_chance(form.heads).exp(),
-        "gain": by_chance(form.inner),
-    }
-    projected = by_chance(count, form.inner + form.conv + 2 * form.heads).bfloat16()
+    text = AHEAD + STRIDE - 1
+    vectors, before, projected = made_up(form, text, 3)
 
     def made(dtype: torch.dtype, where: torch.device, together: int) -> torch.Tensor:
         held = {name: one.to(where, wide(dtype)) for name, one in vectors.items()}
-        rows = FoldedRows({0: form.folded(dtype)}, dtype, where)
-        own, _ = rows.held(0)
-        own[:before].view(wide(dtype))[:, : form.terms] = terms.to(where)
-        begin = form.terms * wide(dtype).itemsize // dtype.itemsize
-        own[:before, begin : begin + form.conv] = inputs.to(where)
-        math = TorchStates(form, held)
-        states = math if dtype == torch.float64 else TritonStates(form, held, dtype)
-        found, state = [], torch.zeros(form.state, dtype=wide(dtype), device=where)
-        for first in range(0, count, together):
-            part = projected[first : first + together].to(where, dtype)
-            sees = tree_mask(before + first, torch.ones(len(part), len(part)).tril().bool().numpy())
-            places = torch.arange(before + first + len(part), device=where)
-            seen = Visibility(sees.to(where), places[before + first :], places)
-            given = states.given(rows, 0, seen, part)
-            for row, place in enumerate(range(before + first, before + first + len(part))):
-                folds = [(0, STRIDE)] if place == AHEAD + STRIDE else []
-                given.read(Step(row, row + 1, 0, 0, 0, 0), state, folds, state)
-            found.append(given.out())
+        rows, found = before(dtype, where), []
+        exact = dtype == torch.float64
+        math = TorchStates(form, held) if exact else TritonStates(form, held, dtype)
+        for part in projected.to(where, dtype).split(together):
+            first = text + sum(map(len, found))
+            sees = tree_mask(first, np.tri(len(part), dtype=np.bool_), where)
+            places = torch.arange(first + len(part), device=where)
+            seen = Visibility(sees, places[first:], places)
+            found.append(read_states(math, 0, rows, part, seen))
         return torch.cat(found).cpu()
 
-    expected = made(torch.float64, torch.device("cpu"), count)
-    whole = made(torch.bfloat16, device, count)
+    expected = made(torch.float64, torch.device("cpu"), 3)
+    whole = made(torch.bfloat16, device, 3)
     off = (whole.double() - expected).square().mean() / expected.square().mean()
     if not float(off.sqrt()) <= _TOLERANCE:
         return "they are wrong in bfloat16"
     if not torch.equal(made(torch.bfloat16, device, 1), whole):
         return "they give a row other bits alone than beside others"
     return ""
+
+
+def made_up(
+    form: StateForm, text: int, count: int
+) -> tuple[Vectors, Callable[[torch.dtype, torch.device], FoldedRows], torch.Tensor]:
+    """A layer's vectors by chance; what makes, in any dtype, the cache of a text of so many rows,
+    whose slots 64 are enough for; and projections of `count` rows."""
+    generator = torch.Generator().manual_seed(0)
+
+    def by_chance(*size: int) -> torch.Tensor:
+        return torch.randn(size, generator=generator)
+
+    terms, inputs = by_chance(text, form.terms), by_chance(text, form.conv).bfloat16()
+    terms[:, -form.heads :].sigmoid_()
+    heads = form.heads
+    vectors = {"taps": by_chance(form.kernel, form.conv), "step_bias": by_chance(heads)}
+    vectors |= {"decay": -by_chance(heads).exp(), "gain": by_chance(form.inner)}
+    if not form.delta:
+        vectors |= {"skip": by_chance(heads), "bias": by_chance(form.conv)}
+
+    def before(dtype: torch.dtype, device: torch.device) -> FoldedRows:
+        rows = FoldedRows({0: form.folded(dtype)}, dtype, device)
+        own, _ = rows.held(0)
+        own[:text].view(wide(dtype))[:, : form.terms] = terms.to(device)
+        begin = form.terms * wide(dtype).itemsize // dtype.itemsize
+        own[:text, begin : begin + form.conv] = inputs.to(device)
+        return rows
+
+    projected = by_chance(count, form.inner + form.conv + (1 + form.delta) * heads)
+    return vectors, before, projected.bfloat16()

@@ -14,7 +14,11 @@ import torch
 import triton
 
 from edgespec.kernels.gpu.code_words import Codes, chunk_of
+from edgespec.kernels.gpu.places import PATH, Paths
 from edgespec.kernels.gpu.products import CodesProduct, steps_of_turn
+from edgespec.kernels.gpu.states import GpuMixer
+from edgespec.model.state_form import StateForm
+from edgespec.model.triton_states import made_up
 
 TOOL = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
 """Of NVIDIA, beside Triton's own."""
@@ -30,10 +34,19 @@ _MOST = {87: (48, 16, 163), 90: (64, 32, 227), 110: (48, 24, 227)}
 programming guide)."""
 
 
+class Usage(NamedTuple):
+    """What one compiled kernel takes: registers of a thread, bytes of shared memory, bytes of a
+    thread that went to memory for want of registers, programs that a multiprocessor holds."""
+
+    registers: int
+    shared: int
+    spilled: int
+    programs: int
+
+
 class Code(NamedTuple):
     """One compiled kernel: instructions of a thread in one turn of the innermost loop that has
-    tensor cores' ones, by name; registers of a thread, bytes of shared memory and programs that a
-    multiprocessor holds at once."""
+    tensor cores' ones, by name; the rest as Usage."""
 
     loop: Sequence[str]
     registers: int
@@ -46,7 +59,7 @@ def code_of(compiled: Any, capability: int) -> Code:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(compiled.asm["cubin"])
         file.flush()
-        listing, usage = (_dump(file.name, option) for option in ("-sass", "-res-usage"))
+        listing = _dump(file.name, "-sass")
     lines = [(int(at, 16), text) for at, text in _INSTRUCTION.findall(listing)]
     loops = []
     for end, text in lines:
@@ -55,7 +68,16 @@ def code_of(compiled: Any, capability: int) -> Code:
             body = [text for at, text in lines if int(back[1], 16) <= at <= end]
             if any("MMA" in text for text in body):
                 loops.append(body)
-    found = re.search(r"REG:(\d+)", usage)
+    usage = usage_of(compiled, capability)
+    return Code(min(loops, key=len), usage.registers, usage.shared, usage.programs)
+
+
+def usage_of(compiled: Any, capability: int) -> Usage:
+    """As code_of."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(compiled.asm["cubin"])
+        file.flush()
+        found = re.search(r"REG:(\d+) STACK:(\d+).* LOCAL:(\d+)", _dump(file.name, "-res-usage"))
     assert found is not None
     registers, shared = int(found[1]), int(compiled.metadata.shared)
     warps, programs, room = _MOST[capability]
@@ -64,7 +86,7 @@ def code_of(compiled: Any, capability: int) -> Code:
         *(programs, warps // compiled.metadata.num_warps, _REGISTERS // each),
         room * 1024 // (shared + 1024),
     )
-    return Code(min(loops, key=len), registers, shared, min(fit))
+    return Usage(registers, shared, int(found[2]) + int(found[3]), min(fit))
 
 
 def _dump(path: str, option: str) -> str:
@@ -139,3 +161,21 @@ def weights_of_turn(product: CodesProduct, rows: int) -> float:
     constants = product._constants
     chunk, strip, strips = (int(str(constants[one])) for one in ("CHUNK", "STRIP", "STRIPS"))
     return 4 * chunk * strip * strips / 64 * steps_of(product, rows)
+
+
+def launch_states(form: StateForm, dtype: torch.dtype, began: bool = True) -> None:
+    """Launch what a pass of a few rows does in such a layer, over a state, or over none."""
+    cpu = torch.device("cpu")
+    vectors, before, projected = made_up(form, 1, 5)
+    held = {name: one for name, one in vectors.items() if form.normed or name != "gain"}
+    if form.scale:
+        held["scale"] = form.scales()
+    mixer = GpuMixer(held, dtype, form.folded(dtype), **form.numbers)
+    kept, _ = before(dtype, cpu).held(0)
+    slots = torch.zeros((5, PATH), dtype=torch.int32)
+    paths, rows = Paths(slots, slots.flatten(), 30), projected.to(dtype)
+    state, out = torch.zeros(form.state), torch.zeros(5, form.inner)
+    entered = mixer.enter(rows, kept, paths)
+    folds = paths.every[:16]
+    mixer.read(kept, paths, entered, state if began else None, folds, state, (0, 5), out)
+    mixer.leave(rows, out)

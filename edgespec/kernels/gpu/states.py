@@ -488,10 +488,11 @@ def _convolve(
     slot = tl.load(slots + row * TAPS + tap, mask=of_tap, other=0)
     there = of_tap & (tl.load(absent + row * TAPS + tap, mask=of_tap, other=1) == 0)
     near = held_at(pieces, piece_count, slot, 0, held, 1, ROW) if PIECED else held + slot * ROW
-    rows = numbers_at(near, there, lane, mixed, DIM, ROW).to(tl.float32)
+    gate = tl.load(mixed + row * 3 * DIM + DIM + lane, mask=inside, other=0.0)
+    rows = numbers_at(near, there, lane, gate, DIM, ROW).to(tl.float32)
     by = weights + tap[:, None] * DIM + lane[None, :]
     sums = tl.sum(rows * tl.load(by, mask=of_tap[:, None] & inside[None, :], other=0.0), 0)
     if BIASED:
         sums += tl.load(bias + lane, mask=inside, other=0.0)
-    gate = tl.load(mixed + row * 3 * DIM + DIM + lane, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out + row * DIM + lane, (sums * gate).to(out.dtype.element_ty), mask=inside)
+    made = (sums * gate.to(tl.float32)).to(out.dtype.element_ty)
+    tl.store(out + row * DIM + lane, made, mask=inside)

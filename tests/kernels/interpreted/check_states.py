@@ -19,10 +19,11 @@ from edgespec.model.block import row_math
 from edgespec.model.kv_cache import RowForm, TwoRegionCache
 from edgespec.model.model_config import ModelConfig
 from edgespec.model.quantised.kernels import relative_error
-from edgespec.model.row_math import RowMath, SingleRows
+from edgespec.model.row_codes import CODED
+from edgespec.model.row_math import BATCHED, RowMath, SingleRows, Taps
 from edgespec.model.state_form import StateForm
 from edgespec.model.state_mixer import StateMixer
-from edgespec.model.tree_attention import Visibility, tree_mask
+from edgespec.model.tree_attention import JointVisibility, Visibility, tree_mask
 from edgespec.model.triton_rows import TritonRows
 from edgespec.model.triton_states import usable_states
 from edgespec.types.boundaries import AHEAD, STRIDE
@@ -79,7 +80,8 @@ class Layer:
 
     def __init__(self, form: StateForm, dtype: torch.dtype, math: RowMath) -> None:
         self.mixer = StateMixer(0, form, Tensors(form), dtype, CPU, math)  # type: ignore[arg-type]
-        self.rows = torch.randn(96, HIDDEN, generator=torch.Generator().manual_seed(1)).to(dtype)
+        rows = torch.randn(128, HIDDEN, generator=torch.Generator().manual_seed(1))
+        self.rows = (rows / 4).to(torch.bfloat16).to(dtype)  # a number that all have alike
         forms = [RowForm(1, 0, 1, form.folded(dtype))]
         self.cache = TwoRegionCache(first_layer=0, forms=forms, reserve=8, dtype=dtype)
 
@@ -107,7 +109,7 @@ class Layer:
 
 
 def tree_rows(*nodes: int) -> list[int]:
-    return [90 + node for node in nodes]
+    return [120 + node for node in nodes]
 
 
 def everything(form: StateForm, dtype: torch.dtype, bound: float) -> None:
@@ -152,3 +154,53 @@ def check_narrow_rows(dtype: torch.dtype) -> None:
     for name, form in FORMS.items():
         with case(name):
             everything(form, dtype, ROUNDING[dtype])
+
+
+@pytest.mark.thorough
+def check_guesses_farther_ahead_fold_their_own_path() -> None:
+    begun = Layer(DELTA, torch.float32, SingleRows())
+    begun.text(PROMPT)
+    plain, other = (Layer(DELTA, torch.float32, TritonRows()).after(begun) for _ in range(2))
+    deep = AHEAD + STRIDE + 2
+    text = plain.text(3, deep)
+    assert torch.equal(other.text(3), text[:3])
+    first = other.cache.length
+    other.run(tree_rows(0, 1), np.tri(2, dtype=bool), first)
+    sees = np.concatenate((np.zeros((deep, 2), bool), np.tri(deep, dtype=bool)), 1)
+    guessed = other.run(range(first, first + deep), sees, first)
+    assert torch.equal(guessed, text[3:])
+
+
+@torch.inference_mode()
+def check_convolutions() -> None:
+    """Of two requests, one of which begins with a stem, by rows of any form, and alone."""
+    width, generator = 20, torch.Generator().manual_seed(0)
+
+    def by_chance(*size: int) -> torch.Tensor:
+        return torch.randn(size, generator=generator)
+
+    taps = Taps(by_chance(width, 1, 3), by_chance(width))
+    for held_as, dtype in ((torch.float16, torch.float16), (CODED, torch.float32)):
+        parts, held = [], []
+        for length in (70, 1):
+            cache = TwoRegionCache(
+                first_layer=0, forms=[RowForm(1, width, 1)], reserve=80, dtype=held_as
+            )
+            cache.place(torch.arange(length))
+            cache.append(by_chance(1, 1, length, width).to(dtype), 0)
+            cache.advance(length)
+            if length > 64:
+                cache.freeze(64)
+            positions = length + torch.tensor([0, 1, 1])
+            mask = tree_mask(length, np.array([[1, 0, 0], [1, 1, 0], [1, 0, 1]], bool))
+            parts.append(Visibility(mask, positions, cache.place(positions)))
+            held.append(cache.append(by_chance(1, 1, 3, width).to(dtype), 0)[0])
+        mixed, seen = by_chance(6, 3 * width).to(dtype), JointVisibility(parts, [3, 3])
+        found = TritonRows().convolved(held, mixed, seen, taps)
+        expected = BATCHED.convolved(held, mixed.double(), seen, taps)
+        with case(held_as, dtype):
+            assert found.dtype == dtype
+            assert relative_error(found, expected) < ROUNDING[dtype]
+            mask, positions, slots = parts[0].mask()[:, :, 1:2], parts[0].rows[1:2], parts[0].slots
+            alone = Visibility(mask, positions, slots)
+            assert torch.equal(TritonRows().convolved(held[0], mixed[1:2], alone, taps), found[1:2])
