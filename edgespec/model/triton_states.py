@@ -163,7 +163,11 @@ def made_up(
     terms[:, -form.heads :].sigmoid_()
     heads = form.heads
     vectors = {"taps": by_chance(form.kernel, form.conv), "step_bias": by_chance(heads)}
-    vectors |= {"decay": -by_chance(heads).exp(), "gain": by_chance(form.inner)}
+    vectors["decay"] = -by_chance(heads).exp()
+    if form.normed:
+        vectors["gain"] = by_chance(form.inner)
+    if form.scale:
+        vectors["scale"] = form.scales()
     if not form.delta:
         vectors |= {"skip": by_chance(heads), "bias": by_chance(form.conv)}
 

@@ -167,10 +167,7 @@ def launch_states(form: StateForm, dtype: torch.dtype, began: bool = True) -> No
     """Launch what a pass of a few rows does in such a layer, over a state, or over none."""
     cpu = torch.device("cpu")
     vectors, before, projected = made_up(form, 1, 5)
-    held = {name: one for name, one in vectors.items() if form.normed or name != "gain"}
-    if form.scale:
-        held["scale"] = form.scales()
-    mixer = GpuMixer(held, dtype, form.folded(dtype), **form.numbers)
+    mixer = GpuMixer(vectors, dtype, form.folded(dtype), **form.numbers)
     kept, _ = before(dtype, cpu).held(0)
     slots = torch.zeros((5, PATH), dtype=torch.int32)
     paths, rows = Paths(slots, slots.flatten(), 30), projected.to(dtype)

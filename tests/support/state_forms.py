@@ -16,4 +16,8 @@ QWEN = StateForm(
     delta=True, name="linear_attn", entering=(), hidden=4096, heads=32, groups=16, key=128,
     value=128, kernel=4, eps=1e-6, normed=128, gate_last=True,
 )  # fmt: skip
+TINY_DELTA = StateForm(
+    delta=True, name="delta", entering=(), hidden=16, heads=2, groups=1, key=16, value=12,
+    kernel=4, eps=1e-5, normed=12, gate_last=True,
+)  # fmt: skip
 PUBLISHED = {"granite-4-h-micro": GRANITE, "falcon-h1-1.5b": FALCON, "qwen3.5-9b": QWEN}
