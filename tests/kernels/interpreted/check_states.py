@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from support.cases import case
 from support.tiers import tiered
 
 from edgespec.config import Quantisation
+from edgespec.kernels.gpu.launch import Launcher
 from edgespec.model.block import row_math
 from edgespec.model.kv_cache import RowForm, TwoRegionCache
 from edgespec.model.model_config import ModelConfig
@@ -120,7 +122,11 @@ def everything(form: StateForm, dtype: torch.dtype, bound: float) -> None:
     exact = Layer(form, torch.float64, SingleRows())
     exact.text(PROMPT)
     one = Layer(form, dtype, TritonRows()).after(begun)
-    found = [one.text(6), one.run(tree_rows(*range(5)), TREE, PROMPT + 6)]
+    with mock.patch.object(Launcher, "launch", autospec=True, side_effect=Launcher.launch) as asked:
+        found = [one.text(6)]  # some of the first state, others of the second one
+        assert asked.call_count == 5
+        found.append(one.run(tree_rows(*range(5)), TREE, PROMPT + 6))
+        assert asked.call_count == 5 + 4
     expected = [exact.text(6), exact.run(tree_rows(*range(5)), TREE, PROMPT + 6)]
     off = relative_error(torch.cat(found), torch.cat(expected))
     assert off < bound, off
