@@ -128,11 +128,11 @@ def trial(device: torch.device) -> str:
 
     def made(dtype: torch.dtype, where: torch.device, together: int) -> torch.Tensor:
         held = {name: one.to(where, wide(dtype)) for name, one in vectors.items()}
-        rows, found = before(dtype, where), []
+        rows, found = before(dtype, where), list[torch.Tensor]()
         exact = dtype == torch.float64
         math = TorchStates(form, held) if exact else TritonStates(form, held, dtype)
         for part in projected.to(where, dtype).split(together):
-            first = text + sum(map(len, found))
+            first = text + sum(len(one) for one in found)
             sees = tree_mask(first, np.tri(len(part), dtype=np.bool_), where)
             places = torch.arange(first + len(part), device=where)
             seen = Visibility(sees, places[first:], places)
