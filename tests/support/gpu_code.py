@@ -56,28 +56,25 @@ class Code(NamedTuple):
 
 def code_of(compiled: Any, capability: int) -> Code:
     """Of a kernel that Triton compiled. Raises FileNotFoundError without NVIDIA's tool."""
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(compiled.asm["cubin"])
-        file.flush()
-        listing = _dump(file.name, "-sass")
-    lines = [(int(at, 16), text) for at, text in _INSTRUCTION.findall(listing)]
-    loops = []
-    for end, text in lines:
-        back = _BACK.search(text)
-        if back and int(back[1], 16) < end:
-            body = [text for at, text in lines if int(back[1], 16) <= at <= end]
-            if any("MMA" in text for text in body):
-                loops.append(body)
+    loops = [body for body in loops_of(compiled) if any("MMA" in text for text in body)]
     usage = usage_of(compiled, capability)
     return Code(min(loops, key=len), usage.registers, usage.shared, usage.programs)
 
 
+def loops_of(compiled: Any) -> list[list[str]]:
+    """The instructions of its loops, by name."""
+    lines = [(int(at, 16), text) for at, text in _INSTRUCTION.findall(_dump(compiled, "-sass"))]
+    loops = []
+    for end, text in lines:
+        back = _BACK.search(text)
+        if back and int(back[1], 16) < end:
+            loops.append([text for at, text in lines if int(back[1], 16) <= at <= end])
+    return loops
+
+
 def usage_of(compiled: Any, capability: int) -> Usage:
     """As code_of."""
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(compiled.asm["cubin"])
-        file.flush()
-        found = re.search(r"REG:(\d+) STACK:(\d+).* LOCAL:(\d+)", _dump(file.name, "-res-usage"))
+    found = re.search(r"REG:(\d+) STACK:(\d+).* LOCAL:(\d+)", _dump(compiled, "-res-usage"))
     assert found is not None
     registers, shared = int(found[1]), int(compiled.metadata.shared)
     warps, programs, room = _MOST[capability]
@@ -89,9 +86,12 @@ def usage_of(compiled: Any, capability: int) -> Usage:
     return Usage(registers, shared, int(found[2]) + int(found[3]), min(fit))
 
 
-def _dump(path: str, option: str) -> str:
-    done = subprocess.run([TOOL, option, path], capture_output=True, text=True, check=True)
-    return done.stdout
+def _dump(compiled: Any, option: str) -> str:
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(compiled.asm["cubin"])
+        file.flush()
+        command = [TOOL, option, file.name]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
 class Form(NamedTuple):
