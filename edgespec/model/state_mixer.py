@@ -26,7 +26,7 @@ from edgespec.model.rope import Rotary
 from edgespec.model.row_math import CompiledRows, RowMath
 from edgespec.model.source import TensorSource, load_parameter
 from edgespec.model.state_form import StateForm, wide
-from edgespec.model.state_steps import NONE, InTurn, Step, steps_of
+from edgespec.model.state_steps import NONE, InTurn, StatePass, steps_of
 from edgespec.model.state_torch import TorchStates, Vectors
 from edgespec.model.tree_attention import JointVisibility, Seen, Visibility
 
@@ -141,28 +141,6 @@ def read_states(
         given.read(step, source, runs, state)
     rows.states[layer] = {at: states[number] for at, number in steps.left.items()}
     return given.out()
-
-
-class StatePass(Protocol):
-    """One pass of rows of one request."""
-
-    def prefixes(self) -> list[int]:
-        """How many slots from the first one on each row sees without a gap."""
-
-    def path(self, row: int, first: int, end: int) -> Iterable[tuple[int, int]]:
-        """Where its path's rows at these positions are: runs of slots, a first one and how many."""
-
-    def read(
-        self,
-        step: Step,
-        source: torch.Tensor | None,
-        runs: Iterable[tuple[int, int]],
-        state: torch.Tensor,
-    ) -> None:
-        """See InTurn."""
-
-    def out(self) -> torch.Tensor:
-        """See InTurn."""
 
 
 class StateMath(Protocol):

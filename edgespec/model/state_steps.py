@@ -79,8 +79,35 @@ def steps_of(rows: FoldedRows, layer: int, places: Sequence[int], prefixes: Sequ
     return Steps(steps, count, left)
 
 
-class InTurn(ABC):
-    """A pass of rows of one request through a layer, whose states are made before they are read."""
+class StatePass(ABC):
+    """A pass of rows of one request through a layer that keeps states."""
+
+    @abstractmethod
+    def prefixes(self) -> list[int]:
+        """How many slots from the first one on each row sees without a gap."""
+
+    @abstractmethod
+    def path(self, row: int, first: int, end: int) -> Iterable[tuple[int, int]]:
+        """Where its path's rows at these positions are: runs of slots, a first one and how many."""
+
+    @abstractmethod
+    def read(
+        self,
+        step: Step,
+        source: torch.Tensor | None,
+        runs: Iterable[tuple[int, int]],
+        state: torch.Tensor,
+    ) -> None:
+        """Make `state` of the `source`, of nothing without one, by the rows in runs of slots; then
+        read what the step's rows do."""
+
+    @abstractmethod
+    def out(self) -> torch.Tensor:
+        """What all have read, [R, inner]."""
+
+
+class InTurn(StatePass):
+    """One whose states are made before they are read."""
 
     def __init__(self, projected: torch.Tensor) -> None:
         """Of projections [R, ...]."""
@@ -94,8 +121,6 @@ class InTurn(ABC):
         runs: Iterable[tuple[int, int]],
         state: torch.Tensor,
     ) -> None:
-        """Make `state` of the `source`, of nothing without one, by the rows in runs of slots, a
-        first one and how many; then read what the step's rows do."""
         if source is None:
             state.zero_()
         elif source is not state:
@@ -105,7 +130,6 @@ class InTurn(ABC):
         self._made.append(self.rows(step.first, step.end, step.boundary, state))
 
     def out(self) -> torch.Tensor:
-        """What all have read, [R, inner]."""
         return torch.cat(self._made) if len(self._made) > 1 else self._made[0]
 
     @abstractmethod

@@ -14,7 +14,7 @@ from edgespec.kernels.gpu.states import GpuMixer
 from edgespec.kernels.gpu.usable import tried
 from edgespec.model.folded_rows import FoldedRows
 from edgespec.model.state_form import StateForm, wide
-from edgespec.model.state_steps import Step
+from edgespec.model.state_steps import StatePass, Step
 from edgespec.model.state_torch import TorchStates, Vectors
 from edgespec.model.tree_attention import Visibility, tree_mask
 from edgespec.types.boundaries import AHEAD, STRIDE
@@ -37,8 +37,8 @@ class TritonStates:
         return TritonPass(self, rows, index, seen, projected)
 
 
-class TritonPass:
-    """See state_mixer: all rows enter at once, and leave so."""
+class TritonPass(StatePass):
+    """One whose rows all enter at once, and leave so."""
 
     def __init__(
         self,

@@ -50,7 +50,7 @@ def tiny(folder: Path, *parts: str) -> dict[str, Any]:
     """What a tiny run finds, in an interpreter of its own."""
     if importlib.util.find_spec("triton") is None:
         pytest.skip("triton has no build for this machine")
-    command = [sys.executable, str(SCRIPT), "--tiny", "--out", str(folder)]
+    command = [sys.executable, str(SCRIPT), "--tiny", "--out", str(folder), "--minutes", "60"]
     done = subprocess.run(
         [*command, "--parts", ",".join(parts)],
         env=os.environ | {"OMP_NUM_THREADS": "1"},
