@@ -24,7 +24,7 @@ TOOL = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump
 """Of NVIDIA, beside Triton's own."""
 
 _INSTRUCTION = re.compile(r"^\s+/\*([0-9a-f]{4,})\*/\s+(.*?)\s*;", re.MULTILINE)
-_BACK = re.compile(r"\bBRA\S*\s.*?0x([0-9a-f]+)")
+_JUMP = re.compile(r"\bBRA\S*\s.*?0x([0-9a-f]+)")
 
 _REGISTERS, _UNIT = 65536, 256
 """Registers of a multiprocessor, and those that a warp's are rounded up to."""
@@ -46,9 +46,11 @@ class Usage(NamedTuple):
 
 class Code(NamedTuple):
     """One compiled kernel: instructions of a thread in one turn of the innermost loop that has
-    tensor cores' ones, by name; the rest as Usage."""
+    tensor cores' ones, by name, and those besides at the end of a section, which other turns jump
+    over; the rest as Usage."""
 
     loop: Sequence[str]
+    ending: Sequence[str]
     registers: int
     shared: int
     programs: int
@@ -56,20 +58,39 @@ class Code(NamedTuple):
 
 def code_of(compiled: Any, capability: int) -> Code:
     """Of a kernel that Triton compiled. Raises FileNotFoundError without NVIDIA's tool."""
-    loops = [body for body in loops_of(compiled) if any("MMA" in text for text in body)]
+    loops = [body for body in loops_of(compiled) if any("MMA" in text for text in body.values())]
+    loop = min(loops, key=len)
+    over = {
+        at
+        for begin, to in _jumps(_lines(compiled))
+        for at in loop
+        if begin in loop and begin < at < to <= max(loop)
+    }
     usage = usage_of(compiled, capability)
-    return Code(min(loops, key=len), usage.registers, usage.shared, usage.programs)
+    return Code(
+        [text for at, text in loop.items() if at not in over],
+        [loop[at] for at in sorted(over)],
+        *(usage.registers, usage.shared, usage.programs),
+    )
 
 
-def loops_of(compiled: Any) -> list[list[str]]:
-    """The instructions of its loops, by name."""
-    lines = [(int(at, 16), text) for at, text in _INSTRUCTION.findall(_dump(compiled, "-sass"))]
-    loops = []
-    for end, text in lines:
-        back = _BACK.search(text)
-        if back and int(back[1], 16) < end:
-            loops.append([text for at, text in lines if int(back[1], 16) <= at <= end])
-    return loops
+def _lines(compiled: Any) -> list[tuple[int, str]]:
+    listing = _dump(compiled, "-sass")
+    return [(int(at, 16), text) for at, text in _INSTRUCTION.findall(listing)]
+
+
+def _jumps(lines: list[tuple[int, str]]) -> list[tuple[int, int]]:
+    return [(at, int(to[1], 16)) for at, text in lines if (to := _JUMP.search(text))]
+
+
+def loops_of(compiled: Any) -> list[dict[int, str]]:
+    """The instructions of its loops, by address."""
+    lines = _lines(compiled)
+    return [
+        {at: text for at, text in lines if first <= at <= end}
+        for end, first in _jumps(lines)
+        if first < end
+    ]
 
 
 def usage_of(compiled: Any, capability: int) -> Usage:
@@ -123,7 +144,9 @@ FORMS = {
 
 
 @cache
-def empty(form: Form, out: int = 192, columns: int = 4096) -> CodesProduct:
+def empty(
+    form: Form, out: int = 192, columns: int = 4096, enough: int | None = None
+) -> CodesProduct:
     """A product by a matrix of zeros."""
     fine = torch.int8 if form.double else form.scales
     zero = torch.int8 if form.zero == "points" else fine
@@ -147,20 +170,21 @@ def empty(form: Form, out: int = 192, columns: int = 4096) -> CodesProduct:
             *((numbers(zero), zero, form.zero) if form.zero else (None, None, "")),
             *(blocks, blocks if form.zero else None),
             torch.zeros(256, dtype=torch.int32) if form.levels else None,
-        )
+        ),
+        enough=enough,
     )
 
 
 def steps_of(product: CodesProduct, rows: int) -> int:
     """Steps in one turn of the loop for so many rows."""
-    return steps_of_turn(8 if product._constants["PLANES"] == 2 else 4, 8 if rows <= 8 else 16)
+    return steps_of_turn(product.matrix, next(one for one in (8, 16, 32) if rows <= one))
 
 
-def weights_of_turn(product: CodesProduct, rows: int) -> float:
-    """Weights that a thread multiplies by in one turn of the loop for so many rows."""
-    constants = product._constants
-    chunk, strip, strips = (int(str(constants[one])) for one in ("CHUNK", "STRIP", "STRIPS"))
-    return 4 * chunk * strip * strips / 64 * steps_of(product, rows)
+def each_weight(product: CodesProduct, rows: int, code: Code) -> float:
+    """Instructions of a thread a weight that it multiplies by, for so many rows."""
+    steps, (_, strips, _, words) = steps_of(product, rows), product.matrix.words.shape
+    turn = len(code.loop) + len(code.ending) * steps / product.section
+    return turn / (4 * words / 64 * (strips / product.tiles) * steps)
 
 
 def launch_states(form: StateForm, dtype: torch.dtype, began: bool = True) -> None:
