@@ -127,7 +127,7 @@ def test_layers_with_states_are_charged_what_a_gpu_launches(
         block = Block(source, index, index + 1, "bfloat16")
         with case(name):
             run, family = layer_of(block, 2), name.partition("-")[0]
-            used = experts_used(block, run) if block.has_experts else 0
+            used = experts_used(run) if block.has_experts else 0
             found = operations(run)
             assert len(found) + 4 == layer_operations(family, used, 1.0), found
 
