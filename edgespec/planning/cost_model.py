@@ -167,7 +167,8 @@ class CostModel:
 
     def operations(self, rows: int) -> float:
         """Of which a layer is made that `rows` rows go through."""
-        return layer_operations(self.family, self.experts_of(rows) if self.experts else 0.0)
+        experts = self.experts_of(rows) if self.experts else 0.0
+        return layer_operations(self.family, experts, self.of.states / self.of.layers)
 
     def experts_of(self, rows: int) -> float:
         """How many experts of a layer `rows` rows go through, if each chooses by chance.
@@ -257,7 +258,7 @@ def draft_costs_of(
         kv_bytes=of.kv_bytes,
         ends_bytes=of.head_bytes + (0 if shared else own.bytes) + of.layers * unused,
         vocab=vocab,
-        operations=layer_operations(of.family, of.active),
+        operations=layer_operations(of.family, of.active, of.states / of.layers),
         request_bytes=of.request_bytes,
     )
 
