@@ -24,7 +24,9 @@ import torch
 from torch.nn.functional import linear
 
 from edgespec.config import QUANTISATIONS, Quantisation
+from edgespec.daemon.doctor import taken_before_weights
 from edgespec.daemon.layer_times import Shape, deeper, llama, passes, settled
+from edgespec.daemon.memory import available_memory
 from edgespec.daemon.random_layers import RandomLayers
 from edgespec.daemon.timing import timed
 from edgespec.errors import CapacityError, ModelError
@@ -38,15 +40,20 @@ from edgespec.model.quantised.linear import dequantised, held_bytes
 from edgespec.model.quantised.nf4 import library
 from edgespec.model.quantised.rounding import Packed
 from edgespec.model.quantised.selftest import made_up
-from edgespec.model.row_math import BATCHED, Norm, RowMath
+from edgespec.model.row_codes import CODED, as_held, coded_width
+from edgespec.model.row_math import BATCHED, Norm, RowMath, Taps
 from edgespec.model.sources import open_source
-from edgespec.model.tree_attention import AttentionForm, Visibility
+from edgespec.model.state_form import StateForm, wide
+from edgespec.model.state_mixer import StateMath, read_states
+from edgespec.model.state_torch import TorchStates
+from edgespec.model.tree_attention import AttentionForm, Visibility, tree_mask
 from edgespec.planning.profile import ROWS
 
-from .block_texts import PROMPT, TREE, Text, jointly
+from .block_texts import Text, jointly
 from .checkpoints import write_family
 from .cuda_graphs import GraphMaker, graphs_on
 from .packed_forms import FORMS
+from .state_forms import PUBLISHED, TINY_DELTA
 
 Line = Mapping[str, object]
 Product = Callable[[torch.Tensor], torch.Tensor]
@@ -57,6 +64,9 @@ _COPIES = 1 << 28
 _EXACT = {torch.float16: 6e-4, torch.bfloat16: 4e-3, torch.float32: 1e-6}
 """How far a product may be off: a rounding of the result."""
 
+_TEXT = 60
+"""Rows before those over states: more than a first state's boundary, fewer than slots are given."""
+
 _LAYERS_OFF = 0.05
 """How far a block in 16 bit may be off float64."""
 
@@ -64,23 +74,36 @@ _LAYERS_OFF = 0.05
 @dataclass(frozen=True)
 class Sizes:
     """What is measured. `matrices` [out, in]; `checked`: that of whose products every bit is
-    compared, of `rows`; `heads`, those of keys, and their width; `texts`: cached rows before those
-    that attend; `draft_rows`: of a draft's pass; `rings`: stages, draft and temperature; `model`:
-    whose answers these are; `profile_seconds`: what `edgespec profile` is given."""
+    compared, of `rows`, and `long`: one of which few rows' sections are shared out, many rows' not;
+    `packed`: forms of files; `copied`: bytes that go from a file to the device; `prompt`: rows of a
+    family's text; `states`: layers that keep some; `convolved`: numbers of a row that is; `heads`,
+    those of keys, and their width; `texts`: cached rows before those that attend; `draft_rows`: of
+    a draft's pass; `rings`: stages, draft and temperature; `model`: whose answers these are;
+    `profile_seconds`: what `edgespec profile` is given."""
 
     matrices: Sequence[tuple[int, int]] = ((28672, 4096), (4096, 4096), (4096, 14336), (6144, 4096))
     checked: tuple[int, int] = (1088, 4096)
+    long: tuple[int, int] = (28672, 1024)
     rows: int = 64
     counts: Sequence[int] = ROWS
     batches: Sequence[int] = (1, 2, 5, 8, 9, 16, 33)
     dtypes: Sequence[torch.dtype] = (torch.bfloat16, torch.float16)
     forms: Sequence[str] = ("int4", "int4-g128", "int4-g32", "int8", "nf4")
-    families: Sequence[str] = ("llama", "qwen3", "gemma2", "phi3", "mistral")
+    packed: Sequence[str] = ("Q4_K", "Q6_K")
+    copied: int = 1 << 28
+    families: Sequence[str] = (
+        *("llama", "qwen3", "gemma2", "phi3", "mistral"),
+        *("granitemoehybrid-mamba", "qwen3_5_text", "lfm2", "glm4_moe_lite-dense"),
+    )
     family_layers: int = 4
+    prompt: int = 70
     family_settings: Mapping[str, int] = field(default_factory=dict)
+    states: Mapping[str, StateForm] = field(default_factory=lambda: PUBLISHED)
+    convolved: int = 2048
     texts: Sequence[int] = (256, 1024, 4096, 16384)
     trees: Sequence[int] = (1, 16, 64)
     heads: tuple[int, int, int] = (32, 8, 128)
+    other_heads: Sequence[tuple[int, int, int]] = ((9, 3, 64), (8, 4, 256))
     shape: Shape = field(default_factory=lambda: Shape("llama-2-7b", llama("llama-2-7b")))
     layers: int = 4
     vocabulary: int = 128256
@@ -96,21 +119,33 @@ class Sizes:
     new_tokens: int = 48
     seconds: float = 1.0  # for each line that is timed
 
+    @property
+    def most(self) -> int:
+        """Rows of any part."""
+        return max(self.rows, *self.counts, *self.batches)
+
 
 TINY = Sizes(
     matrices=((128, 128),),
     checked=(40, 128),
+    long=(40, 128),
     rows=9,
     counts=(2,),
     batches=(1, 8),
     dtypes=(torch.bfloat16,),
     forms=("int4",),
-    families=("llama",),
+    packed=("Q4_0",),
+    copied=1 << 20,
+    families=("llama", "granitemoehybrid-mamba"),
     family_layers=1,
+    prompt=5,
     family_settings={"num_attention_heads": 2, "num_key_value_heads": 1},
+    states={"gated delta": TINY_DELTA},
+    convolved=20,
     texts=(5,),
     trees=(2,),
     heads=(2, 1, 16),
+    other_heads=((2, 2, 16),),
     shape=Shape(
         "tiny",
         llama("qwen2.5-0.5b").changed(
@@ -160,13 +195,18 @@ def right(place: Place) -> Iterator[Line]:
     from edgespec.model.quantised.triton_linear import fits  # needs triton
 
     out, columns = place.sizes.checked
-    shape, most = torch.Size((out, columns)), place.sizes.rows
+    most = place.sizes.rows
     named = {name: QUANTISATIONS[name] for name in place.sizes.forms} | FORMS
     if place.device.type == "cpu":
-        named = {name: named[name] for name in (*place.sizes.forms, "Q4_0")}
+        named = {name: named[name] for name in (*place.sizes.forms, *place.sizes.packed)}
+    long = torch.Size(place.sizes.long)
     for dtype in place.sizes.dtypes:
-        rows = _by_chance(most, columns).to(place.device, dtype)
-        for name, form in named.items():
+        every = _by_chance(most, max(columns, long[1])).to(place.device, dtype)
+        for name, form, shape in (
+            *((name, form, torch.Size((out, columns))) for name, form in named.items()),
+            *((f"{name}, long", named[name], long) for name in place.sizes.forms[:1]),
+        ):
+            rows = every[:, : shape[1]].contiguous()
             if not fits(form, shape):
                 yield {"what": f"product, {name}", "skipped": "by torch's slices"}
                 continue
@@ -178,6 +218,7 @@ def right(place: Place) -> Iterator[Line]:
                 yield {"what": name, "dtype": _name(dtype), "skipped": str(problem)}
                 continue
             yield _compared(place, f"product, {name}", multiply, rows, rows.double() @ weight.T)
+        rows = every[:, :columns].contiguous()
         weight = _by_chance(out, columns).to(place.device, dtype)
         wide = rows.double() @ weight.double().T
         yield _compared(place, "product, plain", matrices.plain_product(weight), rows, wide)
@@ -193,8 +234,9 @@ def right(place: Place) -> Iterator[Line]:
         gated = torch.nn.functional.silu(gate) * up
         yield _compared(place, "gate", lambda some, m=row_math: m.gated(some, "silu"), rows, gated)
         for text in place.sizes.texts[:3]:
-            attend = _attention(place, dtype, most, text, row_math)
-            exact = _attention(place, torch.float64, most, text, BATCHED, dtype)
+            heads = place.sizes.heads
+            attend = _attention(place, dtype, most, text, row_math, heads)
+            exact = _attention(place, torch.float64, most, text, BATCHED, heads, dtype)
             numbers = torch.arange(most)
             yield _compared(place, f"attention, {text}", attend, numbers, exact(numbers))
 
@@ -207,21 +249,22 @@ def layers(place: Place) -> Iterator[Line]:
             settings = place.sizes.family_settings
             source = open_source(write_family(Path(folder), family, **settings))
             end = place.sizes.family_layers
-            expected = Text(Block(source, 0, end, "float64"), (PROMPT,)).tree()
+            prompt = place.sizes.prompt
+            expected = Text(Block(source, 0, end, "float64"), (prompt,)).tree()
             for dtype in map(_name, place.sizes.dtypes):
                 block = Block(source, 0, end, dtype, place.device)
-                whole = Text(block, (PROMPT,)).tree()
+                whole = Text(block, (prompt,)).tree()
                 wrong = []
                 off = relative_error(whole.cpu(), expected)
                 if not off < _LAYERS_OFF:
                     wrong.append("float64")
-                alone = Text(block, (3, PROMPT - 4, 1)).path([0, 1, 3])
+                alone = Text(block, (3, prompt - 4, 1)).path([0, 1, 3])
                 if not torch.equal(alone, whole[3]):
                     wrong.append("alone")
-                joint = jointly([Text(block, (PROMPT,)), Text(block, (PROMPT - 1, 1))])
+                joint = jointly([Text(block, (prompt,)), Text(block, (prompt - 1, 1))])
                 if not all(torch.equal(one, whole) for one in joint):
                     wrong.append("jointly")
-                if not _tree_by_graph_is(place, Text(block, (PROMPT,)), whole):
+                if not _tree_by_graph_is(place, Text(block, (prompt,)), whole):
                     wrong.append("graphs")
                 line = {"what": f"layers of {family}", "dtype": dtype, "off": f"{off:.1e}"}
                 yield line | ({"wrong": ", ".join(wrong)} if wrong else {})
@@ -231,14 +274,14 @@ def products(place: Place) -> Iterator[Line]:
     """Microseconds by rows, by each way that this device has: edgespec's kernels, torch's for 4
     bits ("tinygemm"), bitsandbytes' and cuBLAS; "of memory": one row's reading, of its rate."""
     ways: dict[str, tuple[str, Callable[..., Product]]]
-    ways = {name: (name, _product) for name in ("none", *place.sizes.forms)}
+    ways = {name: (name, _product) for name in ("none", *place.sizes.forms, *place.sizes.packed)}
     ways["none, cuBLAS"] = "none", _library_product
     ways |= {f"{name}, tinygemm": (name, _library_product) for name in ("int4", "int4-g32")}
     ways["nf4, bitsandbytes"] = "nf4", _bitsandbytes_product
     for size in map(torch.Size, place.sizes.matrices):
         for label, (name, make) in ways.items():
             line = {"matrix": f"{size[0]} x {size[1]}", "way": label}
-            stored = held_bytes(Quantisation.parse(name), size, place.dtype)
+            stored = held_bytes(_form(name), size, place.dtype)
             copies = 1 if place.device.type == "cpu" else max(1, min(16, _COPIES // stored))
             try:
                 made = [make(name, size, place.dtype, place.device) for _ in range(copies)]
@@ -257,23 +300,60 @@ def products(place: Place) -> Iterator[Line]:
 
 
 def attention(place: Place) -> Iterator[Line]:
-    """Microseconds by cached rows and rows of a tree."""
-    _, kv_heads, dim = place.sizes.heads
-    maths = {"edgespec": blocks.row_math(place.device, place.dtype), "torch": BATCHED}
-    for text in place.sizes.texts:
-        for name, kind in maths.items():
-            works = {}
-            for count in place.sizes.trees:
-                attend = _attention(place, place.dtype, count, text, kind)
-                every = torch.arange(count)
-                attend(every)  # makes the table of places, which a pass has once for all layers
-                run = [lambda _, a=attend, e=every: a(e)] * 8
-                works[count] = _replayed(place, run, torch.empty(0))
-            took = {count: seconds / 8 for count, seconds in place.timed(works).items()}
-            read = 2 * kv_heads * dim * text * place.dtype.itemsize
-            share = read / took[place.sizes.trees[0]] / place.memory
-            line = {"cached": text, "way": name}
-            yield line | _microseconds(took) | {"of memory": f"{share:.0%}"}
+    """Microseconds by cached rows and rows of a tree; in the longest but one of texts also of
+    narrow and of wide heads."""
+    own = blocks.row_math(place.device, place.dtype)
+    ways = {"edgespec": (own, place.dtype), "edgespec, int8 cache": (own, CODED)}
+    ways["torch"] = BATCHED, place.dtype
+    heads = place.sizes.heads
+    others = [(place.sizes.texts[-2:][0], "edgespec", one) for one in place.sizes.other_heads]
+    every_way = [(text, name, heads) for text in place.sizes.texts for name in ways]
+    for text, name, heads in (*every_way, *others):
+        (kind, held_as), (_, kv_heads, dim) = ways[name], heads
+        works = {}
+        for count in place.sizes.trees:
+            attend = _attention(place, place.dtype, count, text, kind, heads, held_as=held_as)
+            every = torch.arange(count)
+            attend(every)  # makes the table of places, which a pass has once for all layers
+            run = [lambda _, a=attend, e=every: a(e)] * 8
+            works[count] = _replayed(place, run, torch.empty(0))
+        took = {count: seconds / 8 for count, seconds in place.timed(works).items()}
+        row = coded_width(dim) if held_as == CODED else dim * place.dtype.itemsize
+        share = 2 * kv_heads * text * row / took[place.sizes.trees[0]] / place.memory
+        line = {"cached": text, "heads": f"{heads[0]} of {dim}", "way": name}
+        yield line | _microseconds(took) | {"of memory": f"{share:.0%}"}
+
+
+def states(place: Place) -> Iterator[Line]:
+    """What one layer does with rows over a state, and with a short convolution: against float64 and
+    in any batches, then microseconds by rows, beside torch's way, with launching, and by graph."""
+    from edgespec.model.triton_states import TritonStates  # needs triton
+
+    ways: dict[str, list[Product]] = {}
+    for name, form in place.sizes.states.items():
+        ways[f"states, {name}"] = [
+            _reading(place, form, partial(TritonStates, dtype=place.dtype), place.dtype),
+            _reading(place, form, TorchStates, place.dtype),
+            _reading(place, form, TorchStates, torch.float64),
+        ]
+    maths = (blocks.row_math(place.device, place.dtype), BATCHED)
+    ways["short convolution"] = [
+        *(_convolving(place, math, place.dtype) for math in maths),
+        _convolving(place, BATCHED, torch.float64),
+    ]
+    numbers = torch.arange(place.sizes.most, device=place.device)
+    for what, (own, other, exact) in ways.items():
+        rows = numbers[: place.sizes.rows]
+        yield _compared(place, what, own, rows, exact(rows.cpu()))
+        for way, work in (("edgespec", own), ("edgespec, by graph", own), ("torch", other)):
+            works: dict[int, Callable[[], object]] = {}
+            for count in place.sizes.counts:
+                run: Callable[[], object] = partial(work, numbers[:count])
+                run()  # makes the tables, which a pass has once for all layers
+                if way.endswith("graph"):
+                    run = _captured(place, run) or run
+                works[count] = partial(_settled, run, place.device)
+            yield {"what": what, "way": way} | _microseconds(place.timed(works))
 
 
 def passes_by_graph(place: Place) -> Iterator[Line]:
@@ -318,6 +398,40 @@ def d0(place: Place) -> Iterator[Line]:
             for count in place.sizes.draft_rows
         }
         yield {"what": "pass of a tiny draft: its launches"} | _microseconds(place.timed(works))
+
+
+def memory(place: Place) -> Iterator[Line]:
+    """What a process takes before its first weight, and how fast bytes of a mapped file come to the
+    device: as they are, and by pinned pieces of which one is filled while another is on its way."""
+    kind = place.device.type
+    taken = taken_before_weights(kind, lambda: available_memory(kind).bytes)
+    yield {"what": "taken, MiB"} | {what: f"{size / 2**20:.0f}" for what, size in taken.items()}
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(os.urandom(1 << 20) * (place.sizes.copied >> 20))
+        file.flush()
+        mapped = torch.from_file(file.name, size=place.sizes.copied, dtype=torch.uint8)
+        out = torch.empty_like(mapped, device=place.device)
+        pinned = torch.empty(
+            (2, place.sizes.copied // 16), dtype=torch.uint8, pin_memory=kind == "cuda"
+        )
+        done = [torch.cuda.Event() for _ in pinned] if kind == "cuda" else []
+
+        def staged() -> None:
+            for number, (part, to) in enumerate(zip(mapped.chunk(16), out.chunk(16), strict=True)):
+                if done:
+                    done[number % 2].synchronize()
+                pinned[number % 2].copy_(part)
+                to.copy_(pinned[number % 2], non_blocking=True)
+                if done:
+                    done[number % 2].record()
+            settled(place.device)
+
+        took = place.timed(
+            {0: lambda: _settled(lambda: out.copy_(mapped), place.device), 1: staged}
+        )
+        for way, seconds in zip(("as they are", "by pinned pieces"), took.values(), strict=True):
+            rate = place.sizes.copied / seconds / 1e9
+            yield {"what": f"bytes of a file, {way}", "GB/s": f"{rate:.2f}"}
 
 
 def profile(place: Place) -> Iterator[Line]:
@@ -365,14 +479,16 @@ def answers(place: Place) -> Iterator[Line]:
 
 
 PARTS: dict[str, tuple[Callable[[Place], Iterator[Line]], float]] = {
-    "right": (right, 130.0),  # most of it is compiling, about a second for each kind
+    "right": (right, 120.0),  # most of it is compiling, about a second for each kind
     "layers": (layers, 45.0),
     "products": (products, 60.0),
     "attention": (attention, 25.0),
-    "passes": (passes_by_graph, 50.0),
+    "states": (states, 25.0),
+    "passes": (passes_by_graph, 45.0),
     "d0": (d0, 15.0),
+    "memory": (memory, 15.0),
     "profile": (profile, 45.0),
-    "answers": (answers, 110.0),
+    "answers": (answers, 85.0),
 }
 """In order of worth, each with its share of eight minutes, in seconds."""
 
@@ -449,13 +565,13 @@ def _captured(place: Place, work: Callable[[], object]) -> Callable[[], None] | 
 def _tree_by_graph_is(place: Place, text: Text, whole: torch.Tensor) -> bool:
     """Whether a pass over the text's tree that was captured, and done again, gives these rows."""
     block = text.block
-    tokens, positions, cache, mask = text.of(TREE, list(range(PROMPT, PROMPT + len(TREE))), PROMPT)
-    if block.has_experts or block.token_rows is not None:
+    tokens, positions, cache, mask = text.of(*text.of_tree())
+    if block.has_experts or block.token_rows is not None or cache.folded is not None:
         return True  # they look at the rows on the way, or at the host's memory
     out, inputs = list[torch.Tensor](), block.embedded(tokens)
 
     def work() -> None:
-        cache.gather(PROMPT, np.arange(0))
+        cache.gather(text.prompt, np.arange(0))
         found = block.forward(inputs, positions, cache, mask)
         assert found is not None
         out[:] = [found]
@@ -488,15 +604,20 @@ def _replayed(place: Place, products: Sequence[Product], rows: torch.Tensor) -> 
     return run
 
 
-@lru_cache(maxsize=1)
+def _form(name: str) -> Quantisation:
+    """By a name of a quantisation, or of packed_forms."""
+    return FORMS[name] if name in FORMS else Quantisation.parse(name)
+
+
+@lru_cache(maxsize=8)
 def _packed(form: Quantisation, size: torch.Size) -> Packed:
-    """A large matrix takes a processor seconds, and its copies are alike."""
+    """A large matrix takes a processor seconds; its copies are alike, and so are other ways'."""
     return made_up(form, size)
 
 
 def _product(name: str, size: torch.Size, dtype: torch.dtype, device: torch.device) -> Product:
     """As blocks multiply by a matrix."""
-    form = Quantisation.parse(name)
+    form = _form(name)
     if form.kind == "none":
         return matrices.plain_product(torch.randn(size, dtype=dtype, device=device) / 64)
     return matrices.linear_from(_packed(form, size), None, size, form, dtype, device)
@@ -528,11 +649,14 @@ def _attention(
     count: int,
     text: int,
     row_math: RowMath,
+    of_heads: tuple[int, int, int],
     rounded: torch.dtype | None = None,
+    held_as: torch.dtype | None = None,
 ) -> Callable[[torch.Tensor], torch.Tensor]:
     """Attention of some of `count` rows, by number, each of which follows that before it, or the
-    one before that: after `text` cached ones. `rounded`: the dtype of the numbers, if another."""
-    device, (heads, kv_heads, dim) = place.device, place.sizes.heads
+    one before that: after `text` cached ones. `rounded`: the dtype of the numbers, if another;
+    `held_as`: that of the cache, if another."""
+    device, (heads, kv_heads, dim) = place.device, of_heads
     generator = torch.Generator().manual_seed(count)
     length = text + count
     sees = torch.zeros(count, count, dtype=torch.bool)
@@ -547,6 +671,7 @@ def _attention(
         torch.randn(size, generator=generator).to(rounded or dtype).to(device, dtype)
         for size in ((count, heads, dim), (2, 1, kv_heads, length, dim))
     )
+    held = held if held_as is None else as_held(held, held_as)
     form = AttentionForm(dim**-0.5)
     known: dict[tuple[int, ...], Visibility] = {}
 
@@ -559,6 +684,53 @@ def _attention(
         return row_math.attention(some, held[0], held[1], known[key], form)
 
     return attend
+
+
+def _reading(
+    place: Place, form: StateForm, make: Callable[..., StateMath], dtype: torch.dtype
+) -> Product:
+    """What some rows, by number, read that all follow one text: by what `make` makes of a form and
+    its vectors; in float64 on the CPU."""
+    from edgespec.model.triton_states import made_up
+
+    device = torch.device("cpu") if dtype == torch.float64 else place.device
+    vectors, before, projected = made_up(form, _TEXT, place.sizes.most)
+    math = make(form, {name: one.to(device, wide(dtype)) for name, one in vectors.items()})
+    rows, projected = before(dtype, device), projected.to(device, dtype)
+    rows.place(_TEXT, len(projected))
+    known: dict[int, Visibility] = {}
+
+    @torch.inference_mode()
+    def read(numbers: torch.Tensor) -> torch.Tensor:
+        count = len(numbers)
+        if count not in known:
+            places = torch.arange(_TEXT + count, device=device).clamp(max=_TEXT)
+            sees = tree_mask(_TEXT, np.eye(count, dtype=np.bool_), device)
+            known[count] = Visibility(sees, places[_TEXT:], places)
+        return read_states(math, 0, rows, projected.index_select(0, numbers), known[count])
+
+    return read
+
+
+def _convolving(place: Place, math: RowMath, dtype: torch.dtype) -> Product:
+    """The same of a short convolution."""
+    device = torch.device("cpu") if dtype == torch.float64 else place.device
+    width, most = place.sizes.convolved, place.sizes.most
+    taps = Taps(_by_chance(width, 1, 3).to(device, dtype), None)
+    held = _by_chance(1, 1, _TEXT + most, width).to(place.dtype).to(device, dtype)
+    mixed = _by_chance(most, 3 * width).to(place.dtype).to(device, dtype)
+    places = torch.arange(_TEXT + most, device=device).clamp(max=_TEXT)
+    sees = tree_mask(_TEXT, np.eye(most, dtype=np.bool_), device)
+    known: dict[tuple[int, int], Visibility] = {}
+
+    @torch.inference_mode()
+    def convolve(numbers: torch.Tensor) -> torch.Tensor:
+        key = len(numbers), numbers.data_ptr()
+        if key not in known:
+            known[key] = Visibility(sees[:, :, numbers], places[_TEXT:][numbers], places)
+        return math.convolved(held, mixed.index_select(0, numbers), known[key], taps)
+
+    return convolve
 
 
 @torch.inference_mode()
