@@ -121,9 +121,10 @@ def main() -> None:
     parser.add_argument("families", nargs="*", metavar="FAMILY", help=", ".join(CASES))
     asked = parser.parse_args()
     failed = False
+    cache = tempfile.TemporaryDirectory()  # of kernels, compiled once, and of what files say
+    os.environ["XDG_CACHE_HOME"] = cache.name
     for name in asked.families or CASES:
         with tempfile.TemporaryDirectory() as root:
-            os.environ["XDG_CACHE_HOME"] = root
             try:
                 found = difference(asked.server, Path(root), name)
             except (RuntimeError, httpx.HTTPError) as error:
