@@ -25,8 +25,9 @@ from edgespec.policy.registry import POLICIES
 from edgespec.wire.client_messages import Finished
 
 LATENT = ("deepseek_v2", "glm4_moe_lite")
-LIBRARY = ("ernie4_5_moe", "hunyuan_v1_moe")
-FAMILIES = ("lfm2", "lfm2_moe", "qwen2_moe", "glm4_moe", *LIBRARY, *LATENT, *FOLDING)
+ALIKE = ("ernie4_5_moe", "hunyuan_v1_moe")
+"""Mixtures with a shared MLP, as the two before."""
+FAMILIES = ("lfm2", "lfm2_moe", "qwen2_moe", "glm4_moe", *ALIKE, *LATENT, *FOLDING)
 QUICK = ["lfm2", "qwen3_5_text"]
 DTYPES = ("bfloat16", "float16", "float32")
 NEW_TOKENS = 12
@@ -36,10 +37,10 @@ LONGER = 4 * f"{TEXT} "
 
 
 def cases(quick: Collection[str]) -> list[Any]:
-    """Every family in every dtype, but those of transformers' layers, which are slow, in one; some
-    of `quick` in `make test`."""
+    """Every family in every dtype, but those of ALIKE in one; those of `quick` in `make test`, in
+    that one."""
     of_all = [(one, dtype) for one in FAMILIES for dtype in DTYPES]
-    every = [(one, dtype) for one, dtype in of_all if one not in LIBRARY or dtype == "bfloat16"]
+    every = [(one, dtype) for one, dtype in of_all if one not in ALIKE or dtype == "bfloat16"]
     fast = [(one, "bfloat16") for one in quick]
     return [both if both in fast else thorough(*both) for both in every]
 

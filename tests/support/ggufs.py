@@ -550,12 +550,15 @@ def _add_settings(
         writer.add_logit_scale(config.logit_scale)
     else:
         writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    if config.model_type == "nemotron_h":
+        writer.add_layer_norm_eps(config.rms_norm_eps)
     head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     if config.model_type in LATENT:
         _add_latents(writer, config, heads_apart)
     else:
         gemma4 = config.model_type == "gemma4_text"
         writer.add_key_length(config.global_head_dim if gemma4 else head)
+        writer.add_value_length(config.global_head_dim if gemma4 else head)
     writer.add_vocab_size(config.vocab_size)
     if getattr(config, "sliding_window", None):
         writer.add_sliding_window(config.sliding_window)
@@ -604,8 +607,10 @@ def _of_family(config: Any) -> Iterator[tuple[str, Any]]:
     if config.model_type == "granitemoehybrid":
         yield "rope.scaling.finetuned", config.position_embedding_type == "rope"
         yield "expert_count", config.num_local_experts
-        yield "expert_used_count", config.num_experts_per_tok
+        yield "expert_used_count", config.num_local_experts and config.num_experts_per_tok
         yield "expert_shared_feed_forward_length", config.shared_intermediate_size
+    if config.model_type.startswith("qwen3_5"):
+        yield "rope.dimension_sections", [2, 1, 1, 0]
     if ARCHITECTURES[config.model_type] in _DELTA:
         yield "ssm.conv_kernel", config.linear_conv_kernel_dim
         yield "ssm.state_size", config.linear_key_head_dim
@@ -656,7 +661,9 @@ def _of_family(config: Any) -> Iterator[tuple[str, Any]]:
         yield "expert_count", config.moe_num_experts
         yield "expert_used_count", config.moe_k
         yield "expert_feed_forward_length", config.moe_intermediate_size
-        yield "expert_shared_count", config.moe_num_shared_experts
+        shared = config.moe_num_shared_experts
+        yield "expert_shared_count", shared
+        yield "expert_shared_feed_forward_length", shared * config.moe_intermediate_size
         yield "interleave_moe_layer_step", config.moe_layer_interval
         yield "leading_dense_block_count", config.moe_layer_start_index
     if config.model_type in ("gpt_oss", "olmoe", "mixtral", "hunyuan_v1_moe"):

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import cached_property
 from typing import Any
 
 from edgespec.errors import ModelError
@@ -74,10 +75,20 @@ class _Keys:
         return self.real(name) if self.get(name) else None
 
     @property
+    def experts(self) -> int:
+        """How many a layer has that has some."""
+        return self.whole("expert_count", most=MOST_EXPERTS)
+
+    @property
     def expert(self) -> int | None:
-        """The width of an expert, where the file says it."""
+        """The width of one, where the file says it."""
         name = "expert_feed_forward_length"
         return self.whole(name) if self.get(name) else None
+
+    @cached_property
+    def ends(self) -> frozenset[str]:
+        """What tensors of layers are called, without the layer's number."""
+        return frozenset(name.split(".", 2)[-1] for name in self.file.tensors)
 
     @property
     def layers(self) -> int:
@@ -157,6 +168,8 @@ def _common(keys: _Keys) -> Settings:
         "rope_theta": keys.real("rope.freq_base", 10000.0),
         "vocab_size": embedding[0],
         "tie_word_embeddings": "output.weight" not in tensors,
+        "attention_bias": not keys.ends.isdisjoint(("attn_q.bias", "attn_kv_a_mqa.bias")),
+        "mlp_bias": "ffn_up.bias" in keys.ends,
         **{name: keys.token(name) for name in ("bos_token_id", "eos_token_id")},
         "pad_token_id": None,
     }
@@ -184,24 +197,18 @@ def _attending(keys: _Keys, other: str) -> list[str]:
 
 
 def _lfm2(keys: _Keys) -> Settings:
-    bias = any(name.endswith("shortconv.in_proj.bias") for name in keys.file.tensors)
     return {
         "layer_types": _attending(keys, "conv"),
         "conv_L_cache": keys.whole("shortconv.l_cache"),
-        "conv_bias": bias,
+        "conv_bias": "shortconv.in_proj.bias" in keys.ends,
         "block_auto_adjust_ff_dim": False,
     }
 
 
 def _lfm2_moe(keys: _Keys) -> Settings:
     # Shares are normed by their sum, which no key says.
-    experts, dense = _behind_dense(keys)
-    more = _lfm2(keys) | _chosen(keys, experts)
-    return more | {
-        "moe_intermediate_size": keys.whole("expert_feed_forward_length"),
-        "num_dense_layers": dense,
-        "use_expert_bias": any("exp_probs_b" in name for name in keys.file.tensors),
-    }
+    more = {"num_dense_layers": _dense(keys), "use_expert_bias": "exp_probs_b.bias" in keys.ends}
+    return _lfm2(keys) | _mixture(keys) | more
 
 
 def _deepseek2(keys: _Keys) -> Settings:
@@ -211,10 +218,9 @@ def _deepseek2(keys: _Keys) -> Settings:
     turned = keys.whole("rope.dimension_count", most=most)
     if key <= turned:
         raise keys.refusal(f"says that {turned} of a head's {key} numbers are turned")
-    tensors, of_queries = keys.file.tensors, "attention.q_lora_rank"
-    mixture = _grouped(keys)
+    mixture, of_queries = _grouped(keys), "attention.q_lora_rank"
     # Without a word about it experts are chosen by a softmax, but for those with a bias.
-    biased = any("exp_probs_b" in name for name in tensors)
+    biased = "exp_probs_b.bias" in keys.ends
     sigmoid = keys.whole("expert_gating_func", 1 + biased) == _SIGMOID
     return mixture | {
         "model_type": "deepseek_v3" if sigmoid else "deepseek_v2",
@@ -224,66 +230,58 @@ def _deepseek2(keys: _Keys) -> Settings:
         "qk_nope_head_dim": key - turned,
         "qk_rope_head_dim": turned,
         "v_head_dim": keys.whole(f"attention.value_length{of}", most=most),
-        "attention_bias": "blk.0.attn_kv_a_mqa.bias" in tensors,
         "topk_method": "group_limited_greedy" if mixture["n_group"] > 1 else "greedy",
     }
 
 
 def _llama(keys: _Keys) -> Settings:
-    tensors = keys.file.tensors
-    biases = {
-        "attention_bias": "blk.0.attn_q.bias" in tensors,
-        "mlp_bias": "blk.0.ffn_up.bias" in tensors,
-    }
     if not keys.get("expert_count"):
-        return biases
-    if keys.architecture != "llama" or any(biases.values()):
-        raise keys.refusal("is a mixture of experts, which edgespec does not run")
-    return _mixture(keys) | {"model_type": "mixtral", "sliding_window": None}
+        return {}
+    if not keys.ends.isdisjoint(("attn_q.bias", "ffn_up.bias")):
+        raise keys.refusal("is a mixture of experts with biases, which edgespec does not run")
+    return _in_all_layers(keys) | {"model_type": "mixtral", "sliding_window": None}
 
 
 def _mixture(keys: _Keys) -> Settings:
-    """Of a model whose layers all have experts; which width they have, others say."""
-    experts, with_experts = _experts(keys)
-    if not with_experts >= set(range(keys.layers)):
+    """How many experts there are, how many a row goes through and how wide they are, by all names
+    that families have for it; which layers have them, others say."""
+    experts = keys.experts
+    active = keys.whole("expert_used_count", most=experts)
+    counts = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+    chosen = ("num_experts_per_tok", "moe_k", "moe_topk", "top_k_experts")
+    width = {"moe_intermediate_size": keys.expert} if keys.expert else {}
+    return dict.fromkeys(counts, experts) | dict.fromkeys(chosen, active) | width
+
+
+def _in_all_layers(keys: _Keys) -> Settings:
+    if not _with_experts(keys) >= set(range(keys.layers)):
         raise keys.refusal("has layers without experts, which edgespec does not run")
-    return _chosen(keys, experts)
-
-
-def _chosen(keys: _Keys, experts: int) -> Settings:
-    """How many experts there are, and how many a row goes through."""
-    return {
-        "num_experts": experts,
-        "num_local_experts": experts,
-        "num_experts_per_tok": keys.whole("expert_used_count", most=experts),
-    }
+    return _mixture(keys)
 
 
 def _olmoe(keys: _Keys) -> Settings:
     clip = keys.maybe("attention.clamp_kqv")
-    return _mixture(keys) | {"norm_topk_prob": False, "clip_qkv": clip}
+    return _in_all_layers(keys) | {"norm_topk_prob": False, "clip_qkv": clip}
 
 
 def _ernie(keys: _Keys) -> Settings:
-    return {"use_bias": "blk.0.attn_q.bias" in keys.file.tensors}
+    return {"use_bias": "attn_q.bias" in keys.ends}
 
 
 def _ernie_moe(keys: _Keys) -> Settings:
     # Those with experts are the last ones, or each so many of them.
-    experts, with_experts = _experts(keys)
-    inner, first = keys.whole("expert_feed_forward_length"), min(with_experts)
-    step = keys.whole("interleave_moe_layer_step", 1)
-    layers = keys.whole("block_count", most=MOST_LAYERS)
-    if with_experts != {n for n in range(first, layers) if (n + 1) % step == 0}:
-        raise keys.refusal("has experts in other layers than it says")
-    return _ernie(keys) | {
-        "moe_num_experts": experts,
-        "moe_k": keys.whole("expert_used_count", most=experts),
-        "moe_intermediate_size": inner,
-        "moe_num_shared_experts": _shared_width(keys) // inner,
-        "moe_layer_start_index": first,
-        "moe_layer_interval": step,
-    }
+    with_experts, inner = _with_experts(keys), keys.whole("expert_feed_forward_length")
+    first, step = min(with_experts), keys.whole("interleave_moe_layer_step", 1)
+    _check_experts(keys, (n for n in range(first, keys.layers) if (n + 1) % step == 0))
+    return (
+        _ernie(keys)
+        | _mixture(keys)
+        | {
+            "moe_num_shared_experts": _shared_width(keys) // inner,
+            "moe_layer_start_index": first,
+            "moe_layer_interval": step,
+        }
+    )
 
 
 def _shared_width(keys: _Keys) -> int:
@@ -294,14 +292,9 @@ def _shared_width(keys: _Keys) -> int:
 
 
 def _hunyuan_moe(keys: _Keys) -> Settings:
-    mixture = _mixture(keys)
     if _shared_width(keys) != keys.whole("feed_forward_length"):
         raise keys.refusal("has an MLP beside the experts that is not as wide as one of them")
-    return {
-        "num_experts": mixture["num_experts"],
-        "moe_topk": mixture["num_experts_per_tok"],
-        "attention_bias": "blk.0.attn_q.bias" in keys.file.tensors,
-    }
+    return _in_all_layers(keys)
 
 
 def _exaone4(keys: _Keys) -> Settings:
@@ -313,33 +306,25 @@ def _exaone4(keys: _Keys) -> Settings:
 
 
 def _glm4(keys: _Keys) -> Settings:
-    return {
-        "attention_bias": "blk.0.attn_q.bias" in keys.file.tensors,
-        "partial_rotary_factor": keys.whole("rope.dimension_count", keys.head) / keys.head,
-    }
+    return {"partial_rotary_factor": keys.whole("rope.dimension_count", keys.head) / keys.head}
 
 
 def _glm4_moe(keys: _Keys) -> Settings:
-    named = "blk.0.attn_q_norm.weight" in keys.file.tensors
-    return _glm4(keys) | _grouped(keys) | {"use_qk_norm": named}
+    return _glm4(keys) | _grouped(keys) | {"use_qk_norm": "attn_q_norm.weight" in keys.ends}
 
 
 def _grouped(keys: _Keys) -> Settings:
     """Of experts in groups, as DeepSeek V3 has them, in all layers behind the first ones."""
-    experts, dense = _behind_dense(keys)
-    more = {"num_hidden_layers": keys.layers, "first_k_dense_replace": dense}
-    return _groups(keys, experts) | more
+    more = {"num_hidden_layers": keys.layers, "first_k_dense_replace": _dense(keys)}
+    return _groups(keys) | more
 
 
-def _groups(keys: _Keys, experts: int) -> Settings:
-    """How some of so many experts are chosen, in groups."""
-    groups = keys.whole("expert_group_count", 1, most=experts)
-    inner = keys.whole("expert_feed_forward_length")
-    return {
-        "n_routed_experts": experts,
-        "n_shared_experts": keys.whole("expert_shared_count", most=MOST_WIDTH // inner),
-        "num_experts_per_tok": keys.whole("expert_used_count", most=experts),
-        "moe_intermediate_size": inner,
+def _groups(keys: _Keys) -> Settings:
+    """How some experts are chosen, in groups."""
+    groups = keys.whole("expert_group_count", 1, most=keys.experts)
+    most = MOST_WIDTH // keys.whole("expert_feed_forward_length")
+    return _mixture(keys) | {
+        "n_shared_experts": keys.whole("expert_shared_count", most=most),
         "norm_topk_prob": bool(keys.get("expert_weights_norm")),
         "routed_scaling_factor": keys.maybe("expert_weights_scale") or 1.0,
         "n_group": groups,
@@ -347,13 +332,11 @@ def _groups(keys: _Keys, experts: int) -> Settings:
     }
 
 
-def _behind_dense(keys: _Keys) -> tuple[int, int]:
-    """How many experts all layers have behind so many first ones."""
-    experts, with_experts = _experts(keys)
-    dense = min(with_experts, default=0)
-    if with_experts & set(range(keys.layers)) != set(range(dense, keys.layers)):
-        raise keys.refusal("has layers without experts behind such that have them")
-    return experts, dense
+def _dense(keys: _Keys) -> int:
+    """How many first layers have no experts, where all behind them have some."""
+    dense = min(_with_experts(keys), default=0)
+    _check_experts(keys, range(dense, keys.layers))
+    return dense
 
 
 def _cohere2(keys: _Keys) -> Settings:
@@ -368,13 +351,13 @@ def _cohere2(keys: _Keys) -> Settings:
 def _mistral3(keys: _Keys) -> Settings:
     # Ministral 3, or a Mistral Small whose file is as new.
     kind = "ministral3" if keys.get("attention.temperature_scale") else "mistral"
-    return _llama(keys) | {"model_type": kind, "sliding_window": None}
+    return {"model_type": kind, "sliding_window": None}
 
 
 def _granite(keys: _Keys) -> Settings:
     if keys.get("rope.scaling.finetuned") is False:  # by which llama.cpp knows it
         raise keys.refusal("turns no keys, which Granite's layers do as edgespec runs them")
-    return _llama(keys) | _multipliers(keys)
+    return _multipliers(keys)
 
 
 def _multipliers(keys: _Keys) -> Settings:
@@ -390,26 +373,25 @@ def _granite_hybrid(keys: _Keys) -> Settings:
     turns = keys.get("rope.scaling.finetuned") is not False  # by which llama.cpp knows it
     if turns and keys.whole("rope.dimension_count", keys.head) != keys.head:
         raise keys.refusal("turns a part of each head, which Granite's layers do not")
-    ends = {name.split(".", 2)[-1] for name in keys.file.tensors}
     mixture: Settings = {"num_local_experts": 0}
     shared = keys.whole("feed_forward_length")
     if keys.get("expert_count"):
-        mixture, shared = _mixture(keys), keys.whole("expert_shared_feed_forward_length")
+        mixture, shared = _in_all_layers(keys), keys.whole("expert_shared_feed_forward_length")
+    states = _mamba2(keys, keys.whole("embedding_length"))
     return (
-        _mamba2(keys, keys.whole("embedding_length"))
+        states
         | _multipliers(keys)
         | mixture
         | {
             "layer_types": _attending(keys, "linear_attention"),
             "position_embedding_type": "rope" if turns else "nope",
-            "attention_bias": "attn_q.bias" in ends,
             "shared_intermediate_size": shared,
         }
     )
 
 
-def _mamba2(keys: _Keys, step: int) -> Settings:
-    """Of states whose numbers are a multiple of `step`."""
+def _states(keys: _Keys, step: int = 1) -> Settings:
+    """Of states whose numbers are a multiple of `step`, as Mamba2's and delta's fields have it."""
     inner, heads = keys.whole("ssm.inner_size"), keys.whole("ssm.time_step_rank")
     groups, hidden = keys.whole("ssm.group_count"), keys.whole("embedding_length")
     if inner % step or inner % heads or heads % groups or inner // heads > MOST_STATE:
@@ -417,50 +399,49 @@ def _mamba2(keys: _Keys, step: int) -> Settings:
             f"says that states have {inner} numbers, in {heads} heads of {groups} groups, for "
             f"{hidden} columns, which do not fit"
         )
-    ends = {name.split(".", 2)[-1] for name in keys.file.tensors}
-    return {
-        "mamba_n_heads": heads,
-        "mamba_d_head": inner // heads,
-        "mamba_n_groups": groups,
-        "mamba_d_state": keys.whole("ssm.state_size", most=MOST_STATE),
-        "mamba_d_conv": keys.whole("ssm.conv_kernel", most=MOST_TAPS),
-        "mamba_expand": max(1, inner // hidden),
+    every = {
+        ("mamba_n_heads", "linear_num_value_heads"): heads,
+        ("mamba_d_head", "linear_value_head_dim"): inner // heads,
+        ("mamba_n_groups", "linear_num_key_heads"): groups,
+        ("mamba_d_state", "linear_key_head_dim"): keys.whole("ssm.state_size", most=MOST_STATE),
+        ("mamba_d_conv", "linear_conv_kernel_dim"): keys.whole("ssm.conv_kernel", most=MOST_TAPS),
+    }
+    return {name: number for names, number in every.items() for name in names}
+
+
+def _mamba2(keys: _Keys, step: int = 1) -> Settings:
+    states = _states(keys, step)
+    inner = states["mamba_n_heads"] * states["mamba_d_head"]
+    return states | {
+        "mamba_expand": max(1, inner // keys.whole("embedding_length")),
         "mamba_d_ssm": inner,
-        "mamba_conv_bias": "ssm_conv1d.bias" in ends,
-        "mamba_proj_bias": "ssm_in.bias" in ends,
-        "mamba_rms_norm": "ssm_norm.weight" in ends,
+        "mamba_conv_bias": "ssm_conv1d.bias" in keys.ends,
+        "mamba_proj_bias": "ssm_in.bias" in keys.ends,
+        "mamba_rms_norm": "ssm_norm.weight" in keys.ends,
         "mamba_norm_before_gate": False,
     }
-
-
-def _falcon_h1(keys: _Keys) -> Settings:
-    # What its parts are multiplied by is in the file's matrices.
-    return _llama(keys) | _mamba2(keys, 1)
 
 
 def _nemotron_h(keys: _Keys) -> Settings:
     inner, types = _each(keys, "feed_forward_length"), _attending(keys, "linear_attention")
     if len(inner) != len(types):
         raise keys.refusal(f"tells {len(inner)} layers' widths, of {len(types)}")
-    return _mamba2(keys, 1) | {
+    return _mamba2(keys) | {
         "intermediate_size": max(inner),
         "layer_types": ["mlp" if n else one for n, one in zip(inner, types, strict=True)],
     }
 
 
 def _nemotron_h_moe(keys: _Keys) -> Settings:
-    experts, with_experts = _experts(keys)
     settings = _nemotron_h(keys)
     types = settings["layer_types"]
-    if {number for number, one in enumerate(types) if one == "mlp"} != with_experts:
-        raise keys.refusal("has experts in other layers than it says")
-    shared = keys.whole("expert_shared_feed_forward_length")
+    _check_experts(keys, (number for number, one in enumerate(types) if one == "mlp"))
     return (
         settings
-        | _groups(keys, experts)
+        | _groups(keys)
         | {
             "layer_types": ["moe" if one == "mlp" else one for one in types],
-            "shared_expert_intermediate_size": shared,
+            "shared_expert_intermediate_size": keys.whole("expert_shared_feed_forward_length"),
         }
     )
 
@@ -482,51 +463,49 @@ def _qwen3_next(keys: _Keys) -> Settings:
 def _delta(keys: _Keys) -> Settings:
     # What keeps a state shows in the tensors.
     layers = keys.layers
-    inner, heads = keys.whole("ssm.inner_size"), keys.whole("ssm.time_step_rank")
-    if inner % heads or inner // heads > MOST_STATE:
-        raise keys.refusal(f"says that states have {inner} numbers in {heads} heads")
     states = [f"blk.{layer}.ssm_out.weight" in keys.file.tensors for layer in range(layers)]
-    return {
-        "num_hidden_layers": layers,
-        "layer_types": ["linear_attention" if one else "full_attention" for one in states],
-        "partial_rotary_factor": keys.whole("rope.dimension_count", keys.head) / keys.head,
-        "linear_num_key_heads": keys.whole("ssm.group_count"),
-        "linear_num_value_heads": heads,
-        "linear_key_head_dim": keys.whole("ssm.state_size", most=MOST_STATE),
-        "linear_value_head_dim": inner // heads,
-        "linear_conv_kernel_dim": keys.whole("ssm.conv_kernel", most=MOST_TAPS),
-    }
+    return (
+        _states(keys)
+        | _glm4(keys)
+        | {
+            "num_hidden_layers": layers,
+            "layer_types": ["linear_attention" if one else "full_attention" for one in states],
+        }
+    )
 
 
 def _beside(keys: _Keys) -> Settings:
     """Of experts beside an MLP that rows take shares of, in all layers."""
-    return _mixture(keys) | {
-        "moe_intermediate_size": keys.whole("expert_feed_forward_length"),
-        "shared_expert_intermediate_size": keys.whole("expert_shared_feed_forward_length"),
-    }
+    shared = keys.whole("expert_shared_feed_forward_length")
+    return _in_all_layers(keys) | {"shared_expert_intermediate_size": shared}
 
 
 def _smollm3(keys: _Keys) -> Settings:
     # Every fourth layer has no rotary embeddings, which no key says.
-    return _llama(keys) | {"no_rope_layer_interval": 4, "use_sliding_window": False}
+    return {"no_rope_layer_interval": 4, "use_sliding_window": False}
 
 
-def _experts(keys: _Keys) -> tuple[int, set[int]]:
-    """How many experts a mixture has, and the layers that have them."""
-    experts = keys.whole("expert_count", most=MOST_EXPERTS)
+def _with_experts(keys: _Keys) -> set[int]:
+    """The layers of a mixture that have experts."""
     stacks = [t for t in keys.file.tensors.values() if "_exps." in t.name]
-    if any(stack.shape[0] != experts for stack in stacks):
-        raise keys.refusal(f"says that it has {experts} experts, and holds another number")
-    return experts, {int(stack.name.split(".")[1]) for stack in stacks}
+    if any(stack.shape[0] != keys.experts for stack in stacks):
+        raise keys.refusal(f"says that it has {keys.experts} experts, and holds another number")
+    return {int(stack.name.split(".")[1]) for stack in stacks}
+
+
+def _check_experts(keys: _Keys, layers: Iterable[int]) -> None:
+    """Raise ModelError if others of the model's layers have experts than these."""
+    if _with_experts(keys) & set(range(keys.layers)) != set(layers):
+        raise keys.refusal(
+            "has experts in other layers than models of its kind have them, or than it says"
+        )
 
 
 def _qwen3_moe(keys: _Keys) -> Settings:
-    experts, with_experts = _experts(keys)
-    return _chosen(keys, experts) | {
-        "moe_intermediate_size": keys.whole("expert_feed_forward_length"),
+    return _mixture(keys) | {
         "norm_topk_prob": True,
         "decoder_sparse_step": 1,
-        "mlp_only_layers": sorted(set(range(keys.whole("block_count"))) - with_experts),
+        "mlp_only_layers": sorted(set(range(keys.layers)) - _with_experts(keys)),
     }
 
 
@@ -535,12 +514,12 @@ def _qwen2_moe(keys: _Keys) -> Settings:
     return _qwen3_moe(keys) | {
         "shared_expert_intermediate_size": keys.whole("expert_shared_feed_forward_length", inner),
         "norm_topk_prob": False,
-        "qkv_bias": "blk.0.attn_q.bias" in keys.file.tensors,
+        "qkv_bias": "attn_q.bias" in keys.ends,
     }
 
 
 def _gpt_oss(keys: _Keys) -> Settings:
-    return _mixture(keys) | {
+    return _in_all_layers(keys) | {
         "intermediate_size": keys.whole("expert_feed_forward_length"),
         "sliding_window": keys.whole("attention.sliding_window"),
         "layer_types": _layer_types(keys, 2),
@@ -548,11 +527,10 @@ def _gpt_oss(keys: _Keys) -> Settings:
 
 
 def _olmo2(keys: _Keys) -> Settings:
-    biases = {"attention_bias": "blk.0.attn_q.bias" in keys.file.tensors}
     if keys.window is None:
-        return biases
+        return {}
     windows = {"sliding_window": keys.window, "layer_types": _layer_types(keys, 4)}
-    return biases | windows | {"model_type": "olmo3"}
+    return windows | {"model_type": "olmo3"}
 
 
 def _phi3(keys: _Keys) -> Settings:
@@ -617,13 +595,7 @@ def _gemma4(keys: _Keys) -> Settings:
         raise keys.refusal("has layers of sizes that no Gemma 4 has")
     mixture, told = {}, keys.file.tensors.get("per_layer_token_embd.weight")
     if keys.get("expert_count"):
-        experts, _ = _experts(keys)
-        mixture = {
-            "enable_moe_block": True,
-            "num_experts": experts,
-            "top_k_experts": keys.whole("expert_used_count", most=experts),
-            "moe_intermediate_size": keys.whole("expert_feed_forward_length"),
-        }
+        mixture = _mixture(keys) | {"enable_moe_block": True}
     return mixture | {
         "layer_types": types,
         "sliding_window": keys.whole("attention.sliding_window"),
@@ -667,7 +639,8 @@ _FAMILY: Mapping[str, Callable[[_Keys], Settings]] = {
     "mistral3": _mistral3,
     "granite": _granite,
     "granitehybrid": _granite_hybrid,
-    "falcon-h1": _falcon_h1,
+    # What its parts are multiplied by is in the file's matrices.
+    "falcon-h1": _mamba2,
     "nemotron_h": _nemotron_h,
     "nemotron_h_moe": _nemotron_h_moe,
     "lfm2": _lfm2,

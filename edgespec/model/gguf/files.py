@@ -20,7 +20,7 @@ CONFIG = "config.json"
 _SEALS = "config.sha256.json", "tokenizer.sha256.json"
 """The hashes of the configuration, which a stage needs alone, and of the tokenizer's files."""
 
-_FORM = "4"
+_FORM = "5"
 """Of the files that are made; a new number where they change, so that old ones are left alone."""
 
 
