@@ -89,10 +89,7 @@ static void convert(int dtype, const char *from, int64_t n, int other, char *to)
         memcpy(to, from, n * item_size(dtype));
         return;
     }
-    for (int64_t i = 0; dtype == FLOAT64 && i < n; i++)
-        x[i] = (float)((const double *)from)[i];
-    if (dtype != FLOAT64)
-        load_float(dtype, from, n, x);
+    load_float(dtype, from, n, x);
     store_float(other, x, n, to);
 }
 
@@ -235,21 +232,98 @@ static int recall(const Pass *pass, const Layer *layer, Between *between, char *
 
 static int64_t larger(int64_t one, int64_t other) { return one > other ? one : other; }
 
-/* Rows [rows, hidden] to what their experts, and the MLP beside them, make of them, in the order of
- * these; 0, or 1 if memory ran out. One that no row chose is not touched. */
+/* The largest of `x`, of equal ones the first, which is none of them any more; `at`: where it was. */
+static float take_largest(float *x, int64_t n, int32_t *at)
+{
+    int64_t best = 0;
+    for (int64_t i = 1; i < n; i++)
+        best = x[i] > x[best] ? i : best;
+    float largest = x[best];
+    x[best] = -INFINITY;
+    *at = (int32_t)best;
+    return largest;
+}
+
+/* Of each row of `scores` [rows, experts] the `active` experts that it goes through into `chosen`, and
+ * their `shares`: see MixtureForm. Of equal ones the first is chosen. */
+static void route(int dtype, const Mixture *of, int64_t rows, const char *scores, int32_t *chosen,
+                  float *shares)
+{
+    int64_t experts = of->experts, each = experts / of->groups, bytes = experts * item_size(dtype);
+    float weights[experts], by[experts], worth[of->groups];
+    const float *bias = of->bias;
+    for (int64_t row = 0; row < rows; row++, chosen += of->active, shares += of->active) {
+        load_float(dtype, scores + row * bytes, experts, weights);
+        float total = of->softmax ? soften_float(weights, experts, 1, 0, NULL) : 0, sum = 0;
+        for (int64_t i = 0; i < experts; i++) {
+            weights[i] = of->softmax ? weights[i] / total : 1 / (1 + exp_float(-weights[i]));
+            /* What is no number is the least, and no expert is chosen twice. */
+            by[i] = fmaxf(weights[i] + (bias ? bias[i] : 0), -FLT_MAX);
+        }
+        for (int64_t group = 0; of->groups > 1 && group < of->groups; group++) {
+            float copy[each];
+            int32_t at;
+            memcpy(copy, by + group * each, sizeof copy);
+            worth[group] = 0;
+            for (int64_t i = 0; i < of->best; i++)
+                worth[group] += take_largest(copy, each, &at);
+            worth[group] = fmaxf(worth[group], -FLT_MAX);
+        }
+        for (int64_t kept = 0; of->groups > 1 && kept < of->groups; kept++) {
+            int32_t group;
+            take_largest(worth, of->groups, &group);
+            for (int64_t i = group * each; kept >= of->kept_groups && i < (group + 1) * each; i++)
+                by[i] = -INFINITY;
+        }
+        for (int64_t i = 0; i < of->active; i++) {
+            take_largest(by, experts, chosen + i);
+            sum += weights[chosen[i]];
+        }
+        sum = !of->normed ? 1 : sum < of->floor ? (float)of->floor : sum + (float)of->least;
+        for (int64_t i = 0; i < of->active; i++)
+            shares[i] = weights[chosen[i]] / sum * (float)of->scaling;
+    }
+}
+
+/* The sigmoid of each of `n` numbers. */
+static void sigmoids(int dtype, const char *from, int64_t n, float *to)
+{
+    for (int64_t i = 0; i < n; i++) {
+        float x;
+        load_float(dtype, from + i * item_size(dtype), 1, &x);
+        to[i] = 1 / (1 + exp_float(-x));
+    }
+}
+
+/* Add each of `rows` [rows, n], so many times as its `shares`, to the sums [n] of number `at`. */
+static void add_shares(int dtype, int64_t rows, int64_t n, const char *from, const float *shares,
+                       const int32_t *at, float *sums)
+{
+    float x[n];
+    for (int64_t row = 0; row < rows; row++) {
+        load_float(dtype, from + row * n * item_size(dtype), n, x);
+        float *to = sums + at[row] * n, share = shares[row];
+        for (int64_t i = 0; i < n; i++)
+            to[i] = fmaf(share, x[i], to[i]);
+    }
+}
+
+/* Rows [rows, hidden], not of float64, to what their experts, and the MLP beside them, make of them,
+ * in the order of these; 0, or 1 if memory ran out. One that no row chose is not touched. */
 int row_mixture(const Mixture *of, const Pass *pass, int64_t rows, const char *x, char *out)
 {
     const int dtype = pass->dtype;
     int64_t hidden = of->hidden, active = of->active, inner = larger(of->inner, of->beside);
-    int64_t bytes = hidden * item_size(dtype), room = rows * 8; /* of the widest numbers */
-    char *memory = malloc(room * (3 * hidden + 3 * inner + of->experts + 2 * active + 2));
+    int64_t bytes = hidden * item_size(dtype), room = rows * 4; /* of the widest numbers */
+    char *memory = malloc(room * (3 * (hidden + inner) + of->experts + 2 * (active + 1)));
     if (!memory)
         return 1;
-    char *sums = memory, *taken = sums + room * hidden, *made = taken + room * hidden;
+    float *sums = (float *)memory;
+    char *taken = memory + room * hidden, *made = taken + room * hidden;
     char *gate_up = made + room * hidden, *gated = gate_up + 2 * room * inner;
     char *scores = gated + room * inner;
-    int32_t *chosen = (int32_t *)(scores + room * of->experts), *at = chosen + 2 * rows * active;
-    float *shares = (float *)(at + 2 * rows), *own = shares + rows * active;
+    int32_t *chosen = (int32_t *)(scores + room * of->experts), *at = chosen + rows * active;
+    float *shares = (float *)(at + rows), *own = shares + rows * active;
     Pass routing = *pass;
     if (of->wide) {
         routing.dtype = FLOAT32;
@@ -257,12 +331,8 @@ int row_mixture(const Mixture *of, const Pass *pass, int64_t rows, const char *x
             convert(dtype, x + row * bytes, hidden, FLOAT32, taken + row * hidden * 4);
     }
     int failed = times(&routing, &of->router, of->wide ? taken : x, rows, scores, NULL);
-    if (routing.dtype == FLOAT64)
-        route_double(FLOAT64, of, rows, scores, chosen, shares);
-    else
-        route_float(routing.dtype, of, rows, scores, chosen, shares);
-    int64_t real = dtype == FLOAT64 ? 8 : 4;
-    memset(sums, 0, rows * hidden * real);
+    route(routing.dtype, of, rows, scores, chosen, shares);
+    memset(sums, 0, room * hidden);
     for (int64_t number = 0; number < of->experts + (of->beside > 0) && !failed; number++) {
         const Expert *expert = of->each + number;
         int64_t count = 0, width = of->inner;
@@ -282,7 +352,7 @@ int row_mixture(const Mixture *of, const Pass *pass, int64_t rows, const char *x
             }
             if (of->share.matrices[0]) {
                 failed = times(pass, &of->share, x, rows, scores, NULL);
-                BOTH(sigmoids, dtype, scores, rows, own);
+                sigmoids(dtype, scores, rows, own);
             }
         }
         if (!count || failed)
@@ -290,10 +360,10 @@ int row_mixture(const Mixture *of, const Pass *pass, int64_t rows, const char *x
         failed = times(pass, &expert->gate_up, given, count, gate_up, gated);
         row_gated(dtype, count, width, of->activation, of->slope, of->limit, gate_up, gated);
         failed |= times(pass, &expert->down, gated, count, made, NULL);
-        BOTH(add_shares, dtype, count, hidden, made, own, at, (void *)sums);
+        add_shares(dtype, count, hidden, made, own, at, sums);
     }
     for (int64_t row = 0; row < rows && !failed; row++)
-        BOTH(store, dtype, (void *)(sums + row * hidden * real), hidden, out + row * bytes);
+        store_float(dtype, sums + row * hidden, hidden, out + row * bytes);
     free(memory);
     return failed;
 }

@@ -13,6 +13,7 @@
 #pragma GCC optimize("fp-contract=off")
 #endif
 
+#include <float.h>
 #include <math.h>
 #include <stdlib.h>
 #ifdef __F16C__
@@ -68,11 +69,11 @@ typedef struct {
 
 /* Experts, and how a row's are chosen: see MixtureForm. Behind `each` of them there may be an MLP
  * that is `beside` wide, of which a row takes the share that `share` makes, or all where that has no
- * matrix. `bias`: float, or double where rows and router are. */
+ * matrix. */
 typedef struct {
     Product router, share;
     const Expert *each;
-    const void *bias;
+    const float *bias;
     double scaling, least, floor, slope, limit;
     int64_t hidden, inner, experts, active, groups, kept_groups, best, softmax, normed, wide;
     int64_t activation, beside;

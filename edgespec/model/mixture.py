@@ -127,7 +127,8 @@ class Mixture:
             for place in places
         ]
         self.compiled: CompiledMixture | None = None
-        if isinstance(math, CompiledRows) and compiles():
+        # float64 is there to be compared with transformers, which takes the softmax in float32.
+        if isinstance(math, CompiledRows) and compiles() and dtype != torch.float64:
             self.compiled = self._compiled()
 
     def _compiled(self) -> CompiledMixture | None:
@@ -169,7 +170,9 @@ class Mixture:
     def _route(self, scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The experts [R, active] of rows whose scores are [R, experts], and their shares."""
         form = self._form
-        weights = scores.softmax(-1, torch.float32) if form.softmax else scores.sigmoid()
+        # gpt-oss alone takes the softmax in the type of its scores.
+        wide = torch.promote_types(scores.dtype, torch.float32) if form.affine else torch.float32
+        weights = scores.softmax(-1, wide) if form.softmax else scores.sigmoid()
         by = weights if self._bias is None else weights + self._bias
         if form.groups > 1:
             each = by.unflatten(-1, (form.groups, -1))

@@ -455,19 +455,19 @@ def test_only_experts_that_a_row_chose_are_run(
         monkeypatch.setattr(block_module, "row_math", lambda *_: BATCHED)
     elif compiled_rows() is None:
         pytest.skip("there is no C compiler")
-    mixture = zoo.pipeline("qwen3_moe", 1).stages[0].block._layers[0].mixture
+    mixture = zoo.pipeline("qwen3_moe", 1, "float32").stages[0].block._layers[0].mixture
     assert mixture is not None
     assert (mixture.compiled is not None) == compiled
-    rows = torch.randn(40, 32, dtype=torch.float64)
-    theirs = zoo.model("qwen3_moe").model.layers[0].mlp
+    rows = torch.randn(40, 32, generator=torch.Generator().manual_seed(1))
+    theirs = zoo.model("qwen3_moe", "float32").model.layers[0].mlp
     with torch.inference_mode():
         made = mixture(rows)
-        assert difference(made, theirs(rows[None])[0]) < TOLERANCE
-        chosen = set(theirs.gate(rows[:3])[2].flatten().tolist())
+        assert difference(made, theirs(rows[None])[0]) < BOUNDS["float32"]
+        chosen = set(theirs.gate(rows[:1])[2].flatten().tolist())
         for number, products in enumerate(mixture.experts):
             for product in products if number not in chosen else ():
                 product.held["weight"].fill_(torch.nan)
-        assert difference(mixture(rows[:3]), made[:3]) < TOLERANCE
+        assert difference(mixture(rows[:1]), made[:1]) < TOLERANCE
         assert mixture(rows).isnan().any()
 
 

@@ -248,7 +248,7 @@ FOLDERS: dict[tuple[str, str, str], tuple[str | Change, str]] = {
         lambda content: content["model"].update(continuing_subword_prefix="longer than any"),
         "PanicException",
     ),
-    ("plain", "config.json", "heads"): (_put(num_attention_heads=1 << 30), "has shape"),
+    ("plain", "config.json", "heads"): (_put(num_attention_heads=1 << 30), "numbers of a row"),
     ("plain", "config.json", "key heads"): (_put(num_key_value_heads=1 << 30), "no multiple"),
     ("plain", "config.json", "odd heads"): (_put(head_dim=15), "turns 15 numbers of a head's 15"),
     ("plain", "config.json", "turned"): (
