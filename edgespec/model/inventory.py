@@ -70,7 +70,7 @@ def block_parts(source: TensorSource, first: int, end: int, math: RowMath = BATC
     """
     check_layers(source, first, end)
     config = source.config
-    with reading(source.path):  # transformers' layers take a config.json as it is
+    with reading(source.path):  # a config.json may lack what its layers need
         layers = layers_of(config, first, end, math)
     hidden = int(config.hidden_size)
     needed = []
