@@ -47,7 +47,7 @@ HIDDEN = "(hidden)"
 _UNITS = {
     "memory_bytes": (2**30, "GiB"),
     **dict.fromkeys(("memory_bandwidth", "copy_bandwidth", "link_bandwidth"), (1e9, "GB/s")),
-    **dict.fromkeys(("four_bit", "sixteen_bit"), (1e-3, "ms a GB of weights")),
+    **dict.fromkeys(("four_bit", "sixteen_bit"), (1e-3, "ms a GB")),
 }
 """Of a profile's figures by their first word, for people; all others are milliseconds."""
 
@@ -101,6 +101,8 @@ def kit(file: Path, notes: Notes) -> None:
     profile_file = file.with_name(PROFILE)
     _write(profile_file, content["measured"]["profile"])
     notes.table(beside(predicted, figures(content["measured"]["profile"])))
+    for note in content["measured"]["notes"]:
+        notes.say(f"note: {note}")
     notes.say(
         f"{profile_file} is this board's profile: edgespec plan --model NAME --devices "
         f"{profile_file} says what it can run, and how fast"
@@ -137,8 +139,8 @@ def beside(predicted: dict[str, float], measured: dict[str, float]) -> list[tupl
     return [
         (
             name,
-            f"predicted {in_words(name, value)}, measured {in_words(name, own)}: "
-            f"{own / value:.2f} times",
+            f"predicted {in_words(name, value).partition(' ')[0]}, measured {in_words(name, own)}: "
+            f"{_number(own / value)} times",
         )
         for name, value in predicted.items()
         if value and (own := measured.get(name)) is not None
@@ -148,8 +150,11 @@ def beside(predicted: dict[str, float], measured: dict[str, float]) -> list[tupl
 def in_words(name: str, value: float) -> str:
     """A figure of a profile with its unit."""
     unit, word = _UNITS.get(name.partition(" ")[0], (1e-3, "ms"))
-    number = value / unit
-    return f"{number:.0f} {word}" if number >= 100 else f"{number:.3g} {word}"
+    return f"{_number(value / unit)} {word}"
+
+
+def _number(value: float) -> str:
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def _told(finding: Finding) -> dict[str, str]:

@@ -85,7 +85,7 @@ def test_what_was_predicted_for_a_board_is_told_beside_what_was_measured() -> No
     assert predicted["four_bit 16"] == 0.02768
     measured = {"memory_bandwidth": 51e9, "another": 1.0}
     assert beside(predicted, measured) == [
-        ("memory_bandwidth", "predicted 68 GB/s, measured 51 GB/s: 0.75 times")
+        ("memory_bandwidth", "predicted 68, measured 51 GB/s: 0.75 times")
     ]
     assert figures({}) == {}
 
@@ -101,7 +101,7 @@ def test_an_owner_sees_the_prediction_first_and_has_a_profile_last(
     def measured(request: MeasureRequest, *_: object) -> Measured:
         said.append(capfd.readouterr().err)
         assert request.name == "measured"
-        return Measured(own, "a model", {"int4": 1}, {"int4": {1: 0.5}}, ())
+        return Measured(own, "a model", {"int4": 1}, {"int4": {1: 0.5}}, ("it was busy",))
 
     monkeypatch.setattr(kit_file, "board_facts", lambda root: {"board": "Raspberry Pi 5 Model B"})
     monkeypatch.setattr(kit_file, "examine", lambda *_: [])
@@ -113,10 +113,11 @@ def test_an_owner_sees_the_prediction_first_and_has_a_profile_last(
     (before,) = said
     assert "predicted for this board, by raspberry-pi-5-8gb, before anything" in before
     assert ["memory_bandwidth", "17.1 GB/s"] in cells(before)
-    assert ["four_bit 16", "404 ms a GB of weights"] in cells(before)
+    assert ["four_bit 16", "404 ms a GB"] in cells(before)
     beside = dict(row for row in cells(done.err) if len(row) == 2)
-    assert beside["memory_bandwidth"] == "predicted 17.1 GB/s, measured 68 GB/s: 3.98 times"
-    assert beside["ranking greedy million"].startswith("predicted 7.7 ms, measured ")
+    assert beside["memory_bandwidth"] == "predicted 17.1, measured 68 GB/s: 3.98 times"
+    assert beside["ranking greedy million"].startswith("predicted 7.7, measured ")
+    assert "note: it was busy" in done.err
     content = json.loads((tmp_path / "edgespec-kit.json").read_text())
     assert content["exactness"] == {"failed": "ZeroDivisionError: division by zero"}
     assert content["predicted"]["raspberry-pi-5-8gb"]["four_bit 1"] == pi.four_bit.seconds["1"]
