@@ -28,7 +28,6 @@ from edgespec.model.manifest import Manifest, manifest_of
 from edgespec.planning.architecture import Architecture, architecture_of, longest_context
 from edgespec.planning.catalogue import MODELS
 from edgespec.planning.cost_model import (
-    ARCHITECTURES,
     NO_DRAFT,
     NO_FILE,
     PUBLISHED,
@@ -301,8 +300,7 @@ def _draft(choice: DraftChoice, base: PlannedModel, quantisation: Quantisation) 
     one = next((one for one in choice.members if one.weights or one.name in _HEADS), None)
     if one is None:
         return replace(NO_DRAFT, name=_names(choice))
-    listed = MODELS.get(base.name)  # whose sizes alone do not say of which family they are
-    of = ARCHITECTURES[base.name] if listed and listed.sizes == base.of else base.of
+    of = base.of
     if one.name == "mtp" and of.family not in DELTA:
         raise ConfigError(
             f"{base.name} ships no MTP head that edgespec reads; plan another --draft"

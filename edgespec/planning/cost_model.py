@@ -25,7 +25,7 @@ EAGLE3_VOCAB = 32000
 PLAIN, HEAD = QUANTISATIONS["none"], QUANTISATIONS["int8"]
 """How output heads are held: in 16 bit where the layers are, in 8 where these have 4 or 8."""
 
-ARCHITECTURES = {name: replace(model.sizes, family=model.family) for name, model in MODELS.items()}
+ARCHITECTURES = {name: model.sizes for name, model in MODELS.items()}
 """From the models' published config.json files."""
 
 
@@ -165,9 +165,12 @@ class CostModel:
         """Bytes of one row's hidden state on the wire, 16 bit."""
         return 2 * self.hidden_size
 
-    def operations(self, rows: int) -> float:
-        """Of which a layer is made that `rows` rows go through."""
-        return layer_operations(self.family, self.experts_of(rows) if self.experts else 0.0)
+    def operations(self, rows: int, by_head: bool = False) -> float:
+        """Of which a layer is made that `rows` rows go through; `by_head`: products by matrices of
+        single heads are launched one by one."""
+        experts = self.experts_of(rows) if self.experts else 0.0
+        heads = self.of.heads if by_head and self.of.latent else 0
+        return layer_operations(self.family, experts, heads)
 
     def experts_of(self, rows: int) -> float:
         """How many experts of a layer `rows` rows go through, if each chooses by chance.
@@ -274,6 +277,7 @@ def eagle_costs(base: str, of: Architecture, bits: int, head: HeadCosts) -> Draf
     In front of the layer a matrix of 2 hidden × hidden joins a token's embedding and the base's
     hidden state. The head is there anyway, the base's embedding is not.
     """
+    of = of.attentive
     weights = of.layer_weights + 2 * of.hidden * of.hidden
     return DraftCosts(
         name=f"{base}-eagle",
@@ -294,6 +298,7 @@ def eagle3_costs(base: str, of: Architecture, bits: int, head: HeadCosts) -> Dra
     The matrix that joins three hidden states runs over committed rows only: it is held, and not
     charged. So is the base's embedding, which D0 needs too.
     """
+    of = of.attentive
     wider = of.hidden * (of.width + 2 * of.kv_width)
     form = draft_head(NAMED[head.quantisation])
     own = head_costs(min(of.vocab, EAGLE3_VOCAB), of.hidden, form)
@@ -311,9 +316,9 @@ def eagle3_costs(base: str, of: Architecture, bits: int, head: HeadCosts) -> Dra
 
 
 def mtp_costs(base: str, of: Architecture, bits: int, head: HeadCosts) -> DraftCosts:
-    """The MTP head that a base ships: as EAGLE-2's, its layer one of those that attend, and of a
-    large vocabulary a part; of a mixture the experts of one row are charged."""
-    costs = eagle_costs(base, replace(of, states=0, convolutions=0), bits, head)
+    """The MTP head that a base ships: as EAGLE-2's, and of a large vocabulary a part; of a mixture
+    the experts of one row are charged."""
+    costs = eagle_costs(base, of, bits, head)
     vocab = min(of.vocab, DRAFT_VOCABULARY)
     form = draft_head(NAMED[head.quantisation])
     own = head if vocab == of.vocab else head_costs(vocab, of.hidden, form)
@@ -346,6 +351,7 @@ def one_pass_costs(
     A committed row is charged as one that goes through whole layers, which is too much, as only its
     keys and values are made.
     """
+    of = of.attentive
     attention = of.layer_weights - of.mlp_weights
     weights = round(form.attention * attention + form.mlp * of.mlp_weights)
     hidden, vocab = round(form.width * of.hidden), round(form.vocab * of.vocab)

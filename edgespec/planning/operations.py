@@ -32,7 +32,7 @@ OWN_OPERATIONS = {
     "nemotron_h": 8,
     **{"qwen3_5_text": 30, "qwen3_5_moe_text": 45, "qwen3_next": 45},
     **{"qwen2_moe": 29, "glm4_moe": 38},
-    # With one product for all heads, as on a CPU; a GPU launches one for each.
+    # With one product for all heads, as on a CPU; see layer_operations.
     **{"deepseek_v2": 37, "deepseek_v3": 49, "glm4_moe_lite": 43},
 }
 """By model type, of those whose layers are edgespec's own; of mixtures without experts."""
@@ -76,7 +76,9 @@ DRAFT_HEAD_OPERATIONS = 40
 most about so many; no test counts them."""
 
 
-def layer_operations(family: str, experts: float = 0.0) -> float:
-    """Of a layer of this model type, whose rows go through so many of its experts."""
+def layer_operations(family: str, experts: float = 0.0, heads: int = 0) -> float:
+    """Of a layer of this model type, whose rows go through so many of its experts. `heads`: of
+    latents, whose two products are launched head by head, as GPUs do."""
     known = OWN_OPERATIONS | LIBRARY_OPERATIONS
-    return known[family] + experts * EXPERT_OPERATIONS.get(family, 0)
+    of_heads = 2 * heads - 1 if heads else 0
+    return known[family] + experts * EXPERT_OPERATIONS.get(family, 0) + of_heads
