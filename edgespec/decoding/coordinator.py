@@ -64,7 +64,7 @@ class CoordinatorMachine:
         self._ring = ring
         self._codec = codec
         self._state = RingState(ring.recovery)
-        self.rows = RowAccount(ring.kept_rows, ring.shares_prefixes)
+        self.rows = RowAccount(ring.kept_rows, ring.shares_prefixes, ring.folds, ring.state_rows)
         self._holdings = Holdings(self.rows, ring.needs if ring.draft else None, ring.folds)
         self._numbers = 0
         self._flights = Flights(ring.stages, ring.vocabulary)

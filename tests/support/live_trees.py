@@ -31,8 +31,8 @@ from edgespec.tree.stems import Stems
 from edgespec.types.boundaries import AHEAD
 
 LAYERS = 5
-LONGEST = 150
-"""Tokens of a prompt, at most: behind the sixth boundary."""
+LONGEST = 100
+"""Tokens of a prompt, at most: behind the fourth boundary at which states are held."""
 VOCABULARY = 96
 _KINDS = ("layer_types", "layers_block_type")
 
@@ -67,7 +67,7 @@ class Play:
 
 
 def plays() -> st.SearchStrategy[Play]:
-    """All that may happen to one, two or three requests."""
+    """All that may happen to two or three requests."""
     steps = st.builds(
         Step,
         rows=st.tuples(*[st.integers(0, 9)] * 3),
@@ -79,9 +79,9 @@ def plays() -> st.SearchStrategy[Play]:
         Play,
         seed=st.integers(0, 2**32 - 1),
         cuts=st.frozensets(st.integers(1, LAYERS - 1)),
-        prompts=st.lists(st.integers(1, LONGEST), min_size=1, max_size=3).map(tuple),
+        prompts=st.lists(st.integers(1, LONGEST), min_size=2, max_size=3).map(tuple),
         forks=st.tuples(st.none(), *[st.none() | st.integers(0, 15) | st.integers(0, 90)] * 2),
-        chunk=st.integers(1, 64),
+        chunk=st.sampled_from((64, 33, 16, 7)),
         chain=st.integers(0, 10),
         steps=st.lists(steps, min_size=1, max_size=6).map(tuple),
         turn=st.integers(0, 20),
