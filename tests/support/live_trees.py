@@ -90,8 +90,10 @@ def plays() -> st.SearchStrategy[Play]:
 
 @dataclass
 class Counts:
-    """What was compared: rows, of trees, each of one request; and what happened to them."""
+    """What was compared: rows, of trees, each of which is what a request's guesses are until a
+    retained set leaves another; and what happened to them."""
 
+    requests: int = 0
     trees: int = 0
     rows: int = 0
     pruned: int = 0
@@ -116,6 +118,7 @@ class _Request:
     tokens: dict[int, int] = field(default_factory=dict)
     parent: dict[int, int] = field(default_factory=dict)
     live: list[int] = field(default_factory=list)
+    counted: bool = False
 
     def path(self, row: int) -> list[int]:
         """All tokens up to a live row."""
@@ -183,7 +186,7 @@ class LiveTrees:
             self._step(step)
         if play.turn:
             self._turn(self._requests[0])
-        self.counts.trees = sum(bool(request.tokens) for request in self._requests)
+        self.counts.requests = len(self._requests)
         self._model.alone.forget(self._model.trunk)
         return self.counts
 
@@ -288,6 +291,8 @@ class LiveTrees:
         depths = {request.root: len(request.committed) - 1}
         for row in request.live:
             depths[row] = depths[request.parent[row]] + 1
+        self.counts.trees += not request.counted
+        request.counted = True
         for row in ids.tolist():
             newest = request.live[-1] if request.live else request.root
             deeper = self._random.integers(0, 10) < self._play.chain
@@ -324,12 +329,13 @@ class LiveTrees:
         kept.discard(request.root)
         request.live = [row for row in request.live if row in kept]
         request.epoch += 1
+        request.counted = False
         self.counts.pruned += 1
         return RetainSet(request.epoch, watermark, tuple(accepted), frozenset(kept))
 
     def _turn(self, request: _Request) -> None:
         """No guess is left, more of a prompt comes behind what was answered, and guesses again."""
-        request.live = []
+        request.live, request.counted = [], False
         request.epoch += 1
         last = RetainSet(request.epoch, request.next_id - 1, (), frozenset())
         for stage, ledger in zip(self._side.stages, request.ledgers, strict=True):
