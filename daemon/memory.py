@@ -27,7 +27,7 @@ def available_memory(device_type: str = "cpu", root: Path = ROOT) -> Available:
     A GPU that shares the RAM (Jetson) has what the system has: its driver counts pages that the
     system would give back as taken. A GPU with memory of its own is asked itself.
     """
-    if device_type == "cuda" and not _is_unified(root):
+    if device_type == "cuda" and not is_unified(root):
         import torch
 
         free, total = torch.cuda.mem_get_info()
@@ -44,11 +44,26 @@ def yet_to_take(need: int, device_type: str = "cpu", root: Path = ROOT) -> int:
     if device_type == "cuda":
         import torch
 
-        held = torch.cuda.memory_reserved() + (held if _is_unified(root) else 0)
+        held = torch.cuda.memory_reserved() + (held if is_unified(root) else 0)
     return max(0, need - held)
 
 
-def _is_unified(root: Path) -> bool:
+def bound_gpu(most: int) -> None:
+    """Let torch hold at most so many bytes of the GPU beyond those of now.
+
+    It keeps what is freed for what comes next, and caches that grow leave pieces behind that fit
+    nothing. At this bound it gives them back and goes on, before it asks the driver for more, which
+    on a Jetson would take the memory from under the system.
+    """
+    import torch
+
+    total = torch.cuda.mem_get_info()[1]
+    share = (torch.cuda.memory_reserved() + most) / total
+    torch.cuda.set_per_process_memory_fraction(min(1.0, share))
+
+
+def is_unified(root: Path = ROOT) -> bool:
+    """Whether the GPU has no memory of its own."""
     import torch
 
     integrated = getattr(torch.cuda.get_device_properties(0), "is_integrated", 0)

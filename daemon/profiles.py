@@ -26,9 +26,13 @@ def unproven(profiles: Iterable[Profile]) -> Iterator[str]:
     """What a reader of predicted speeds must know of each device whose kernels nobody has timed."""
     for profile in dict.fromkeys(profiles):
         if not profile.has_timed_kernel:
+            others = profile.launches_ahead and profile.least_row_seconds is not None
             yield (
                 f"{profile.name}: no kernel of edgespec was timed on it, so what a further row "
-                "costs is an estimate; see what it decides: edgespec simulate --row-price 0.24"
+                "costs is an estimate"
+                + ", by other engines' published steps; edgespec's own are predicted to be shorter"
+                * others
+                + "; see what it decides: edgespec simulate --row-price 0.24"
             )
         elif profile.kernels != (runs := "triton" if profile.launches_ahead else "compiled"):
             timed = KERNELS.get(profile.kernels, "kernels that its file does not name")

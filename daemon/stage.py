@@ -29,6 +29,8 @@ from edgespec.runtime.trace import Trace
 from edgespec.wire.messages import Assign, Join
 
 if TYPE_CHECKING:
+    import torch
+
     from edgespec.model.source import TensorSource
 
 LEFT_FREE = 2 << 30
@@ -245,11 +247,12 @@ def _load(
 
     _compile_kernels(say)
     source, ends = _fetch(config, identity, assign, say, stop)
+    layers, device = (assign.first, assign.end), best_device()
 
     def progress(done: int, total: int) -> None:
         say(f"loading {done} of {total} layers")
+        give_back(source, device)
 
-    layers, device = (assign.first, assign.end), best_device()
     block = Block(
         *(source, *layers, assign.dtype, device, progress),
         cache_dtype=assign.cache_dtype,
@@ -258,7 +261,18 @@ def _load(
     head = None
     if ends is not None:
         head = TorchHead(OutputHead(ends, assign.dtype, device, share=block))
+        give_back(ends, device)
     return StageCompute(TorchBlock(block), head, keeps_tokens=block.token_rows is not None)
+
+
+def give_back(source: TensorSource, device: torch.device) -> None:
+    """Where the GPU shares the memory, what it has by now is not to stay in the system's cache of
+    files besides: drivers do not take memory that it would give up."""
+    from edgespec.daemon.memory import is_unified
+    from edgespec.model.block_file import BlockFile
+
+    if device.type == "cuda" and isinstance(source, BlockFile) and is_unified():
+        source.give_back()
 
 
 def _require_memory(assign: Assign, ends: TensorSource | None, reserved: int, needed: int) -> None:
@@ -268,7 +282,7 @@ def _require_memory(assign: Assign, ends: TensorSource | None, reserved: int, ne
     `reserved`: bytes that are not for it. Otherwise the system would kill a process, or swap, once
     the block is read.
     """
-    from edgespec.daemon.memory import available_memory
+    from edgespec.daemon.memory import available_memory, bound_gpu
     from edgespec.model.inventory import head_bytes
     from edgespec.model.tensors import best_device, compute_dtype
 
@@ -278,6 +292,10 @@ def _require_memory(assign: Assign, ends: TensorSource | None, reserved: int, ne
     if ends is not None and not (assign.first == 0 and ends.config.tie_word_embeddings):
         needed += head_bytes(ends, compute_dtype(assign.dtype))
         what = " and the output head"
+    if device.type == "cuda":
+        import torch
+
+        torch.cuda.empty_cache()  # what an earlier block had
     has = available_memory(device.type)
     if needed > has.bytes - reserved:
         less = f", of which the coordinator takes {reserved / 2**30:.2f}" if reserved else ""
@@ -288,3 +306,5 @@ def _require_memory(assign: Assign, ends: TensorSource | None, reserved: int, ne
             "start the coordinator with fewer layers for it (--layers), more stages, or --quant "
             "int4"
         )
+    if device.type == "cuda":
+        bound_gpu(has.bytes - reserved)

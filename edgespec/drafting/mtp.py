@@ -120,7 +120,8 @@ def mtp_form(source: TensorSource) -> LayerForm:
     if not has_mtp(source):
         raise ModelError(
             f"{source.path} has no MTP head (no tensors 'mtp.*' or 'nextn.*'), or its blocks are "
-            "cut already; give --model a base that ships one, or another --draft"
+            "cut already; give --model a base that ships one, or has its mtp-*.gguf beside it, or "
+            "another --draft"
         )
     form = None
     if config.model_type in DELTA and FULL in config.layer_types:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import mmap
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -187,16 +189,31 @@ class BlockFile:
             with safe_open(str(path), framework="pt", device="cpu") as checked:
                 self._forms = _forms_in(checked.metadata() or {}, path)
             # Mapped once as a whole, so that tensors that lie side by side can be seen as one.
-            self._file = torch.from_file(
-                str(path), shared=False, size=path.stat().st_size, dtype=torch.uint8
-            )
-        except (OSError, RuntimeError, SafetensorError) as error:
+            with path.open("rb") as file:
+                self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+            self._file = torch.frombuffer(self._map, dtype=torch.uint8)
+        except (OSError, ValueError, RuntimeError, SafetensorError) as error:
             raise BlockDamaged(f"cannot open {path} ({error}); {REMEDY}") from error
         self._places = {
             name: place
             for name, place in places_in(self._file).items()
             if not name.startswith(PADDING)
         }
+
+        self._read: list[tuple[int, int]] = []
+
+    def give_back(self) -> None:
+        """Let the system drop from its memory what was asked for since the last time: after
+        this, tensors are read from the disk again if they are used again."""
+        with self.path.open("rb") as file:
+            for begin, size in self._read:
+                first = -(-begin // mmap.PAGESIZE) * mmap.PAGESIZE
+                whole = (begin + size) // mmap.PAGESIZE * mmap.PAGESIZE - first
+                if whole > 0:
+                    # What is mapped stays in the system's cache.
+                    self._map.madvise(mmap.MADV_DONTNEED, first, whole)
+                    os.posix_fadvise(file.fileno(), first, whole, os.POSIX_FADV_DONTNEED)
+        self._read.clear()
 
     @property
     def names(self) -> frozenset[str]:
@@ -212,6 +229,7 @@ class BlockFile:
         if name not in self._places:
             raise ModelError(f"{self.path} has no tensor {name!r}; {REMEDY}")
         slot, begin = self._places[name]
+        self._read.append((begin, slot.bytes))
         data = self._file.narrow(0, begin, slot.bytes)
         return data.view(slot.dtype).view(slot.shape)
 

@@ -14,6 +14,7 @@ from edgespec.model.model_config import (
     BOTH,
     CONVOLUTION,
     FULL,
+    MIXTURE,
     MLP,
     RECURRENT,
     SLIDING,
@@ -65,7 +66,7 @@ FAMILIES: dict[str, Family] = {
     "granite": Family(multipliers=True),
     "granitemoehybrid": Family(multipliers=True, besides=frozenset((RECURRENT,))),
     "falcon_h1": Family(multipliers=True, besides=frozenset((BOTH,))),
-    "nemotron_h": Family(besides=frozenset((RECURRENT, MLP))),
+    "nemotron_h": Family(besides=frozenset((RECURRENT, MLP, MIXTURE))),
     **dict.fromkeys(DELTA, Family(besides=frozenset((RECURRENT,)))),
     "qwen2_moe": Family(windows="by type"),
     "glm4_moe": Family(),
@@ -269,11 +270,7 @@ def _check_own(folder: Path, config: ModelConfig) -> None:
         wanted |= dict.fromkeys(biases, False)
     if kind == "nemotron_h":
         wanted = {"hidden_act": "relu2", "mamba_hidden_act": "silu", "mlp_bias": False}
-    if kind == "nemotron_h" and "moe" in config.layer_types:
-        raise ModelError(
-            f"the model in {folder} is of type {kind!r} with layers of experts, and edgespec runs "
-            "that type without experts only; use nemotron-nano-9b-v2"
-        )
+        wanted |= {"moe_latent_size": None}
     for name, one in wanted.items():
         if getattr(config, name) != one:
             raise ModelError(

@@ -11,7 +11,7 @@ from edgespec.model.families import FAMILIES
 from edgespec.model.kv_cache import RowForm
 from edgespec.model.latent import LatentForm, latent_form
 from edgespec.model.mixture import ROUTER, MixtureForm
-from edgespec.model.model_config import CONVOLUTION, MLP, SLIDING, ModelConfig
+from edgespec.model.model_config import CONVOLUTION, MIXTURE, MLP, SLIDING, ModelConfig
 from edgespec.model.state_form import StateForm, state_form
 from edgespec.planning.architecture import EXPERTS, WIDTHS
 from edgespec.planning.operations import OWN_OPERATIONS
@@ -197,7 +197,7 @@ def layer_form(config: ModelConfig, index: int) -> LayerForm | None:
     heads, hidden = int(config.num_attention_heads), int(config.hidden_size)
     head_dim = int(getattr(config, "head_dim", None) or hidden // heads)
     hybrid, falcon, alone = (kind == one for one in ("granitemoehybrid", "falcon_h1", "nemotron_h"))
-    state, mlp = state_form(config, index), alone and config.layer_types[index] == MLP
+    state, mlp = state_form(config, index), alone and config.layer_types[index] in (MLP, MIXTURE)
     gain, down = config.mlp_multipliers if falcon else (1.0, 1.0)
     share = mlp_share = float(config.residual_multiplier) if kind in _GRANITES else 1.0
     if falcon:
@@ -266,6 +266,8 @@ def _mixture(config: ModelConfig, index: int) -> MixtureForm | None:
         return replace(form, normed=always or bool(config.norm_topk_prob))
     normed, scaling = bool(config.norm_topk_prob), float(config.routed_scaling_factor)
     form = replace(form, softmax=False, normed=normed, scaling=scaling)
+    if kind == "nemotron_h":
+        form = replace(form, gated=False)
     if kind == "lfm2_moe":
         return replace(form, biased=bool(config.use_expert_bias), least=1e-6)
     groups, kept = int(config.n_group or 1), int(config.topk_group or 1)
@@ -279,6 +281,8 @@ def _mixture(config: ModelConfig, index: int) -> MixtureForm | None:
 def _is_dense(config: ModelConfig, index: int) -> bool:
     """Whether a layer of a mixture has no experts."""
     kind = config.model_type
+    if kind == "nemotron_h":
+        return bool(config.layer_types[index] != MIXTURE)
     if kind == "lfm2_moe":
         return index < int(config.num_dense_layers)
     if kind in GROUPED:
@@ -298,7 +302,8 @@ def _inner(config: ModelConfig, mixture: MixtureForm | None) -> int:
         return int(config.intermediate_size)
     if kind in GROUPED:
         return int(config.n_shared_experts) * mixture.inner
-    return int(config.shared_expert_intermediate_size) if kind in SHARING else 0
+    beside = kind == "nemotron_h" or kind in SHARING
+    return int(config.shared_expert_intermediate_size) if beside else 0
 
 
 def _is_turned(config: ModelConfig, index: int) -> bool:

@@ -270,9 +270,10 @@ _NEMOTRON = {
     r"^(model\.layers\.\d+)\.norm\.": r"\1.input_layernorm.",
     r"\.mixer\.([qkvo]_proj)\.": r".self_attn.\1.",
     r"\.mixer\.(up_proj|down_proj)\.": r".mlp.\1.",
+    r"\.mixer\.(gate|experts|shared_experts)\.": r".mlp.\1.",
     r"\.mixer\.": ".mamba.",
 }
-"""The same in Nemotron-H's."""
+"""The same in Nemotron-H's, and see _SHARED."""
 _MTP = {
     r"^mtp\.layers\.0\.": "",
     r"^mtp\.fc\.": "eh_proj.",
@@ -293,7 +294,7 @@ _NAMES = {
     **dict.fromkeys(CONVOLVING, _LFM2),
     "granitemoehybrid": _GRANITE,
     "falcon_h1": _FALCON,
-    "nemotron_h": _NEMOTRON,
+    "nemotron_h": _NEMOTRON | _SHARED,
     "mixtral": _MIXTRAL,
     "ernie4_5_moe": _ERNIE,
     **dict.fromkeys((*SHARING, *GROUPED), _SHARED),

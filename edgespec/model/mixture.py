@@ -1,4 +1,4 @@
-"""Mixture: a gated MLP in several experts, of which each row goes through a few, in own layers."""
+"""Mixture: an MLP in several experts, of which each row goes through a few, in own layers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ class MixtureForm:
     `inner`: width of an expert. `wide`: the router multiplies in float32, whatever the rows are of,
     as softmax is always taken. If there are several `groups` of experts, `kept_groups` are chosen
     from: those with the largest sums of their `best` weights. A row's shares are its weights
-    without the bias, over their sum and `least` if they are `normed`, times `scaling`.
+    without the bias, over their sum and `least` if they are `normed`, times `scaling`. `gated`:
+    an expert is a gated MLP.
     """
 
     hidden: int
@@ -37,6 +38,7 @@ class MixtureForm:
     groups: int = 1
     kept_groups: int = 1
     best: int = 2
+    gated: bool = True
 
     def shapes(self) -> dict[str, torch.Size]:
         """All tensors, by their names in the MLP; matrices [out, in], the bias flat."""
@@ -45,9 +47,15 @@ class MixtureForm:
             found[BIAS] = torch.Size((self.experts,))
         up, down = torch.Size((self.inner, self.hidden)), torch.Size((self.hidden, self.inner))
         for expert in range(self.experts):
-            for name, shape in (("gate_proj", up), ("up_proj", up), ("down_proj", down)):
-                found[f"experts.{expert}.{name}.weight"] = shape
+            for name in self.entering:
+                found[f"experts.{expert}.{name}.weight"] = up
+            found[f"experts.{expert}.down_proj.weight"] = down
         return found
+
+    @property
+    def entering(self) -> tuple[str, ...]:
+        """An expert's matrices of gate and up; the latter alone where nothing gates."""
+        return ("gate_proj", "up_proj") if self.gated else ("up_proj",)
 
 
 ROUTER, BIAS = "gate.weight", "expert_bias"
@@ -84,7 +92,7 @@ class Mixture:
         places = [f"{prefix}experts.{expert}." for expert in range(form.experts)]
         self.experts = [
             (
-                reader.product([f"{place}gate_proj", f"{place}up_proj"], [up, up]),
+                reader.product([place + name for name in form.entering], [up] * len(form.entering)),
                 reader.product([f"{place}down_proj"], [down]),
             )
             for place in places

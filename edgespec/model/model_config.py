@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 CONVOLUTION, RECURRENT = "conv", "linear_attention"
-BOTH, MLP = "hybrid", "mlp"
-"""Of layers that attend and keep a state, and of those that have nothing but an MLP."""
+BOTH, MLP, MIXTURE = "hybrid", "mlp", "moe"
+"""Of layers that attend and keep a state, and of those that have nothing but an MLP, or experts."""
 
 _WITH_LENGTH = ("llama3", "yarn", "longrope")
 _ROPE_NEEDS = {
@@ -151,6 +151,7 @@ class _Fields(Struct, kw_only=True):
     norm_topk_prob: bool = True
     routed_scaling_factor: float = 1.0
     shared_expert_intermediate_size: Width = 512
+    moe_latent_size: int | None = None
     decoder_sparse_step: Count = 1
     mlp_only_layers: list[int] | None = None
     qkv_bias: bool = True
@@ -249,6 +250,10 @@ _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "mamba_n_groups": 8,
         "mamba_d_state": 128,
         "mamba_d_head": 64,
+        "n_routed_experts": 8,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 7_688,
+        "shared_expert_intermediate_size": 7_688,
     },
     "mistral": _MISTRAL,
     "ministral": _MISTRAL,
@@ -434,7 +439,7 @@ def _completed(kind: str, settings: Mapping[str, Any]) -> dict[str, Any]:
                 f"linear_num_value_heads {found.linear_num_value_heads} is no multiple of "
                 f"linear_num_key_heads, {found.linear_num_key_heads}"
             )
-    if kind in GROUPED:
+    if kind in GROUPED or MIXTURE in (found.layer_types or ()):
         _check_groups(found)
     found.rope_parameters = _rope_parameters(kind, found)
     if kind == "gemma4_text":

@@ -53,6 +53,7 @@ EXPERTS = {
     **dict.fromkeys(GROUPED, "n_routed_experts"),
     "ernie4_5_moe": "moe_num_experts",
     "hunyuan_v1_moe": "num_experts",
+    "nemotron_h": "n_routed_experts",
 }
 """Mixtures, and the field that counts their experts."""
 ACTIVE = {"gemma4_text": "top_k_experts", "ernie4_5_moe": "moe_k", "hunyuan_v1_moe": "moe_topk"}
@@ -61,14 +62,14 @@ num_experts_per_tok."""
 WIDTHS = {
     "qwen3_moe": "moe_intermediate_size",
     **dict.fromkeys(("lfm2_moe", "ernie4_5_moe", *SHARING, *GROUPED), "moe_intermediate_size"),
+    "nemotron_h": "moe_intermediate_size",
 }
-"""Families that have another field for the inner width than intermediate_size."""
+"""Mixtures that have another field for the inner width than intermediate_size."""
 FAMILIES = tuple(
     dict.fromkeys(
         (
             *(*_DEFAULT_HEAD_DIM, *_TIED, *EXPERTS),
             *("qwen3", *DELTA, "ministral", "ministral3", "seed_oss", "glm4", "gemma4_text"),
-            "nemotron_h",
         )
     )
 )
@@ -102,9 +103,9 @@ class Latent:
 class Architecture:
     """The sizes of a decoder-only model whose layers are all alike, but for what `uneven` says, and
     that `convolutions` of them may have a short convolution in place of attention, `states` of them
-    a state (`beside`: with attention), `alone` ones an MLP, ungated, where no other has one, and
-    `dense` ones of a mixture one MLP of a width of their own, `dense_width`: then a
-    layer is what they are on average.
+    a state (`beside`: with attention), `alone` ones an MLP or experts, ungated, where no other has
+    some, and `dense` ones of a mixture one MLP of a width of their own, `dense_width`: then a layer
+    is what they are on average.
 
     `intermediate`: inner width of the gated MLP, or of one expert. `head_dim` 0: hidden / heads.
     `tied`: the output head is the input embedding. `experts` 0: no mixture; else each row goes
@@ -192,21 +193,25 @@ class Architecture:
     def matrices(self, layer: int) -> tuple[Matrices, Matrices]:
         """Of one layer: those beside the MLP or the experts, and those of the MLP or an expert."""
         hidden, uneven = self.hidden, self.uneven
-        kv, shared = (self._held(layer), hidden), _gated(self.shared, hidden)
+        kv, shared = (self._held(layer), hidden), self._mlp_of(self.shared)
         if uneven is None:
             queries = (self.width * (1 + self.gated), hidden)
             attention: Matrices = queries, kv, kv, (hidden, self.width)
             if self.latent is not None:
                 attention = self.latent.matrices(self.heads, hidden)
-            mlp = _gated(self.intermediate, hidden)
-            return (*attention, *shared), mlp[1:] if self.alone else mlp
+            return (*attention, *shared), self._mlp_of(self.intermediate)
         full, shares = uneven.kind(layer) == FULL, layer >= self.layers - uneven.shared
         width = self.heads * (uneven.head_dim if full else self.head_dim)
         own = 0 if shares else 1 if full and not uneven.values else 2
         told = ((uneven.told, hidden),) * 2 + ((hidden, uneven.told),) if uneven.told else ()
         inner = self.intermediate * (2 if shares and uneven.wider else 1)
         beside = ((width, hidden), *(kv,) * own, (hidden, width), *told, *shared)
-        return beside, _gated(inner, hidden)
+        return beside, self._mlp_of(inner)
+
+    def _mlp_of(self, inner: int) -> Matrices:
+        """Shapes [out, in] of an MLP so wide: of gate, if something gates, up and down."""
+        up, down = (inner, self.hidden), (self.hidden, inner)
+        return ((up, down) if self.alone else (up, up, down)) if inner else ()
 
     def _held(self, layer: int) -> int:
         """Numbers in one layer's keys, which are another layer's where it has none."""
@@ -322,12 +327,13 @@ class Architecture:
     def _mixed(self, of: Callable[[int, int], int]) -> int:
         """That of the matrices around what mixes rows, and of an MLP beside experts, of a layer on
         average."""
-        shared = sum(of(*shape) for shape in _gated(self.shared, self.hidden))
+        shared = sum(of(*shape) for shape in self._mlp_of(self.shared))
         attention = sum(of(*shape) for shape in self.attention_matrices) - shared
         convolution = sum(of(*shape) for shape in self.convolution_matrices)
         state = sum(of(*shape) for shape in self.state_matrices) if self.states else 0
         every = self.attending * attention + self.convolutions * convolution + self.states * state
-        return every // self.layers + shared * (self.layers - self.dense) // self.layers
+        with_experts = (self.alone or self.layers) - self.dense
+        return every // self.layers + shared * with_experts // self.layers
 
     def mlp_bytes(self, quantisation: Quantisation) -> int:
         """Bytes of one layer's MLP; of all its experts, if it is a mixture."""
@@ -339,20 +345,13 @@ class Architecture:
     def _mlp(self, of: Callable[[int, int], int]) -> int:
         """That of the matrices of an MLP, or of all its experts, of a layer on average."""
         one = max(1, self.experts) * sum(of(*shape) for shape in self.mlp_matrices)
-        if self.alone:
-            return self.alone * one // self.layers
-        if not self.dense:
-            return one
-        dense = 2 * of(self.dense_width, self.hidden) + of(self.hidden, self.dense_width)
-        return one + self.dense * (dense - one) // self.layers
+        dense = sum(of(*shape) for shape in self._mlp_of(self.dense_width))
+        others = (self.alone or self.layers) - self.dense
+        return (others * one + self.dense * dense) // self.layers
 
     def layer_bytes(self, quantisation: Quantisation) -> int:
         """Bytes of one layer's matrices, scales included."""
         return self.attention_bytes(quantisation) + self.mlp_bytes(quantisation)
-
-
-def _gated(inner: int, hidden: int) -> Matrices:
-    return ((inner, hidden), (inner, hidden), (hidden, inner)) if inner else ()
 
 
 def _weights_of(matrices: Matrices) -> int:
@@ -443,9 +442,14 @@ def architecture_of(config: Mapping[str, object], where: str) -> Architecture:
     latent = _latent(config, where, family) if family in LATENT else None
     if latent is not None:
         config = config | {"head_dim": latent.straight + latent.turned}
-    experts, active = _experts(config, where, family) if family in EXPERTS else (0, 0)
     layers = _count(config, where, "num_hidden_layers", most=MOST_LAYERS)
-    inner, uneven = _count(config, where, WIDTHS.get(family, "intermediate_size")), None
+    alone, mixed = 0, family in EXPERTS
+    if family == "nemotron_h":
+        dense, mixtures = (_of_type(config, where, kind) for kind in ("mlp", "moe"))
+        alone, mixed = dense + mixtures, mixtures > 0
+    width = WIDTHS.get(family if mixed else "", "intermediate_size")
+    experts, active = _experts(config, where, family) if mixed else (0, 0)
+    inner, uneven = _count(config, where, width), None
     shared = _shared(config, where, family, inner)
     if family == "gemma4_text":
         uneven = _uneven(config, where, layers, kv_heads)
@@ -454,7 +458,7 @@ def architecture_of(config: Mapping[str, object], where: str) -> Architecture:
             experts = _count(config, where, "num_experts", most=MOST_EXPERTS)
             active = _count(config, where, ACTIVE[family], most=experts)
     if family == "granitemoehybrid" and not experts:
-        inner, shared = shared, 0
+        inner = shared
     dense = _dense(config, where, family, layers) if experts else 0
     return Architecture(
         layers=layers,
@@ -467,11 +471,11 @@ def architecture_of(config: Mapping[str, object], where: str) -> Architecture:
         tied=_flag(config, where, "tie_word_embeddings", family in _TIED),
         experts=experts,
         active=active,
-        shared=shared,
+        shared=shared if experts else 0,
         convolutions=_of_type(config, where, "conv") if family in CONVOLVING else 0,
         gated=family in DELTA,
         beside=family == "falcon_h1",
-        alone=_of_type(config, where, "mlp") if family == "nemotron_h" else 0,
+        alone=alone,
         dense=dense,
         dense_width=_count(config, where, "intermediate_size") if dense else 0,
         **_states(config, where, family, hidden),
@@ -534,8 +538,8 @@ def _shared(config: Mapping[str, object], where: str, family: str, inner: int) -
     """The width of the MLP beside the experts, which are `inner` wide; 0 where there is none."""
     if family == "granitemoehybrid":
         return _count(config, where, "shared_intermediate_size")
-    if family in SHARING:
-        usual = 5632 if family == "qwen2_moe" else 512
+    if family in SHARING or family == "nemotron_h":
+        usual = {"qwen2_moe": 5632, "nemotron_h": 7688}.get(family, 512)
         return _count(config, where, "shared_expert_intermediate_size", usual)
     if family in GROUPED or family == "ernie4_5_moe":
         field, usual = "n_shared_experts", 1
@@ -549,6 +553,8 @@ def _dense(config: Mapping[str, object], where: str, family: str, layers: int) -
     """How many layers of a mixture have no experts; at least one has some."""
     field, usual = ("num_dense_layers", 2) if family == "lfm2_moe" else ("first_k_dense_replace", 1)
     usual = {"deepseek_v2": 0, "deepseek_v3": 3}.get(family, usual)
+    if family == "nemotron_h":
+        return _of_type(config, where, "mlp")
     if family == "lfm2_moe" or family in GROUPED:
         return min(_count({field: usual, **config}, where, field, least=0), layers - 1)
     if family == "ernie4_5_moe":
@@ -585,11 +591,6 @@ def _states(config: Mapping[str, object], where: str, family: str, hidden: int) 
         value = _count(config, where, "linear_value_head_dim", 128)
     elif family in FOLDING:
         nemotron, falcon = family == "nemotron_h", family == "falcon_h1"
-        if nemotron and _of_type(config, where, "moe"):
-            raise ConfigError(
-                f"{where}: layer_types names layers of experts, and models of type {family!r} run "
-                "without experts only; use nemotron-nano-9b-v2"
-            )
         states = _of_type(config, where, "linear_attention")
         heads = _count(config, where, "mamba_n_heads", 128)
         groups = _count(config, where, "mamba_n_groups", 8 if nemotron else 1)

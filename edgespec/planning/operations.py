@@ -60,6 +60,7 @@ LIBRARY_OPERATIONS = {
 EXPERT_OPERATIONS = {
     "lfm2_moe": 10,
     "granitemoehybrid": 12,
+    "nemotron_h": 5,
     **dict.fromkeys(("qwen2_moe", "qwen3_5_moe_text", "qwen3_next", *GROUPED), 11),
     "qwen3_moe": 11,
     "olmoe": 11,
@@ -68,8 +69,9 @@ EXPERT_OPERATIONS = {
     "gpt_oss": 16,
     "gemma4_text": 12,
 }
-"""More for each expert that some row goes through; of Gemma 4 and Granite 4, of which
-some have none, with a share of the router's."""
+"""More for each expert that some row goes through; of Gemma 4, Granite 4 and Nemotron-H, of which
+some have none, with a share of the router's. Of the last, less than half of the layers have some.
+"""
 
 DRAFT_HEAD_OPERATIONS = 40
 """Of the layer of an EAGLE head, and of each layer in `easyspec`, which are code of their own: at

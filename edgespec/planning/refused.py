@@ -23,7 +23,7 @@ _FAMILIES = (
     ("qwen3[6-9]|qwen4exp", "recurrent", "qwen3-8b"),
     (
         "bailinghybrid|bamba|falconmamba|jamba|kimilinear|lfm3|mamba|minimax$|"
-        "nemotronhmoe|olmohybrid|recurrentgemma|rwkv|xlstm|zamba",
+        "olmohybrid|recurrentgemma|rwkv|xlstm|zamba",
         "recurrent",
         "qwen3-8b",
     ),

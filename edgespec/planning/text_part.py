@@ -59,6 +59,7 @@ _NEMOTRON = {
     "conv_kernel": "mamba_d_conv",
     "use_conv_bias": "mamba_conv_bias",
     "use_bias": "mamba_proj_bias",
+    "moe_shared_expert_intermediate_size": "shared_expert_intermediate_size",
 }
 """Fields of a Nemotron-H, and what others call them."""
 _PATTERN = {"M": "linear_attention", "*": "full_attention", "-": "mlp", "E": "moe"}

@@ -4,8 +4,9 @@
 
 Instructions a weight and thread in the innermost loop, by rows of a block, registers, shared memory
 and programs that a multiprocessor holds, of every form; then what an H200 took for the kernels of
-before beside the model (support.gpu_model), and what the model says of these: on an H200, and on
-Orins. Markdown. Needs Triton; no GPU.
+before beside the model (support.gpu_model), and what the model says of these, compiled for each: an
+H200, Orins and Thor, with what a million bytes of the larger matrix take. Markdown. Needs Triton;
+no GPU.
 """
 
 from __future__ import annotations
@@ -27,17 +28,17 @@ MATRICES = ((4096, 4096), (28672, 4096))
 
 def counted(compiled: list[Any], capability: int) -> Iterator[str]:
     """A line for each form."""
-    from support.gpu_code import FORMS, code_of, empty, weights_of_turn
+    from support.gpu_code import FORMS, code_of, each_weight, empty
 
     yield "| form | 1 to 8 rows | 9 to 16 | 17 on | registers | KiB shared | programs |"
     yield "|" + " --- |" * 7
     for name, form in FORMS.items():
-        product, found = empty(form, 256), []
-        product._enough = 0  # sections are not shared out, so that there are blocks of 32
+        # Sections are not shared out, so that there are blocks of 32.
+        product, found = empty(form, 256, enough=0), []
         for rows in (1, 16, 32):
             product(torch.zeros(rows, 4096, dtype=form.rows))
             code = code_of(compiled[-1], capability)
-            found.append((code, len(code.loop) / weights_of_turn(product, rows)))
+            found.append((code, each_weight(product, rows, code)))
         each = " | ".join(f"{instructions:.2f}" for _, instructions in found)
         first = found[0][0]
         yield (
@@ -46,19 +47,21 @@ def counted(compiled: list[Any], capability: int) -> Iterator[str]:
         )
 
 
-def predicted(compiled: list[Any], capability: int) -> Iterator[str]:
+def predicted(compiled: list[Any]) -> Iterator[str]:
     """The model beside what was measured, then of what is compiled now."""
+    import triton
     from support.gpu_code import FORMS, code_of, empty, steps_of
     from support.gpu_model import (
         BITS,
+        BOARDS,
         H200,
         MEASURED,
-        ORINS,
         Work,
         before,
         matrix_bytes,
         seconds,
     )
+    from support.triton_device import Device
 
     yield "| before, H200 | form | rows | µs | model |"
     yield "|" + " --- |" * 5
@@ -67,28 +70,36 @@ def predicted(compiled: list[Any], capability: int) -> Iterator[str]:
         off = f"{model:.1f} ({model / took - 1:+.0%})"
         yield f"| {out} x 4096 | {name} | {rows} | {took} | {off} |"
     yield ""
-    yield "| int4, predicted | matrix | rows | µs | of memory |"
-    yield "|" + " --- |" * 5
+    yield "| int4, predicted | matrix | rows | µs | of memory | ms of 10^9 bytes |"
+    yield "|" + " --- |" * 6
     form = FORMS["int4"]
-    for gpu in (H200, *ORINS):
+    for gpu in (H200, *BOARDS):
+        triton.runtime.driver.set_active(Device(gpu.capability))
         for out, columns in MATRICES:
-            for rows in (1, 16):
-                product = empty(form, out, columns)
-                product._enough = enough = min(512, 4 * gpu.processors)
+            for rows in (1, 16, 64):
+                enough = min(512, 4 * gpu.processors)
+                product = empty(form, out, columns, enough)
                 product(torch.zeros(rows, columns, dtype=form.rows))
-                code = code_of(compiled[-1], capability)
-                apart = product._sections > 1 and product._tiles < enough
-                sections = product._sections if apart else 1
-                turns = math.ceil(columns / 128 / sections / steps_of(product, rows))
+                code = code_of(compiled[-1], gpu.capability)
+                block = 8 if rows == 1 else 16
+                apart = product.sections > 1 and math.ceil(rows / block) * product.tiles < enough
+                sections = product.sections if apart else 1
+                block = block if apart or rows <= block else 32
+                blocks = math.ceil(rows / block)
+                steps = steps_of(product, block)
+                turns = math.ceil(columns / 128 / sections / steps)
                 size = matrix_bytes(out, columns, BITS["int4"])
+                ended = len(code.ending) * steps / product.section
                 work = Work(
-                    *(product._tiles * sections, 2, turns),
-                    *(len(code.loop), 0, code.programs, size),
+                    *(product.tiles * sections * blocks, 2, turns),
+                    *(len(code.loop) + math.ceil(ended), 0, code.programs, size),
                     # To begin with; of sections that are added up, 32 rows' at a time.
-                    1 + apart * (1 + math.ceil(sections * (8 if rows == 1 else 16) / 32)),
+                    1 + apart * (1 + math.ceil(sections * block / 32)),
                 )
                 took = seconds(gpu, work)
-                shown = f"{took * 1e6:.0f} | {size / gpu.memory / took:.0%}"
+                shown = (
+                    f"{took * 1e6:.0f} | {size / gpu.memory / took:.0%} | {took / size * 1e12:.1f}"
+                )
                 yield f"| {gpu.name} | {out} x {columns} | {rows} | {shown} |"
 
 
@@ -106,8 +117,8 @@ def main() -> int:
     triton.runtime.driver.set_active(Device(options.capability))
     with tempfile.TemporaryDirectory() as folder:
         triton.knobs.cache.dir = folder
-        for part in (counted, predicted):
-            for line in (*part(compiled, options.capability), ""):
+        for part in (counted(compiled, options.capability), predicted(compiled)):
+            for line in (*part, ""):
                 print(line, flush=True)
     return 0
 

@@ -15,8 +15,8 @@ over their HTTP APIs: so many users at once stream an answer each to a prompt of
 tokens that nobody asked before, at temperature 0, and an end before `--tokens` is ignored. With
 `--rpc` each llama-server runs once more for every ring of several stages, with its layers on so
 many rpc-servers. Medians of tokens a second of all users together, prompts included, seconds to the
-first token, and CPU milliseconds a token of all processes of a side (not of a `--server`, whose
-processes are not known); and each ring's over each peer's.
+first token and from one to the next, and CPU milliseconds a token of all processes of a side (not
+of a `--server`, whose processes are not known); and each ring's over each peer's.
 
 Of the python of an environment in which llama-cpp-python is installed, or a llama-bench: the token
 ids of one prompt of 16 tokens, then one token after the other: by turns, round by round,
@@ -72,6 +72,7 @@ PATIENCE_S = 600.0
 FIGURES = {
     "tokens_per_second": ("tok/s", ".1f"),
     "ttft_seconds": ("s to first token", ".3f"),
+    "tbt_seconds": ("s between tokens", ".4f"),
     "cpu_ms_per_token": ("CPU ms a token", ".1f"),
 }
 """Of served answers: title and form in the table."""
@@ -310,9 +311,11 @@ def play(side: Side, prompts: list[Prompt], tokens: int) -> Figures:
     spent = cpu_seconds(side.processes()) - before
     if len(users.courses) < len(prompts) or not users.tokens:
         sys.exit(f"{side.name} answered {len(users.courses)} of {len(prompts)} users")
+    figures = load_figures(Load(len(prompts)), users.courses)
     return {
         "tokens_per_second": users.tokens / span(users.courses),
-        "ttft_seconds": load_figures(Load(len(prompts)), users.courses).ttft_mean,
+        "ttft_seconds": figures.ttft_mean,
+        "tbt_seconds": figures.tbt_mean,
         "cpu_ms_per_token": 1e3 * spent / users.tokens if side.processes() else None,
     }
 

@@ -12,7 +12,8 @@ way (`support/switch.py`). Both sides are up at once and asked by turns, by a cl
 host, at temperature 0, an end before `--tokens` ignored:
 
 start         seconds and bytes until it answers; again with what a first start left behind
-users         tokens a second of so many at once, prompts of 128 tokens included
+users         tokens a second of so many at once, prompts of 128 tokens included, and milliseconds
+              from one token of an answer to its next
 first token   of prompts of so many tokens
 bytes         that all hosts sent for a token of one user, be it of the prompt or the answer
 memory        of each host's processes (RSS), after that
@@ -284,13 +285,15 @@ def speeds(rivals: dict[str, Rival], taken: dict[str, Taken], asked: argparse.Na
                     continue  # the first round loads and compiles
                 if length == 128:
                     take(taken[name], f"{users} user(s), tokens a second", figures[SPEED] or 0.0)
+                    between = 1e3 * (figures[BETWEEN] or 0.0)
+                    take(taken[name], f"{users} user(s), ms between tokens", between)
                 else:
                     take(taken[name], f"first token of {length}, s", figures[TTFT] or 0.0)
                 if (length, users) == (128, 1):
                     take(taken[name], "kB a token, the prompt's too", sent / 1e3)
 
 
-SPEED, TTFT = "tokens_per_second", "ttft_seconds"
+SPEED, TTFT, BETWEEN = "tokens_per_second", "ttft_seconds", "tbt_seconds"
 
 
 def loss(rival: Rival, taken: Taken) -> None:

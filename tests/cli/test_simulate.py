@@ -62,6 +62,7 @@ def test_people_get_a_table_that_no_narrow_terminal_cuts(here: Here) -> None:
     assert "links of 5 ms, 100 Mbit/s, 1 ms jitter, 0.01 loss" in text
     assert "all times are virtual" in text
     assert "jetson-orin-nano-8gb: no kernel of edgespec was timed on it" in text
+    assert "by other engines' published steps; edgespec's own are predicted" in text
     assert "1/3 answers" in done.err
 
 

@@ -19,6 +19,7 @@ from edgespec.daemon.memory import Available
 from edgespec.daemon.stage import LEFT_FREE, _prepare, _require_memory, _Watch
 from edgespec.errors import CapacityError
 from edgespec.model.block import Block
+from edgespec.model.block_file import BlockFile
 from edgespec.model.loader import Checkpoint
 from edgespec.model.source import TensorSource
 from edgespec.model.sources import QuantisingSource
@@ -90,6 +91,35 @@ def test_what_the_coordinator_takes_is_not_for_its_stage(monkeypatch: pytest.Mon
     allow(monkeypatch, needed + reserved - 1)
     with pytest.raises(CapacityError, match=r"of which the coordinator takes 1\.00"):
         _require_memory(PLACE, None, reserved, needed)
+
+
+def test_on_a_gpu_what_torch_holds_is_given_back_and_bounded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """torch's own functions are made up: no GPU is needed, and none saw this."""
+    done: list[object] = []
+    monkeypatch.setattr("edgespec.model.tensors.best_device", lambda: torch.device("cuda"))
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: done.append("empty"))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (1, 1000))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 100)
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", done.append)
+    allow(monkeypatch, 500)
+    _require_memory(PLACE, None, 200, 300)
+    assert done == ["empty", 0.4]
+    with pytest.raises(CapacityError):
+        _require_memory(PLACE, None, 200, 301)
+    assert done == ["empty", 0.4, "empty"]
+
+
+def test_a_gpu_without_memory_of_its_own_has_weights_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[BlockFile] = []
+    monkeypatch.setattr(BlockFile, "give_back", lambda one: given.append(one))
+    source = object.__new__(BlockFile)
+    for unified, device in ((True, "cuda"), (False, "cuda"), (True, "cpu")):
+        monkeypatch.setattr("edgespec.daemon.memory.is_unified", lambda one=unified: one)
+        stage.give_back(source, torch.device(device))
+        stage.give_back(Checkpoint(bundled("base")), torch.device(device))
+    assert given == [source]
 
 
 # --- a coordinator that came back elsewhere -------------------------------------------------------

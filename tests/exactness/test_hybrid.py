@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import random
 import shutil
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import cache
 from itertools import cycle
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec import structs
 from support.checkpoints import FOLDING, write_family
 from support.local_ring import LocalRing
 from support.mtp_heads import write_fitted_mtp
-from support.tiers import tiered
+from support.tiers import thorough, tiered
 from support.torch_rings import BASE, CONTEXT, generated, prompts, request, torch_ring
 
 from edgespec.model.loader import Checkpoint
@@ -27,7 +28,8 @@ from edgespec.policy.registry import POLICIES
 from edgespec.wire.client_messages import Finished
 
 LATENT = ("deepseek_v2", "glm4_moe_lite")
-FAMILIES = ("lfm2", "lfm2_moe", "qwen2_moe", "glm4_moe", *LATENT, *FOLDING)
+LIBRARY = ("ernie4_5_moe", "hunyuan_v1_moe")
+FAMILIES = ("lfm2", "lfm2_moe", "qwen2_moe", "glm4_moe", *LIBRARY, *LATENT, *FOLDING)
 QUICK = ["lfm2", "qwen3_5_text"]
 MTP = "with a head of its own"
 DTYPES = ("bfloat16", "float16", "float32")
@@ -35,6 +37,15 @@ NEW_TOKENS = 12
 TEXT = "Tell me of rings and of boards."
 LONGER = 4 * f"{TEXT} "
 """Of models with states, which are folded behind 48 tokens."""
+
+
+def cases(quick: Collection[str]) -> list[Any]:
+    """Every family in every dtype, but those of transformers' layers, which are slow, in one; some
+    of `quick` in `make test`."""
+    of_all = [(one, dtype) for one in FAMILIES for dtype in DTYPES]
+    every = [(one, dtype) for one, dtype in of_all if one not in LIBRARY or dtype == "bfloat16"]
+    fast = [(one, "bfloat16") for one in quick]
+    return [both if both in fast else thorough(*both) for both in every]
 
 
 @pytest.fixture(scope="module")
@@ -84,8 +95,7 @@ def plain(folder: Path, dtype: str, text: str, temperature: float) -> Finished:
     return ring.ask(asked)
 
 
-@pytest.mark.parametrize("dtype", tiered(DTYPES, ["bfloat16"]))
-@pytest.mark.parametrize("family", tiered(FAMILIES, QUICK))
+@pytest.mark.parametrize(("family", "dtype"), cases(QUICK))
 def test_every_policy_gives_the_text_of_plain_decoding(
     folders: dict[str, Path], family: str, dtype: str
 ) -> None:
@@ -103,8 +113,7 @@ def test_every_policy_gives_the_text_of_plain_decoding(
         assert ring.ask(asked).token_ids == wanted.token_ids, (policy, stages, chunk, draft)
 
 
-@pytest.mark.parametrize("dtype", tiered(DTYPES, ["bfloat16"]))
-@pytest.mark.parametrize("family", tiered(FAMILIES, ["lfm2"]))
+@pytest.mark.parametrize(("family", "dtype"), cases(["lfm2"]))
 def test_live_requests_kept_rows_and_lost_rings_change_no_token(
     folders: dict[str, Path], family: str, dtype: str
 ) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import mmap
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -93,6 +95,25 @@ def run(block: Block, seed: int = 0) -> torch.Tensor:
         assert out is not None
         results.append(out)
     return torch.cat(results)
+
+
+def test_what_was_read_is_given_back_and_read_again(model: Path, tmp_path: Path) -> None:
+    """By the kernel's own count of pages of the file that this process has."""
+
+    def held() -> int:
+        maps = Path("/proc/self/smaps").read_text(encoding="utf-8").split("VmFlags")
+        of_file = [one for one in maps if str(source.path) in one]
+        return sum(int(re.findall(r"Rss: +(\d+) kB", one)[0]) << 10 for one in of_file)
+
+    source = sharded(model, tmp_path).block(0, 3)
+    weight = "model.layers.1.mlp.down_proj.weight"
+    first = source.tensor(weight).clone()
+    size = first.nbytes
+    before = held()
+    assert before >= size
+    source.give_back()
+    assert held() <= before - size + 2 * mmap.PAGESIZE
+    assert torch.equal(source.tensor(weight), first)
 
 
 class TestWriter:

@@ -56,13 +56,13 @@ NAMES = list(FAMILY_SETTINGS)
 WINDOWED = ["mistral", "qwen2-windows", "gemma2", "gemma3_text", "phi3", "qwen3_moe", "gpt_oss"]
 WINDOWED += ["gemma4_text"]
 CAPPED = ["gemma2", "gemma3_text", "gemma4_text"]
-LATER = [name for name in NAMES if name.partition("-")[0] in LATER_TYPES]
+LATER = [name for name in NAMES if {name, name.partition("-")[0]} & set(LATER_TYPES)]
 FIRST = [name for name in NAMES if name not in LATER]
 OWN = [name for name in NAMES if name.partition("-")[0] in OWN_OPERATIONS]
 LIBRARY = [name for name in NAMES if name not in OWN]
 MIXTURES = {*EXPERT_OPERATIONS, "gemma4_text-experts", "granitemoehybrid-experts"}
-MIXTURES |= {"deepseek_v2-groups"}
-MIXTURES -= {"gemma4_text", "granitemoehybrid"}
+MIXTURES |= {"deepseek_v2-groups", "nemotron_h-experts"}
+MIXTURES -= {"gemma4_text", "granitemoehybrid", "nemotron_h"}
 DENSE = [name for name in NAMES if name not in MIXTURES]
 QUICK = [*FIRST, "gpt_oss", "ministral3", "granite", "smollm3-windows", "olmo3"]
 
@@ -317,6 +317,10 @@ _MUP = list(enumerate(FAMILY_SETTINGS["falcon_h1"]["ssm_multipliers"]))
         ("qwen2_moe", {"norm_topk_prob": True}),
         ("qwen3_next", {"norm_topk_prob": False}),
         ("granitemoehybrid-experts", {"num_experts_per_tok": 1}),
+        ("nemotron_h-experts", {"num_experts_per_tok": 2}),
+        thorough("nemotron_h-experts", {"topk_group": 3}),
+        ("nemotron_h-experts", {"routed_scaling_factor": 1.0}),
+        thorough("nemotron_h-experts", {"norm_topk_prob": False}),
         ("glm4_moe", {"topk_group": 3}),
         ("glm4_moe", {"routed_scaling_factor": 1.0}),
         ("glm4_moe", {"norm_topk_prob": False}),
@@ -400,6 +404,10 @@ class Halved(Checkpoint):
         ("hunyuan_v1_moe", "mlp.gate.wg.weight"),
         ("hunyuan_v1_moe", "mlp.shared_mlp.down_proj.weight"),
         ("glm4_moe", "mlp.experts.3.up_proj.weight"),
+        ("nemotron_h-experts", "mlp.gate.weight"),
+        ("nemotron_h-experts", "mlp.expert_bias"),
+        ("nemotron_h-experts", "mlp.experts.3.up_proj.weight"),
+        ("nemotron_h-experts", "mlp.up_proj.weight"),
         ("deepseek_v3", "self_attn.kv_a_layernorm.weight"),
         ("deepseek_v3", "self_attn.k_b.3.weight"),
         ("deepseek_v3", "mlp.expert_bias"),
@@ -409,7 +417,8 @@ class Halved(Checkpoint):
     ],
 )
 def test_every_small_part_counts(zoo: Zoo, name: str, part: str) -> None:
-    halved = Halved(zoo.folder(name), f"model.layers.2.{part}")
+    layer = 3 if name == "nemotron_h-experts" else 2  # where its experts are
+    halved = Halved(zoo.folder(name), f"model.layers.{layer}.{part}")
     pipeline = Pipeline(halved.path, CUTS[1], "float64", zoo.model(name), halved)
     tokens = random_tokens(1, 20)
     rows = pipeline.prefill(tokens)
@@ -760,7 +769,9 @@ DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
         ("falcon_h1", {"attention_bias": True}, "attention_bias True in its config.json"),
         ("falcon_h1", {"key_multiplier": 0.0}, "> 0.*key_multiplier"),
         ("falcon_h1", {"mlp_multipliers": [1.0]}, "mlp_multipliers"),
-        ("nemotron_h", {"layers_block_type": ["mamba", "moe", "mlp", "mlp"]}, "layers of experts"),
+        ("nemotron_h-experts", {"moe_latent_size": 16}, "moe_latent_size 16.*with None only"),
+        ("nemotron_h-experts", {"n_group": 3}, "8 experts in n_group 3, of which topk_group 2"),
+        ("nemotron_h-experts", {"num_experts_per_tok": 9}, "do not fit num_experts_per_tok 9"),
         ("nemotron_h", {"mlp_hidden_act": "silu"}, "hidden_act 'silu'"),
         (
             "granitemoehybrid-experts",

@@ -224,6 +224,15 @@ def test_a_nemotron_h_is_read_as_transformers_reads_it() -> None:
             **{"use_bias": True, "mamba_proj_bias": False},
             "layers_block_type": ["mamba"],
         },
+        "experts": {
+            "hybrid_override_pattern": "ME*E",
+            "n_routed_experts": 6,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 24,
+            "moe_shared_expert_intermediate_size": 40,
+            "routed_scaling_factor": 2.5,
+            "norm_topk_prob": False,
+        },
         "sizes": {
             "hybrid_override_pattern": "M*-",
             "mamba_num_heads": 6,
@@ -248,8 +257,11 @@ def test_a_nemotron_h_is_read_as_transformers_reads_it() -> None:
         "mamba_d_conv": "conv_kernel",
         "mamba_conv_bias": "use_conv_bias",
         "mamba_proj_bias": "use_bias",
+        "shared_expert_intermediate_size": "moe_shared_expert_intermediate_size",
     }
-    same = (*READ[:7], "tie_word_embeddings", "head_dim", "time_step_limit")
+    same = (*READ[:7], "tie_word_embeddings", "head_dim", "time_step_limit", "n_routed_experts")
+    same += ("num_experts_per_tok", "moe_intermediate_size", "routed_scaling_factor")
+    same += ("norm_topk_prob", "n_group", "topk_group", "moe_latent_size")
     for name, way in ways.items():
         settings = {"model_type": "nemotron_h", **SMALL, **way}
         theirs, ours = theirs_of(settings), ModelConfig(text_settings(settings))

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
-from support.checkpoints import write_checkpoint
+from support.checkpoints import write_checkpoint, write_family
+from support.ggufs import in_blocks
+from support.tiers import tiered
 
 from edgespec.config import FILE, NAMED, QUANTISATIONS, Quantisation
 from edgespec.errors import ModelError
+from edgespec.model.block import Block
+from edgespec.model.layers import layers_of
 from edgespec.model.loader import Checkpoint
 from edgespec.model.quantised import linear, nf4, selftest
-from edgespec.model.quantised.linear import pack
+from edgespec.model.quantised.linear import dequantised, pack
+from edgespec.model.source import TensorSource
 from edgespec.model.sources import QuantisingSource
+from edgespec.model.tree_attention import tree_mask
 
 BUSY = "while [ $((n=n+1)) -lt 400000 ]; do :; done"
 WEIGHT = "model.layers.0.self_attn.q_proj.weight"
@@ -56,6 +64,59 @@ def test_a_weight_of_another_shape_or_name_is_refused(checkpoint: Checkpoint) ->
         source.packed(WEIGHT, torch.Size((1, 2)))
     with pytest.raises(ModelError, match="has no tensor 'nothing'"):
         source.packed("nothing", torch.Size((1, 2)))
+
+
+LATER = (
+    *("lfm2_moe", "qwen2_moe", "qwen3_5_moe_text", "qwen3_next", "granitemoehybrid-experts"),
+    *("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "glm4_moe", "ernie4_5_moe", "hunyuan_v1_moe"),
+    *("falcon_h1", "nemotron_h", "nemotron_h-experts"),
+)
+"""Families of mixtures, latents and states."""
+
+
+class Dequantised(Checkpoint):
+    """A checkpoint whose matrices are what their packed forms stand for."""
+
+    def __init__(self, folder: Path, form: Quantisation) -> None:
+        super().__init__(folder)
+        layers = layers_of(self.config, 0, self.layers)
+        self._form = form
+        self._packed = {
+            f"model.layers.{number}.{name}"
+            for number in range(self.layers)
+            for name in layers.matrices(number)
+        }
+
+    def tensor(self, name: str) -> torch.Tensor:
+        plain = super().tensor(name)
+        if name not in self._packed:
+            return plain
+        return dequantised(pack(plain, self._form), plain.shape, self._form, torch.float32)
+
+
+@pytest.mark.parametrize("name", tiered(LATER, ["deepseek_v3", "nemotron_h-experts"]))
+def test_blocks_in_4_bits(tmp_path: Path, name: str) -> None:
+    """They multiply by what is packed, and to the bit wherever they are cut; far enough for a state
+    to be folded."""
+    torch.set_num_threads(1)
+    folder, form = write_family(tmp_path / "m", name, **in_blocks(name)), QUANTISATIONS["int4-g32"]
+    packed, plain = QuantisingSource(Checkpoint(folder), form), Dequantised(folder, form)
+    inputs = torch.randn((54, 32), generator=torch.Generator().manual_seed(2))
+    positions, mask = torch.arange(54), tree_mask(0, np.tri(54, dtype=np.bool_))
+
+    def rows(source: TensorSource, *cuts: int) -> torch.Tensor:
+        out = inputs
+        for first, end in pairwise((*cuts, packed.layers)):
+            block = Block(source, first, end, "float32")
+            made = block.forward(out, positions, block.new_cache(64), mask)
+            assert made is not None
+            out = made
+        return out
+
+    whole = rows(packed, 0)
+    assert torch.equal(rows(packed, 0, 1, 3), whole)
+    torch.testing.assert_close(whole, rows(plain, 0), rtol=0, atol=1e-3)
+    assert (whole - rows(Checkpoint(folder), 0)).abs().max() > 1e-2
 
 
 @pytest.mark.thorough

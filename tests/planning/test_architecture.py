@@ -139,6 +139,26 @@ GRANITE_H = {
 }
 
 
+NEMOTRON_MOE = {
+    "model_type": "nemotron_h",
+    "hidden_size": 2688,
+    "hybrid_override_pattern": "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME",
+    "intermediate_size": 1856,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 2,
+    "head_dim": 128,
+    "vocab_size": 131072,
+    "mamba_num_heads": 64,
+    "mamba_head_dim": 64,
+    "ssm_state_size": 128,
+    "n_groups": 8,
+    "n_routed_experts": 128,
+    "num_experts_per_tok": 6,
+    "moe_intermediate_size": 1856,
+    "moe_shared_expert_intermediate_size": 3712,
+}
+
+
 def test_a_published_config_gives_the_architecture_in_the_list() -> None:
     of = architecture_of(LLAMA, "config.json")
     listed = ARCHITECTURES["llama-2-13b"]
@@ -159,6 +179,7 @@ def test_a_published_config_gives_the_architecture_in_the_list() -> None:
         (LFM2, 1.1703e9),
         (GRANITE_H, 3.191e9),
         (LFM2_MOE, 8.34e9),
+        (NEMOTRON_MOE, 31.578e9),
     ],
 )
 def test_the_weights_add_up_to_the_published_count(
@@ -287,12 +308,21 @@ def test_what_does_not_add_up_is_refused(change: dict[str, object], message: str
         architecture_of({**MIXTURE, **change}, "config.json")
 
 
-def test_a_nemotron_h_with_experts_is_refused() -> None:
-    sizes = {"hidden_size": 64, "intermediate_size": 64, "vocab_size": 96, "head_dim": 16}
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "mamba_num_heads": 4}
-    config = {"model_type": "nemotron_h", **sizes, **heads, "hybrid_override_pattern": "M*E-"}
-    with pytest.raises(ConfigError, match=r"layers of experts.*use nemotron-nano-9b-v2$"):
-        architecture_of(config, "config.json")
+def test_a_nemotron_h_has_experts_in_the_layers_that_say_so() -> None:
+    of = architecture_of(NEMOTRON_MOE, "config.json")
+    assert of == ARCHITECTURES["nemotron-3-nano-30b-a3b"]
+    assert (of.alone, of.states, of.attending, of.dense) == (23, 23, 6, 0)
+    assert of.layers * of.mlp_weights == pytest.approx(23 * 128 * 2 * 1856 * 2688, abs=52)
+    mixed = {**NEMOTRON_MOE, "hybrid_override_pattern": "M*E-", "intermediate_size": 4096}
+    one = architecture_of(mixed, "config.json")
+    assert (one.alone, one.dense, one.dense_width) == (2, 1, 4096)
+    both = 128 * 2 * 1856 * 2688 + 2 * 4096 * 2688
+    assert one.layers * one.mlp_weights == pytest.approx(both, abs=4)
+    states, attention = 10304 * 2688 + 4096 * 2688, (2 * 4096 + 2 * 256) * 2688
+    every = states + attention + both + 2 * 3712 * 2688
+    assert one.layers * one.layer_weights == pytest.approx(every, abs=12)
+    dense = architecture_of({**mixed, "hybrid_override_pattern": "M*--"}, "config.json")
+    assert (dense.experts, dense.shared, dense.intermediate) == (0, 0, 4096)
 
 
 @pytest.mark.parametrize("name", [name for name in QUANTISATIONS if name != "none"])

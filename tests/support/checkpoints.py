@@ -270,6 +270,23 @@ FAMILY_SETTINGS: dict[str, dict[str, Any]] = {
         "time_step_floor": 0.1,  # transformers bounds steps by time_step_min, in prompts alone
         "initializer_range": 0.1,
     },
+    "nemotron_h-experts": {
+        "head_dim": 16,
+        "layers_block_type": ["linear_attention", "moe", "full_attention", "moe"],
+        "mamba_num_heads": 4,
+        "mamba_head_dim": 20,
+        "n_groups": 2,
+        "ssm_state_size": 24,
+        "time_step_floor": 0.1,  # as of nemotron_h
+        "initializer_range": 0.1,
+        "n_routed_experts": 8,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 24,
+        "moe_shared_expert_intermediate_size": 40,
+        "n_group": 4,
+        "topk_group": 2,
+        "routed_scaling_factor": 1.3,
+    },
     "qwen3_5_text": _DELTA,
     "granitemoehybrid-experts": _GRANITE
     | {
@@ -412,7 +429,7 @@ FAMILY_SETTINGS: dict[str, dict[str, Any]] = {
 FOLDING = (
     *("granitemoehybrid-mamba", "granitemoehybrid-experts"),
     *("qwen3_5_text", "qwen3_5_moe_text", "qwen3_next"),
-    *("falcon_h1", "falcon_h1-normed", "nemotron_h"),
+    *("falcon_h1", "falcon_h1-normed", "nemotron_h", "nemotron_h-experts"),
 )
 """Those with layers that keep a state: no plan and no graph runs them, and rows are given back."""
 
@@ -421,7 +438,7 @@ LATER_TYPES = (
     *("olmo2", "olmo3", "gemma", "exaone4", "seed_oss", "ernie4_5", "glm4", "cohere2", "olmoe"),
     *("mixtral", "hunyuan_v1_dense", "lfm2_moe", "qwen2_moe", "qwen3_5_moe_text"),
     *("qwen3_next", "glm4_moe", "ernie4_5_moe", "hunyuan_v1_moe"),
-    *("deepseek_v3", "glm4_moe_lite"),
+    *("deepseek_v3", "glm4_moe_lite", "nemotron_h-experts"),
 )
 """Families whose parts are those of earlier ones in new numbers: most of their cases are thorough,
 but for the parts that are their own."""

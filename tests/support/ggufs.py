@@ -59,6 +59,7 @@ ARCHITECTURES = {
 """What llama.cpp calls a model type."""
 
 _DELTA = ("qwen35", "qwen35moe", "qwen3next")
+_NEMOTRONS = ("nemotron_h", "nemotron_h_moe")
 
 SCALES_AT = {
     **{"Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2), "Q8_0": (0,)},
@@ -84,15 +85,19 @@ def write_gguf(
     values: Mapping[str, Any] | None = None,
     architecture: str = "",
     heads_apart: bool = True,
+    gates_apart: bool = True,
 ) -> Path:
-    """Write the model in `folder` as a GGUF file, with `values` beside its settings. `heads_apart`:
-    of latents, each head has two matrices, as newer files have it.
+    """Write the model in `folder` as a GGUF file, with `values` beside its settings. As newer files
+    have it, `heads_apart`: of latents, each head has two matrices; `gates_apart`: of a Qwen3-Next,
+    what makes gates is a matrix of its own.
 
     Returns a folder of what the file stands for: its numbers dequantised by gguf, in float32.
     """
     source = Checkpoint(folder)
     settings = json.loads((folder / "config.json").read_text())
     architecture = architecture or ARCHITECTURES[settings["model_type"]]
+    if architecture == "nemotron_h" and "moe" in source.config.layer_types:
+        architecture = "nemotron_h_moe"
     writer = GGUFWriter(file, architecture)
     _add_settings(writer, source.config, settings, heads_apart)
     for key, value in (values or {}).items():
@@ -124,7 +129,7 @@ def write_gguf(
             continue
         if "linear_attn" in name:
             stored = in_qwen35(name, stored, source.config)
-            if name.endswith("in_proj_qkvz.weight"):
+            if name.endswith("in_proj_qkvz.weight") and gates_apart:
                 _add_apart(writer, name, stored, kind, source.config)
                 continue
         theirs, expert = _their_name(architecture, name, source.layers, source.names)
@@ -152,12 +157,12 @@ def write_gguf(
         meant = {_in_lfm2(name): one for name, one in meant.items()}
     if architecture == "granitehybrid":
         meant = _in_granite(meant, _experts(source.config))
-    if architecture in ("qwen2moe", "glm4moe", *_DELTA):
-        shared = "shared_experts" if architecture == "glm4moe" else "shared_expert"
+    if architecture in ("qwen2moe", "glm4moe", "nemotron_h_moe", *_DELTA):
+        shared = "shared_expert" + "s" * (architecture in ("glm4moe", "nemotron_h_moe"))
         meant = {_beside(name, meant, shared): one for name, one in meant.items()}
         bias = "mlp.gate.e_score_correction_bias"
         meant = {name.replace("mlp.expert_bias", bias): one for name, one in meant.items()}
-    if architecture in ("falcon-h1", "nemotron_h"):
+    if architecture in ("falcon-h1", *_NEMOTRONS):
         own = _FALCON if architecture == "falcon-h1" else _NEMOTRON
         meant = {_renamed(name, own): one for name, one in meant.items()}
     save_file(meant, twin / "model.safetensors", {"format": "pt"})
@@ -274,6 +279,15 @@ def fused_experts(tensors: Mapping[str, torch.Tensor], experts: int) -> dict[str
 
 def write_gguf_family(root: Path, name: str, type_of: TypeOf, **settings: Any) -> tuple[Path, Path]:
     """A GGUF file of a small model of a family that GGUF can express, and the folder it equals."""
+    folder = write_family(root / f"{name}-original", name, **in_blocks(name) | settings)
+    file = root / f"{name}.gguf"
+    return file, write_gguf(folder, file, type_of)
+
+
+def in_blocks(name: str) -> dict[str, Any]:
+    """Settings of a family for which all matrices have columns in blocks of 32, and which GGUF can
+    express."""
+    chosen: dict[str, Any]
     chosen = {"intermediate_size": 64, "moe_intermediate_size": 32, "query_pre_attn_scalar": 16}
     if name.startswith("gemma4_text"):
         chosen |= {"hidden_size_per_layer_input": 32 * ("experts" not in name)}
@@ -284,7 +298,8 @@ def write_gguf_family(root: Path, name: str, type_of: TypeOf, **settings: Any) -
         chosen |= {one: 1.0 for one in FAMILY_SETTINGS[name] if one.endswith("multiplier")}
         chosen |= {"mamba_norm_before_gate": False, "mamba_d_ssm": 64, "mamba_n_heads": 8}
         chosen |= {"head_dim": 16, "mamba_n_groups": 2}
-    if name == "nemotron_h":
+    if name.startswith("nemotron_h"):
+        chosen |= {"moe_shared_expert_intermediate_size": 64}
         chosen |= {"mamba_head_dim": 24}
     if name == "hunyuan_v1_moe":
         rope = {"rope_type": "default", "rope_theta": 1e3}
@@ -311,9 +326,7 @@ def write_gguf_family(root: Path, name: str, type_of: TypeOf, **settings: Any) -
     if name == "smollm3":
         chosen |= {"no_rope_layers": None, "use_sliding_window": False, "sliding_window": None}
         chosen |= {"layer_types": None}
-    folder = write_family(root / f"{name}-original", name, **chosen | settings)
-    file = root / f"{name}.gguf"
-    return file, write_gguf(folder, file, type_of)
+    return chosen
 
 
 def _add_apart(writer: GGUFWriter, name: str, stored: np.ndarray, kind: Any, config: Any) -> None:
@@ -365,11 +378,14 @@ def _their_name(
     if architecture in ("lfm2", "lfm2moe"):
         name = name.replace("model.norm", "model.embedding_norm")
         name = name.replace("mlp.expert_bias", "feed_forward.expert_bias")
-    if architecture in ("granitehybrid", "falcon-h1", "nemotron_h", *_DELTA):
+    if architecture in ("granitehybrid", "falcon-h1", *_NEMOTRONS, *_DELTA):
         name = name.replace("dt_bias", "dt_proj.bias")
     if architecture == "falcon-h1":
         name = _renamed(name, _FALCON)
-    if architecture == "nemotron_h":
+    if architecture == "nemotron_h_moe":
+        name = _beside(name, names, "shared_experts")
+        name = name.replace("mlp.expert_bias", "mlp.gate.e_score_correction_bias")
+    if architecture in _NEMOTRONS and ".experts." not in name:
         name = _renamed(name, _NEMOTRON).replace("dt_proj", "dt")
     if (inner := name.removeprefix(f"model.layers.{layers}.")) in _NEXTN:
         return f"blk.{layers}.nextn.{_NEXTN[inner]}.weight", None
@@ -407,7 +423,7 @@ _NEXTN = {
 
 def _as_converted(architecture: str, name: str, stored: np.ndarray, config: Any) -> np.ndarray:
     """What llama.cpp's converter does to a tensor."""
-    paired = ("llama", "mistral3", "granite", "granitehybrid", "nemotron_h", "smollm3")
+    paired = ("llama", "mistral3", "granite", "granitehybrid", "smollm3", *_NEMOTRONS)
     if architecture in paired and (".attn_q." in name or ".attn_k." in name):
         heads = config.num_attention_heads if "_q." in name else config.num_key_value_heads
         halves = stored.reshape(heads, 2, stored.shape[0] // heads // 2, *stored.shape[1:])
@@ -427,6 +443,34 @@ def _as_converted(architecture: str, name: str, stored: np.ndarray, config: Any)
     ):
         return stored + 1
     return stored
+
+
+def rewrite(
+    file: Path,
+    target: Path,
+    keep: Callable[[str], bool] = lambda name: True,
+    kinds: Callable[[str], str] = lambda name: "F32",
+    values: Mapping[str, Any] | None = None,
+) -> None:
+    """Write a file of F32 tensors again: those to `keep`, as other types, with other settings."""
+    reader, changed = gguf.GGUFReader(file), values or {}
+    writer = GGUFWriter(target, reader.fields["general.architecture"].contents())
+    for key, field in reader.fields.items():
+        if key in changed:
+            _add_value(writer, key, changed[key])
+        elif not key.startswith(("GGUF.", "general.architecture")):
+            kind = field.types[0]
+            sub = field.types[-1] if kind == gguf.GGUFValueType.ARRAY else None
+            writer.add_key_value(key, field.contents(), kind, sub)
+    for tensor in reader.tensors:
+        if keep(tensor.name):
+            raw = GGMLQuantizationType[kinds(tensor.name)]
+            stored = quants.quantize(tensor.data, raw)
+            writer.add_tensor(tensor.name, stored, raw_dtype=raw)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
 
 
 def _add_value(writer: GGUFWriter, key: str, value: Any) -> None:
@@ -454,7 +498,8 @@ def _add_settings(
         each = [inner] * (config.num_hidden_layers - shared)
         inner = each + [2 * config.intermediate_size] * shared
     if config.model_type == "nemotron_h":
-        inner = [config.intermediate_size * (kind == "mlp") for kind in config.layer_types]
+        widths = {"mlp": config.intermediate_size, "moe": config.moe_intermediate_size}
+        inner = [widths.get(kind, 0) for kind in config.layer_types]
     writer.add_feed_forward_length(inner)
     writer.add_head_count(config.num_attention_heads)
     kv_heads: int | list[int] = config.num_key_value_heads
@@ -566,13 +611,17 @@ def _of_family(config: Any) -> Iterator[tuple[str, Any]]:
         yield "expert_feed_forward_length", config.moe_intermediate_size
         yield "leading_dense_block_count", config.num_dense_layers
         yield "expert_gating_func", gguf.ExpertGatingFuncType.SIGMOID.value
+    experts = config.model_type == "nemotron_h" and "moe" in config.layer_types
+    if experts:
+        yield "expert_shared_feed_forward_length", config.shared_expert_intermediate_size
     if config.model_type == "glm4_moe":
+        yield "leading_dense_block_count", config.first_k_dense_replace
+        yield "expert_gating_func", gguf.ExpertGatingFuncType.SIGMOID.value
+    if config.model_type == "glm4_moe" or experts:
         yield "expert_count", config.n_routed_experts
         yield "expert_used_count", config.num_experts_per_tok
         yield "expert_feed_forward_length", config.moe_intermediate_size
         yield "expert_shared_count", config.n_shared_experts
-        yield "leading_dense_block_count", config.first_k_dense_replace
-        yield "expert_gating_func", gguf.ExpertGatingFuncType.SIGMOID.value
         yield "expert_weights_scale", config.routed_scaling_factor
         yield "expert_weights_norm", config.norm_topk_prob
         yield "expert_group_count", config.n_group

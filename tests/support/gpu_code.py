@@ -20,7 +20,7 @@ TOOL = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump
 """Of NVIDIA, beside Triton's own."""
 
 _INSTRUCTION = re.compile(r"^\s+/\*([0-9a-f]{4,})\*/\s+(.*?)\s*;", re.MULTILINE)
-_BACK = re.compile(r"\bBRA\S*\s.*?0x([0-9a-f]+)")
+_JUMP = re.compile(r"\bBRA\S*\s.*?0x([0-9a-f]+)")
 
 _REGISTERS, _UNIT = 65536, 256
 """Registers of a multiprocessor, and those that a warp's are rounded up to."""
@@ -32,10 +32,12 @@ programming guide)."""
 
 class Code(NamedTuple):
     """One compiled kernel: instructions of a thread in one turn of the innermost loop that has
-    tensor cores' ones, by name; registers of a thread, bytes of shared memory and programs that a
-    multiprocessor holds at once."""
+    tensor cores' ones, by name, and those besides at the end of a section, which other turns jump
+    over; registers of a thread, bytes of shared memory and programs that a multiprocessor holds at
+    once."""
 
     loop: Sequence[str]
+    ending: Sequence[str]
     registers: int
     shared: int
     programs: int
@@ -48,13 +50,16 @@ def code_of(compiled: Any, capability: int) -> Code:
         file.flush()
         listing, usage = (_dump(file.name, option) for option in ("-sass", "-res-usage"))
     lines = [(int(at, 16), text) for at, text in _INSTRUCTION.findall(listing)]
+    jumps = [(at, int(to[1], 16)) for at, text in lines if (to := _JUMP.search(text))]
     loops = []
-    for end, text in lines:
-        back = _BACK.search(text)
-        if back and int(back[1], 16) < end:
-            body = [text for at, text in lines if int(back[1], 16) <= at <= end]
-            if any("MMA" in text for text in body):
-                loops.append(body)
+    for end, first in jumps:
+        body = {at: text for at, text in lines if first <= at <= end}
+        if any("MMA" in text for text in body.values()):
+            loops.append(body)
+    loop = min(loops, key=len)
+    over = {
+        at for begin, to in jumps for at in loop if begin in loop and begin < at < to <= max(loop)
+    }
     found = re.search(r"REG:(\d+)", usage)
     assert found is not None
     registers, shared = int(found[1]), int(compiled.metadata.shared)
@@ -64,7 +69,11 @@ def code_of(compiled: Any, capability: int) -> Code:
         *(programs, warps // compiled.metadata.num_warps, _REGISTERS // each),
         room * 1024 // (shared + 1024),
     )
-    return Code(min(loops, key=len), registers, shared, min(fit))
+    return Code(
+        [text for at, text in loop.items() if at not in over],
+        [loop[at] for at in sorted(over)],
+        *(registers, shared, min(fit)),
+    )
 
 
 def _dump(path: str, option: str) -> str:
@@ -101,7 +110,9 @@ FORMS = {
 
 
 @cache
-def empty(form: Form, out: int = 192, columns: int = 4096) -> CodesProduct:
+def empty(
+    form: Form, out: int = 192, columns: int = 4096, enough: int | None = None
+) -> CodesProduct:
     """A product by a matrix of zeros."""
     fine = torch.int8 if form.double else form.scales
     zero = torch.int8 if form.zero == "points" else fine
@@ -125,17 +136,18 @@ def empty(form: Form, out: int = 192, columns: int = 4096) -> CodesProduct:
             *((numbers(zero), zero, form.zero) if form.zero else (None, None, "")),
             *(blocks, blocks if form.zero else None),
             torch.zeros(256, dtype=torch.int32) if form.levels else None,
-        )
+        ),
+        enough=enough,
     )
 
 
 def steps_of(product: CodesProduct, rows: int) -> int:
     """Steps in one turn of the loop for so many rows."""
-    return steps_of_turn(8 if product._constants["PLANES"] == 2 else 4, 8 if rows <= 8 else 16)
+    return steps_of_turn(product.matrix, next(one for one in (8, 16, 32) if rows <= one))
 
 
-def weights_of_turn(product: CodesProduct, rows: int) -> float:
-    """Weights that a thread multiplies by in one turn of the loop for so many rows."""
-    constants = product._constants
-    chunk, strip, strips = (int(str(constants[one])) for one in ("CHUNK", "STRIP", "STRIPS"))
-    return 4 * chunk * strip * strips / 64 * steps_of(product, rows)
+def each_weight(product: CodesProduct, rows: int, code: Code) -> float:
+    """Instructions of a thread a weight that it multiplies by, for so many rows."""
+    steps, (_, strips, _, words) = steps_of(product, rows), product.matrix.words.shape
+    turn = len(code.loop) + len(code.ending) * steps / product.section
+    return turn / (4 * words / 64 * (strips / product.tiles) * steps)

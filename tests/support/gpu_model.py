@@ -23,21 +23,26 @@ _SCHEDULERS = 4
 
 
 class Gpu(NamedTuple):
-    """Its name, multiprocessors, clock in Hz, and bytes a second that it reads."""
+    """Its name, multiprocessors, clock in Hz, bytes a second that it reads, and what code is
+    compiled for."""
 
     name: str
     processors: int
     clock: float
     memory: float
+    capability: int = 87
 
 
-H200 = Gpu("H200", 132, 1.98e9, 3.22e12)
-ORINS = (
+H200 = Gpu("H200", 132, 1.98e9, 3.22e12, 90)
+BOARDS = (
     Gpu("Orin Nano 8GB, 15 W", 8, 0.625e9, 68e9),
     Gpu("Orin Nano Super", 8, 1.02e9, 102e9),
-    Gpu("Orin NX 16GB", 8, 0.918e9, 102e9),
-    Gpu("AGX Orin 64GB", 16, 1.3e9, 204e9),
+    Gpu("Orin NX 16GB", 8, 0.918e9, 102.4e9),
+    Gpu("AGX Orin 64GB", 16, 1.3e9, 204.8e9),
+    Gpu("Thor T5000", 20, 1.57e9, 273e9, 110),
 )
+"""By NVIDIA's data sheets; Thor's 2560 lanes are 20 multiprocessors (forums.developer.nvidia.com,
+thread 356355, read from its driver)."""
 
 
 class Work(NamedTuple):

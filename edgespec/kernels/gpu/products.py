@@ -7,12 +7,9 @@ cut into sections by the matrix alone; each is summed up from left to right, and
 are added in their order, by whichever program comes last or by one that has all. What is compiled
 is not made for a number of rows (`do_not_specialize`).
 
-Two words (code_words.py) side by side are taken apart by one logic operation for each two codes,
-behind a shift where there has to be one: the codes become the last bits of two numbers of 16 bits.
-They are multiplied as whole numbers, which 16 bits hold exactly, and summed up in float32; what
-they are too large by, scales and zeros come in behind each group, also in float32, by way of the
-rows' own sums, so that only the result is rounded. Codes that stand for the numbers of a table are
-looked up in pairs.
+Codes (code_words.py) are multiplied as whole numbers (unpacking.py), which 16 bits hold exactly,
+and summed up in float32; what they are too large by, scales and zeros come in behind each group,
+also in float32, by way of the rows' own sums, so that only the result is rounded.
 """
 
 from __future__ import annotations
@@ -23,8 +20,10 @@ import torch
 import triton
 import triton.language as tl
 
-from edgespec.kernels.gpu.code_words import PARTS, STRIP, WARPS, Codes
+from edgespec.kernels.gpu.code_words import STRIP, WARPS, Codes
 from edgespec.kernels.gpu.launch import Launcher, cdiv
+from edgespec.kernels.gpu.tile_sums import finish, sum_of, sums_at, zero_sums
+from edgespec.kernels.gpu.unpacking import by_strip, four, fragment, number, taken_apart
 
 _STRIPS = 4
 """Strips of which a program has a tile."""
@@ -41,6 +40,9 @@ _APART_BLOCK = 16
 _SPREAD = 256
 """Columns that share a number of `blocks`."""
 
+_LONG = 64
+"""Columns of a group from which on sums of so many groups take few registers."""
+
 _STEPS = 4
 """Steps whose words a program holds: the one that is multiplied by, and those that are on their
 way. Not measured."""
@@ -53,55 +55,34 @@ _PROGRAMS_EACH = 4
 """Programs of a multiprocessor from which on sections are not shared out."""
 
 
-def _parts(among: tuple[tuple[int, int], ...], bits: int) -> tl.constexpr:
-    """PTX that takes two words of 16 bits apart: of each the four codes, behind a shift to the
-    right and by a mask, with `bits` above them."""
-    lines = []
-    for part, (by, mask) in enumerate(among):
-        held = "$4"
-        if by:
-            lines.append(f"shr.u32 part, $4, {by};")
-            held = "part"
-        # 0xea: (a & b) | c
-        lines.append(f"lop3.b32 ${part}, {held}, {mask * 0x10001:#010x}, {bits:#010x}, 0xea;")
-    return tl.constexpr("{ .reg .b32 part; " + " ".join(lines) + " }")
-
-
-_BRAIN_PARTS = _parts(((0, 0xF), (4, 0xF), (8, 0xF), (12, 0xF)), 0x43004300)
-"""bfloat16: 128 + code."""
-
-_HALF_PARTS = _parts(((0, 0xF), (0, 0xF0), (8, 0xF), (8, 0xF0)), 0)
-"""float16: code times 2 ** -24 or 2 ** -20, which is subnormal, and exact in tensor cores."""
-
-_PAIRS = tl.constexpr(
-    " ".join(f"prmt.b32 ${part}, $4, 0, {0x4440 + part:#x};" for part in range(PARTS))
-)
-"""PTX that takes a word of 32 bits apart into its bytes."""
-
-
 class CodesProduct:
     """x Wᵀ + bias of rows in the dtype of the bias [out]: float16, bfloat16 or float32."""
 
-    def __init__(self, matrix: Codes, bias: torch.Tensor | None = None) -> None:
+    def __init__(
+        self, matrix: Codes, bias: torch.Tensor | None = None, enough: int | None = None
+    ) -> None:
+        """`enough`: programs from which on sections are not shared out; None: as many as keep all
+        multiprocessors busy."""
         planes, strips, steps, words = matrix.words.shape
-        self._tiles, self._blocks = cdiv(strips, _STRIPS), _BLOCKS[: 4 - planes]
-        self._out, self._padded = matrix.out, strips * STRIP
+        self.tiles, self._blocks = cdiv(strips, _STRIPS), _BLOCKS[: 4 - planes]
+        self.matrix, self._padded = matrix, strips * STRIP
         self._held = (
             *(matrix.words, matrix.scales, matrix.zeros, matrix.blocks),
             *(matrix.zero_blocks, matrix.levels, bias),
         )
-        parts = min(_SECTIONS, cdiv(_PROGRAMS, self._tiles))
-        section = max(_LEAST_STEPS, cdiv(steps, parts))
-        self._sections = cdiv(steps, section)
+        parts = min(_SECTIONS, cdiv(_PROGRAMS, self.tiles))
+        self.section = max(_LEAST_STEPS, cdiv(steps, parts))
+        self.sections = cdiv(steps, self.section)
         # How many programs of each tile and block of rows are done, 0 again behind the last one.
         device = matrix.words.device
         self._done = torch.zeros(_PROGRAMS, dtype=torch.int32, device=device)
-        self._enough = min(_PROGRAMS, _PROGRAMS_EACH * _processors(device))
+        busy = min(_PROGRAMS, _PROGRAMS_EACH * _processors(device))
+        self._enough = busy if enough is None else enough
         self._constants: dict[str, object] = {
             "COLUMNS": matrix.columns,
             "STEPS": steps,
-            "SECTION": section,
-            "SECTIONS": self._sections,
+            "SECTION": self.section,
+            "SECTIONS": self.sections,
             "GROUP": matrix.group,
             "CHUNK": words // STRIP,
             "PLANES": planes,
@@ -124,28 +105,28 @@ class CodesProduct:
         """Rows [R, in] to [R, out]."""
         rows = rows.contiguous()
         count = rows.shape[0]
-        out = rows.new_empty(count, self._out)
+        out = rows.new_empty(count, self.matrix.out)
         if count:
             block = next((block for block in self._blocks if count <= block), self._blocks[-1])
             least = min(block, _APART_BLOCK)
-            apart = self._sections > 1 and cdiv(count, least) * self._tiles < self._enough
+            apart = self.sections > 1 and cdiv(count, least) * self.tiles < self._enough
             block = least if apart else block
             blocks = cdiv(count, block)
             sums = None
             if apart:
-                size = self._sections, count, self._tiles * _TILE
+                size = self.sections, count, self.tiles * _TILE
                 sums = rows.new_empty(size, dtype=torch.float32)
             self._launcher(block, apart).launch(
-                (blocks, self._tiles, self._sections if apart else 1),
+                (blocks, self.tiles, self.sections if apart else 1),
                 rows.get_device(),
                 (rows, *self._held, sums, self._done if apart else None, out),
-                (count, self._out, self._padded),
+                (count, self.matrix.out, self._padded),
             )
         return out
 
     def _launcher(self, block: int, apart: bool) -> Launcher:
         if (block, apart) not in self._launchers:
-            turn = steps_of_turn(4 if self._constants["PLANES"] == 1 else 8, block)
+            turn = steps_of_turn(self.matrix, block)
             stages = _STEPS // turn
             self._launchers[block, apart] = Launcher(
                 _codes_product,
@@ -159,10 +140,11 @@ class CodesProduct:
         return self._launchers[block, apart]
 
 
-def steps_of_turn(bits: int, block: int) -> int:
-    """Steps in a turn of the loop, by codes of so many bits and a block of rows: two where
-    registers hold what that takes."""
-    return 2 if bits == 4 and block <= _BLOCKS[0] else 1
+def steps_of_turn(matrix: Codes, block: int) -> int:
+    """Steps in a turn of the loop, with a block of rows: two where registers hold what that
+    takes, 1 else."""
+    most = _BLOCKS[0] if matrix.group < _LONG else _BLOCKS[1]
+    return 2 if len(matrix.words) == 1 and block <= most else 1
 
 
 def _kind(dtype: torch.dtype) -> object:
@@ -176,17 +158,6 @@ def _processors(device: torch.device) -> int:
     if device.type != "cuda":
         return _PROGRAMS
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
-
-
-@triton.jit
-def _fragment(words, CHUNK: tl.constexpr, STRIP: tl.constexpr, LEVELS: tl.constexpr):
-    """A strip's numbers of one part [STRIP, CHUNK], in the order of `words_of`: as threads read
-    them, tensor cores take them."""
-    apart = words.reshape(CHUNK // 16, STRIP // 16, 8, 4, 2, 2, 2)
-    if LEVELS:  # Triton gives tensor cores twice as many columns in a row behind a join
-        return tl.permute(apart, (1, 5, 2, 0, 3, 4, 6)).reshape(STRIP, CHUNK)
-    else:
-        return tl.permute(apart, (1, 5, 2, 0, 4, 3, 6)).reshape(STRIP, CHUNK)
 
 
 @triton.jit
@@ -207,130 +178,11 @@ def _share(
     TURNS: tl.constexpr = 2 if COUNT > 1 else 1
     for turn in tl.static_range(TURNS):
         for part in tl.static_range(FIRST + turn, FIRST + COUNT, TURNS):
-            weight = _fragment(parts[part], CHUNK, STRIP, LEVELS)
+            weight = fragment(parts[part], CHUNK, STRIP, LEVELS)
             share = tl.dot(weight, x[part], share, input_precision="ieee")
         if turn + 1 < TURNS and EVEN != 1.0:
             share *= EVEN
     return share
-
-
-@triton.jit
-def _looked_up(words, levels, DTYPE: tl.constexpr):
-    """What codes stand for, by pairs of them: a byte is looked up in `levels` [256], whose numbers
-    are two of DTYPE's."""
-    COUNT: tl.constexpr = words.shape[0]
-    a, b, c, d = tl.inline_asm_elementwise(
-        _PAIRS,
-        "=r,=r,=r,=r,r",
-        [words],
-        dtype=(tl.int32, tl.int32, tl.int32, tl.int32),
-        is_pure=True,
-        pack=1,
-    )
-    pairs = tl.join(tl.join(a, b), tl.join(c, d)).reshape(4 * COUNT)
-    first, second = tl.split(tl.gather(levels, pairs, 0).reshape(COUNT, 2, 2))
-    a, b = tl.split(first)
-    c, d = tl.split(second)
-    return _both(a, DTYPE), _both(b, DTYPE), _both(c, DTYPE), _both(d, DTYPE)
-
-
-@triton.jit
-def _both(pairs, DTYPE: tl.constexpr):
-    """Two numbers for each one: the low bits' and the high bits'."""
-    WIDTH: tl.constexpr = DTYPE.primitive_bitwidth
-    BITS: tl.constexpr = tl.int16 if WIDTH == 16 else tl.int32
-    low = pairs.to(BITS).to(DTYPE, bitcast=True)
-    high = (pairs >> WIDTH).to(BITS).to(DTYPE, bitcast=True)
-    return tl.join(low, high).reshape(2 * pairs.shape[0])
-
-
-@triton.jit
-def _taken_apart(words, levels, LEVELS: tl.constexpr, MIDDLE: tl.constexpr, DTYPE: tl.constexpr):
-    """The four numbers of each word: levels, codes less MIDDLE in float32, else as 16 bits have
-    them."""
-    if LEVELS:
-        return _looked_up(words, levels, DTYPE)
-    elif tl.float32 == DTYPE:
-        return (
-            (words & 15).to(DTYPE) - MIDDLE,
-            ((words >> 4) & 15).to(DTYPE) - MIDDLE,
-            ((words >> 8) & 15).to(DTYPE) - MIDDLE,
-            ((words >> 12) & 15).to(DTYPE) - MIDDLE,
-        )
-    else:
-        TAKEN: tl.constexpr = _BRAIN_PARTS if tl.bfloat16 == DTYPE else _HALF_PARTS
-        a, b, c, d = tl.inline_asm_elementwise(
-            TAKEN,
-            "=&r,=&r,=&r,=&r,r",
-            [words],
-            dtype=(tl.int16, tl.int16, tl.int16, tl.int16),
-            is_pure=True,
-            pack=2,
-        )
-        return (
-            a.to(DTYPE, bitcast=True),
-            b.to(DTYPE, bitcast=True),
-            c.to(DTYPE, bitcast=True),
-            d.to(DTYPE, bitcast=True),
-        )
-
-
-@triton.jit
-def _number(bits, index: tl.constexpr, KIND: tl.constexpr):
-    """One of the numbers of `numbers_of`, in float32."""
-    WIDTH: tl.constexpr = KIND.primitive_bitwidth
-    if bits.dtype.primitive_bitwidth == 64:  # registers have 32
-        bits = (bits >> (WIDTH * index // 32 * 32)).to(tl.int32)
-    AT: tl.constexpr = WIDTH * index % 32
-    if WIDTH == 32:
-        return bits.to(KIND, bitcast=True)
-    elif WIDTH == 8:
-        return (bits >> AT).to(tl.int8).to(tl.float32)
-    elif tl.bfloat16 == KIND and bits.dtype.primitive_bitwidth == 32:
-        return (bits << 16 if AT == 0 else bits & -65536).to(tl.float32, bitcast=True)
-    else:
-        return (bits >> AT).to(tl.int16).to(KIND, bitcast=True).to(tl.float32)
-
-
-@triton.jit
-def _zeros(STRIP: tl.constexpr, BLOCK: tl.constexpr):
-    """Sums of a block of rows by each of a tile's four strips."""
-    zeros = tl.zeros([STRIP, BLOCK], tl.float32)
-    return zeros, zeros, zeros, zeros
-
-
-@triton.jit
-def _sum(some, more):
-    """Of both, strip by strip."""
-    return some[0] + more[0], some[1] + more[1], some[2] + more[2], some[3] + more[3]
-
-
-@triton.jit
-def _sums_at(sums, section, count, row, wide, column, there, STRIP: tl.constexpr):
-    """Sums of a section, as a program has written them."""
-    at = sums + (section * count + row).to(tl.int64)[None, :] * wide + column[:, None]
-    return (
-        tl.load(at, mask=there, other=0.0, cache_modifier=".cg"),
-        tl.load(at + STRIP, mask=there, other=0.0, cache_modifier=".cg"),
-        tl.load(at + 2 * STRIP, mask=there, other=0.0, cache_modifier=".cg"),
-        tl.load(at + 3 * STRIP, mask=there, other=0.0, cache_modifier=".cg"),
-    )
-
-
-@triton.jit
-def _by_strip(at, held, STRIP: tl.constexpr):
-    """What is read there for the rows of a tile, in four tensors."""
-    return _four(tl.load(at, mask=held).reshape(2, 2, STRIP))
-
-
-@triton.jit
-def _four(whole):
-    """[2, 2, n] in four tensors."""
-    whole = tl.permute(whole, (2, 0, 1))
-    even, odd = tl.split(whole)
-    first, third = tl.split(even)
-    second, fourth = tl.split(odd)
-    return first, second, third, fourth
 
 
 @triton.jit
@@ -388,14 +240,16 @@ def _codes_product(
     EACH: tl.constexpr = 4 // GROUPS  # parts of a group, or of what a step has of it
     # What is multiplied exceeds what scales belong to, the code less MIDDLE (of 8 bits the high
     # half less that), by OFF: in 16 bits there are the middle itself and the BIAS of each number,
-    # all in UNITs, of which numbers of even parts are EVEN times too small (see `_BRAIN_PARTS` and
-    # `_HALF_PARTS`). The rows' own sums take it off again.
+    # all in UNITs, of which numbers of even parts are EVEN times too small (see unpacking.py). The
+    # rows' own sums take it off again.
     MIDDLE: tl.constexpr = 0.0 if PLANES == 1 and ZERO == "low" else 8.0
     UNIT: tl.constexpr = 2.0**-20 if tl.float16 == DTYPE and not LEVELS else 1.0
     EVEN: tl.constexpr = 16.0 if UNIT != 1.0 else 1.0
     BIAS: tl.constexpr = 128.0 if tl.bfloat16 == DTYPE else 0.0
     HALVES: tl.constexpr = 16.0 * (MIDDLE + BIAS) + BIAS if PLANES == 2 else MIDDLE + BIAS
     OFF: tl.constexpr = 0.0 if LEVELS or tl.float32 == DTYPE else HALVES
+    # Where there are no zeros to multiply by, nothing else is wanted of the sums.
+    OWN: tl.constexpr = -OFF * UNIT if ZERO == "" else UNIT
     tile = tl.program_id(1)
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     there = (row < count)[None, :]
@@ -414,9 +268,8 @@ def _codes_product(
     column = tile * (STRIPS * STRIP) + tl.arange(0, STRIP)  # row of the matrix
     tile_row = tile * (STRIPS * STRIP) + tl.arange(0, STRIPS * STRIP)
     held = None if FULL else tile_row < padded
-    ones = tl.full([STRIP, CHUNK], UNIT, DTYPE)
-    wholes = _zeros(STRIP, BLOCK)
-    totals = _zeros(STRIP, BLOCK)
+    wholes = zero_sums(STRIP, BLOCK)
+    totals = zero_sums(STRIP, BLOCK)
     first, last = 0, STEPS
     if APART:
         first = tl.program_id(2) * SECTION
@@ -425,14 +278,14 @@ def _codes_product(
     for step in tl.range(first, last, num_stages=STAGES, loop_unroll_factor=UNROLL):
         at = step * STEP
         group_at = (step if GROUP <= STEP else at // GROUP) * padded + tile_row
-        scale_bits = _by_strip(scales + group_at, held, STRIP)
+        scale_bits = by_strip(scales + group_at, held, STRIP)
         if ZERO != "":
-            zero_bits = _by_strip(zeros + group_at, held, STRIP)
+            zero_bits = by_strip(zeros + group_at, held, STRIP)
         if DOUBLE:
             block_at = at // SPREAD * padded + tile_row
-            block = _by_strip(blocks + block_at, held, STRIP)
+            block = by_strip(blocks + block_at, held, STRIP)
             if ZERO == "low":
-                zero_block = _by_strip(zero_blocks + block_at, held, STRIP)
+                zero_block = by_strip(zero_blocks + block_at, held, STRIP)
         x = (
             _rows_part(row_at, there, depth, at, COLUMNS, STEP),
             _rows_part(row_at, there, depth, at + CHUNK, COLUMNS, STEP),
@@ -442,38 +295,42 @@ def _codes_product(
         owns = totals[:0]  # the rows' own sums, of each group
         for group in tl.static_range(GROUPS):
             own = tl.zeros([STRIP, BLOCK], tl.float32)
-            if OFF != 0.0 or ZERO != "":
+            if OWN != 0.0:
+                small = EVEN if ZERO == "" and (EACH > 1 or group % 2 == 0) else 1.0
+                each = tl.full([STRIP, CHUNK], OWN / small, DTYPE)
                 for part in tl.static_range(group * EACH, (group + 1) * EACH):
-                    own = tl.dot(ones, x[part], own, input_precision="ieee")
+                    own = tl.dot(each, x[part], own, input_precision="ieee")
             owns += (own,)
         if PLANES == 1:
-            lows = _four(tl.load(strip_at + step * WORDS))
+            lows = four(tl.load(strip_at + step * WORDS))
         else:
-            lows = _four(tl.load(strip_at + step * WORDS + plane))
-            highs = _four(tl.load(strip_at + step * WORDS))
+            lows = four(tl.load(strip_at + step * WORDS + plane))
+            highs = four(tl.load(strip_at + step * WORDS))
         added = totals[:0]
         for strip in tl.static_range(STRIPS):
             if PLANES == 1:
-                low = _taken_apart(lows[strip], levels, LEVELS, MIDDLE, DTYPE)
+                low = taken_apart(lows[strip], levels, LEVELS, MIDDLE, DTYPE)
             else:
-                low = _taken_apart(lows[strip], levels, LEVELS, 0.0, DTYPE)
-                high = _taken_apart(highs[strip], levels, LEVELS, MIDDLE, DTYPE)
+                low = taken_apart(lows[strip], levels, LEVELS, 0.0, DTYPE)
+                high = taken_apart(highs[strip], levels, LEVELS, MIDDLE, DTYPE)
             nothing = tl.zeros([STRIP, BLOCK], tl.float32)
             total = nothing if DOUBLE else totals[strip]
             below = nothing if DOUBLE else total
             for group in tl.static_range(GROUPS):
                 # What the first part's numbers are too small by, of one part its scale makes good.
                 small = EVEN if EACH > 1 or group % 2 == 0 else 1.0
-                share = owns[group] * (-OFF / small) if OFF != 0.0 else nothing
+                share = nothing
+                if OFF != 0.0:
+                    share = owns[group] if ZERO == "" else owns[group] * (-OFF / small)
                 share = _share(low, x, share, group * EACH, EACH, EVEN, CHUNK, STRIP, LEVELS)
                 if PLANES == 2:
                     upper = _share(high, x, nothing, group * EACH, EACH, EVEN, CHUNK, STRIP, LEVELS)
                     share = tl.fma(upper, tl.full([STRIP, BLOCK], 16.0, tl.float32), share)
-                scale = _number(scale_bits[strip], group, SCALE)
+                scale = number(scale_bits[strip], group, SCALE)
                 wide = scale * small if EACH == 1 and small != 1.0 else scale
                 total = tl.fma(share, tl.broadcast_to(wide[:, None], [STRIP, BLOCK]), total)
                 if ZERO != "":
-                    zero = _number(zero_bits[strip], group, ZERO_KIND)
+                    zero = number(zero_bits[strip], group, ZERO_KIND)
                     if ZERO == "points":
                         zero = (8.0 - zero if PLANES == 1 else -zero) * scale
                     wide_zero = tl.broadcast_to(zero[:, None], [STRIP, BLOCK])
@@ -491,9 +348,9 @@ def _codes_product(
         totals = added
         if not APART and SECTIONS > 1:  # noqa: SIM102 (one is known to the compiler)
             if step % SECTION == SECTION - 1:
-                wholes = _sum(wholes, totals)
-                totals = _zeros(STRIP, BLOCK)
-    wholes = _sum(wholes, totals)
+                wholes = sum_of(wholes, totals)
+                totals = zero_sums(STRIP, BLOCK)
+    wholes = sum_of(wholes, totals)
     if APART:
         wide = tl.num_programs(1) * (STRIPS * STRIP)
         for strip in tl.static_range(STRIPS):
@@ -504,44 +361,14 @@ def _codes_product(
         ticket = done + tl.program_id(0) * tl.num_programs(1) + tile
         if tl.atomic_add(ticket, 1, sem="acq_rel") == SECTIONS - 1:
             tl.store(ticket, 0)
-            wholes = _zeros(STRIP, BLOCK)
+            wholes = zero_sums(STRIP, BLOCK)
             # Some at a time, so that more is on its way, as many as registers hold.
             for some in range(0, SECTIONS, 32 // BLOCK):
                 for more in tl.static_range(32 // BLOCK):
                     section = some + more
                     known = there & (section < SECTIONS)
-                    found = _sums_at(sums, section, count, row, wide, column, known, STRIP)
-                    wholes = _sum(wholes, found)
-            for strip in tl.static_range(STRIPS):
-                _finish(
-                    *(wholes[strip], out, bias, row, there, column + strip * STRIP, out_features),
-                    *(UNIT, BIASED),
-                )
+                    found = sums_at(sums, section, count, row, wide, column, known, STRIP)
+                    wholes = sum_of(wholes, found)
+            finish(wholes, out, bias, row, there, column, out_features, UNIT, BIASED, STRIP)
     else:
-        for strip in tl.static_range(STRIPS):
-            _finish(
-                *(wholes[strip], out, bias, row, there, column + strip * STRIP, out_features),
-                *(UNIT, BIASED),
-            )
-
-
-@triton.jit
-def _finish(
-    whole,
-    out,
-    bias,
-    row,
-    there,
-    column,
-    out_features,
-    UNIT: tl.constexpr,
-    BIASED: tl.constexpr,
-):
-    """Write a strip's sums [STRIP, BLOCK], with the bias."""
-    inside = column < out_features
-    if UNIT != 1.0:
-        whole *= 1.0 / UNIT
-    if BIASED:
-        whole += tl.load(bias + column, mask=inside, other=0.0).to(tl.float32)[:, None]
-    at = out + row.to(tl.int64)[None, :] * out_features + column[:, None]
-    tl.store(at, whole.to(out.dtype.element_ty), mask=there & inside[:, None])
+        finish(wholes, out, bias, row, there, column, out_features, UNIT, BIASED, STRIP)

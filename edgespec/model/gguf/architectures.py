@@ -110,6 +110,7 @@ _MAMBA = {
     "ssm_norm": "mamba.norm",
     "ssm_out": "mamba.out_proj",
 }
+_MAMBA_MIXTURE = _SHARED | _MAMBA | {"exp_probs_b": "mlp.expert_bias"}
 _FALCON_H1 = _MAMBA | {"ffn_norm": "post_attention_layernorm.weight"}
 """Whose files leave the ending of that name out."""
 _LATENT = _SHARED | {
@@ -136,7 +137,10 @@ _DELTA = _NEXTN | {
     "ssm_norm": "linear_attn.norm",
     "ssm_out": "linear_attn.out_proj",
 }
-_NEXT = _SHARED | _DELTA | {"ssm_ba": "linear_attn.in_proj_ba"}
+_NEXT = (
+    _SHARED | _DELTA | {"ssm_ba": "linear_attn.in_proj_ba", "ssm_in": "linear_attn.in_proj_qkvz"}
+)
+"""Older files have `ssm_in`, as folders do, newer ones `attn_qkv` and `attn_gate`."""
 _GEMMA4 = _FOUR_NORMS | {
     "ffn_gate_inp": "router.proj",
     "ffn_gate_exps": "experts.{}.gate_proj",
@@ -209,6 +213,7 @@ ARCHITECTURES = {
     ),
     "falcon-h1": GgufArchitecture("falcon_h1", _FALCON_H1),
     "nemotron_h": GgufArchitecture("nemotron_h", _MAMBA, paired=True),
+    "nemotron_h_moe": GgufArchitecture("nemotron_h", _MAMBA_MIXTURE, paired=True),
     "smollm3": GgufArchitecture("smollm3", paired=True),
     "qwen2": GgufArchitecture("qwen2"),
     "qwen3": GgufArchitecture("qwen3"),

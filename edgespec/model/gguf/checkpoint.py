@@ -108,14 +108,19 @@ class GgufCheckpoint:
         self.quantisation = quantisation
         self.config = open_config(files.file("config.json"), files.path)
         self.layers = int(self.config.num_hidden_layers)
-        self._opened = files.opened
+        self._files = files
 
     @cached_property
     def _places(self) -> dict[str, Place]:
         heads, kv_heads = self.config.num_attention_heads, self.config.num_key_value_heads
         unread, latent = frozenset(key_owners(self.config)), latent_form(self.config)
         sizes = int(heads), int(kv_heads), self.layers
-        return places(self._opened, *sizes, unread, latent.straight if latent else 0)
+        how = *sizes, unread, latent.straight if latent else 0
+        found, head = places(self._files.opened, *how), self._files.head
+        if head is not None:
+            last = f"model.layers.{self.layers}."
+            found |= {n: one for n, one in places(head, *how).items() if n.startswith(last)}
+        return found
 
     @property
     def names(self) -> frozenset[str]:

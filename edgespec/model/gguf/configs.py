@@ -135,6 +135,8 @@ def _common(keys: _Keys) -> Settings:
     hidden, heads = keys.whole("embedding_length"), keys.whole("attention.head_count")
     layers = keys.whole("block_count", most=MOST_LAYERS)
     numbers = {name.split(".")[1] for name in tensors if name.startswith("blk.")}
+    if numbers == {str(layers - 1)} and keys.get("nextn_predict_layers"):
+        raise keys.refusal("holds the head of a model that guesses (MTP), and is to lie beside it")
     if embedding[1:] != (hidden,) or numbers != {str(number) for number in range(layers)}:
         raise keys.refusal(
             f"says that it has {layers} layers of {hidden} columns, and holds {len(numbers)}, with "
@@ -325,15 +327,19 @@ def _glm4_moe(keys: _Keys) -> Settings:
 def _grouped(keys: _Keys) -> Settings:
     """Of experts in groups, as DeepSeek V3 has them, in all layers behind the first ones."""
     experts, dense = _behind_dense(keys)
+    more = {"num_hidden_layers": keys.layers, "first_k_dense_replace": dense}
+    return _groups(keys, experts) | more
+
+
+def _groups(keys: _Keys, experts: int) -> Settings:
+    """How some of so many experts are chosen, in groups."""
     groups = keys.whole("expert_group_count", 1, most=experts)
     inner = keys.whole("expert_feed_forward_length")
     return {
-        "num_hidden_layers": keys.layers,
         "n_routed_experts": experts,
         "n_shared_experts": keys.whole("expert_shared_count", most=MOST_WIDTH // inner),
         "num_experts_per_tok": keys.whole("expert_used_count", most=experts),
         "moe_intermediate_size": inner,
-        "first_k_dense_replace": dense,
         "norm_topk_prob": bool(keys.get("expert_weights_norm")),
         "routed_scaling_factor": keys.maybe("expert_weights_scale") or 1.0,
         "n_group": groups,
@@ -442,6 +448,23 @@ def _nemotron_h(keys: _Keys) -> Settings:
     }
 
 
+def _nemotron_h_moe(keys: _Keys) -> Settings:
+    experts, with_experts = _experts(keys)
+    settings = _nemotron_h(keys)
+    types = settings["layer_types"]
+    if {number for number, one in enumerate(types) if one == "mlp"} != with_experts:
+        raise keys.refusal("has experts in other layers than it says")
+    shared = keys.whole("expert_shared_feed_forward_length")
+    return (
+        settings
+        | _groups(keys, experts)
+        | {
+            "layer_types": ["moe" if one == "mlp" else one for one in types],
+            "shared_expert_intermediate_size": shared,
+        }
+    )
+
+
 def _qwen35(keys: _Keys) -> Settings:
     # Heads of values lie round by round, so that llama.cpp finds the keys of each by a remainder.
     return _delta(keys) | {"linear_value_heads_tiled": True}
@@ -452,7 +475,8 @@ def _qwen35_moe(keys: _Keys) -> Settings:
 
 
 def _qwen3_next(keys: _Keys) -> Settings:
-    return _delta(keys) | _beside(keys) | {"linear_qkvz_in_order": True}
+    apart = not any(name.endswith(".ssm_in.weight") for name in keys.file.tensors)
+    return _delta(keys) | _beside(keys) | {"linear_qkvz_in_order": apart}
 
 
 def _delta(keys: _Keys) -> Settings:
@@ -645,6 +669,7 @@ _FAMILY: Mapping[str, Callable[[_Keys], Settings]] = {
     "granitehybrid": _granite_hybrid,
     "falcon-h1": _falcon_h1,
     "nemotron_h": _nemotron_h,
+    "nemotron_h_moe": _nemotron_h_moe,
     "lfm2": _lfm2,
     "lfm2moe": _lfm2_moe,
     "smollm3": _smollm3,

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping
 from functools import cached_property
 from pathlib import Path
 
-from edgespec.errors import ConfigError
+from edgespec.errors import ConfigError, ModelError
 from edgespec.files import cache_folder, is_own, kept
 from edgespec.model.gguf.architectures import SETTINGS
 from edgespec.model.gguf.configs import config_of
@@ -43,6 +43,27 @@ class GgufFiles:
     @cached_property
     def opened(self) -> GgufFile:
         return open_gguf(self._find())
+
+    @cached_property
+    def head(self) -> GgufFile | None:
+        """The file beside it that has the head of this model that guesses, as llama.cpp's converter
+        names one that it writes apart; None if there is none, or this file has one itself."""
+        kind = self.opened.values.get("general.architecture")
+        layers, hidden, behind = (
+            f"{kind}.{name}" for name in ("block_count", "embedding_length", "nextn_predict_layers")
+        )
+        mine, own = self.opened.values, self.opened.values.get(layers)
+        if mine.get(behind) or not isinstance(own, int):
+            return None
+        for path in sorted(self.opened.path.parent.glob("mtp-*.gguf")):
+            try:
+                told = open_gguf(path).values
+            except ModelError as error:
+                _log.warning("%s: no head that guesses is read from it", error)
+                continue
+            if (told.get(layers), told.get(behind), told.get(hidden)) == (own + 1, 1, mine[hidden]):
+                return open_gguf(path)
+        return None
 
     @cached_property
     def folder(self) -> Path:

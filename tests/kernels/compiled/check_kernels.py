@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import triton
-from support.gpu_code import FORMS, TOOL, Code, Form, code_of, empty, weights_of_turn
+from support.gpu_code import FORMS, TOOL, Form, code_of, each_weight, empty
 from support.triton_device import Device
 
 from edgespec.kernels.gpu import rows as rows_kernels
@@ -19,11 +19,12 @@ from edgespec.model.row_codes import CODED, as_held
 
 HALF, BRAIN, FLOAT = torch.float16, torch.bfloat16, torch.float32
 MOST = {
-    **{"int4-g128": 1.7, "int4": 1.9, "int4-g32": 2.2, "GPTQ, AWQ": 1.6},
-    **{"Q4_0": 1.8, "Q4_1": 2.1, "Q4_K": 2.2, "nf4": 2.0},
+    **{"int4-g128": (1.7, 2.0), "int4": (1.9, 2.4), "int4-g32": (2.2, 3.3)},
+    **{"GPTQ, AWQ": (1.6, 1.9), "Q4_0": (1.7, 2.3), "Q4_1": (2.1, 3.2), "Q4_K": (2.2, 3.3)},
+    **{"nf4": (1.9, 2.5), "int8": (2.9, 3.5), "Q8_0": (3.0, 4.3), "Q6_K": (4.3, 6.0)},
 }
-"""Instructions a weight and thread, with up to 8 rows: at most 2.2, which reading leaves time for,
-and little more than there are."""
+"""Instructions a weight and thread, with up to 8 rows and with 9 to 16: little more than there are,
+and of 4 bits at most 2.2 with up to 8, which reading leaves time for on every board."""
 
 HEADS = (
     # query, heads, of keys, their width, pieces, softcap, window
@@ -50,20 +51,24 @@ def check_products(compiled: list[Any]) -> None:
 @pytest.mark.skipif(not TOOL.exists(), reason=f"{TOOL.name} is not beside Triton here")
 @pytest.mark.parametrize("capability", [87, 90, 110])
 def check_instructions_of_products(compiled: list[Any], capability: int) -> None:
-    def code(name: str, rows: int) -> tuple[Code, float]:
-        product = empty(FORMS[name], 256)
-        product(torch.zeros(rows, 4096, dtype=FORMS[name].rows))
-        found = code_of(compiled[-1], capability)
-        return found, len(found.loop) / weights_of_turn(product, rows)
-
+    """Where sections are shared out and where they are not; registers, shared memory and how many
+    programs a multiprocessor holds beside instructions."""
     triton.runtime.driver.set_active(Device(capability))
-    for name, most in MOST.items() if capability == 87 else [("int4", MOST["int4"])]:
-        found, each = code(name, 1)
-        assert each <= most, (name, each)
-        assert found.programs >= 4, (name, found)
-        # All that is read in the loop was asked for some turns before.
-        assert not any(one.startswith("LDG.") for one in found.loop) or name == "GPTQ, AWQ"
-    assert code("int4-g128", 16)[1] <= 2.2 or capability != 87
+    for name in MOST if capability == 87 else ["int4"]:
+        form, two = FORMS[name], FORMS[name].planes == 2
+        for rows, most in zip((1, 16), MOST[name], strict=True):
+            for apart in (False, True) if name == "int4" and capability == 87 else (False,):
+                product = empty(form, 256, enough=512 * apart)
+                product(torch.zeros(rows, 4096, dtype=form.rows))
+                found = code_of(compiled[-1], capability)
+                each = each_weight(product, rows, found)
+                assert each <= most, (name, rows, apart, each)
+                assert found.programs >= (2 if two else 3 + (rows == 1)), (name, rows, found)
+                assert found.registers <= 255, (name, rows)
+                assert found.shared <= (64 if two else 48) << 10, (name, rows, found.shared)
+                # All that is read in the loop was asked for some turns before.
+                late = [one for one in found.loop if one.startswith("LDG.")]
+                assert not late or name == "GPTQ, AWQ" or two, (name, late)
 
 
 def check_attention(compiled: list[Any]) -> None:

@@ -98,8 +98,7 @@ def check_codes(form: tuple[int, int, int, str, int]) -> None:
 def check_sections_are_added_in_order_by_whoever_has_them() -> None:
     matrix, _, _, weight = made(40, 320, 16, "middle", 4)  # five steps, so two sections
     rows = by_chance(9, 320).to(torch.bfloat16)
-    apart, together = CodesProduct(matrix), CodesProduct(matrix)
-    together._enough = 0
+    apart, together = CodesProduct(matrix), CodesProduct(matrix, enough=0)
     result = apart(rows)
     assert relative_error(result, rows.double() @ weight.T) < ROUNDING[torch.bfloat16]
     assert torch.equal(together(rows), result)

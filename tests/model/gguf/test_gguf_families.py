@@ -15,14 +15,22 @@ import torch
 from safetensors.torch import load_file, save_file
 from support.cases import case
 from support.checkpoints import plain_hidden, plain_logits, reference, write_family
-from support.ggufs import SCALES_AT, TypeOf, all_as, in_qwen35, write_gguf, write_gguf_family
+from support.ggufs import (
+    SCALES_AT,
+    TypeOf,
+    all_as,
+    in_qwen35,
+    rewrite,
+    write_gguf,
+    write_gguf_family,
+)
 from support.mtp_heads import write_mtp
 from support.own_cache import own_cache
 from support.pipelines import CUTS, TOLERANCE, Pipeline, difference, random_tokens
 from support.tiers import tiered
 
 from edgespec.config import FILE
-from edgespec.drafting.mtp import MtpGuesser
+from edgespec.drafting.mtp import MtpGuesser, mtp_form
 from edgespec.errors import ModelError
 from edgespec.model.block import Block
 from edgespec.model.block_file import BlockFile, write_block
@@ -51,7 +59,7 @@ FAMILIES += ["lfm2_moe", "granitemoehybrid-mamba", "granitemoehybrid-experts", "
 FAMILIES += ["deepseek_v2", "deepseek_v2-groups", "deepseek_v3", "glm4_moe_lite"]
 FAMILIES += ["ernie4_5_moe", "hunyuan_v1_moe", "glm4_moe"]
 FAMILIES += ["qwen3_5_text", "qwen3_5_moe_text"]
-FAMILIES += ["falcon_h1", "falcon_h1-normed", "nemotron_h"]
+FAMILIES += ["falcon_h1", "falcon_h1-normed", "nemotron_h", "nemotron_h-experts"]
 
 
 @pytest.fixture(autouse=True)
@@ -67,7 +75,7 @@ def assert_same(file: Path, twin: Path) -> None:
         name
         for name in ours.names
         if ("norm" in name and "gemma4" not in file.name and "gemma" in file.name)
-        or (name.endswith(("norm.weight", "enorm.weight")) and "qwen3_5" in file.name)
+        or (name.endswith("norm.weight") and file.name.startswith(("qwen3_5", "qwen3_next")))
     } - {name for name in ours.names if "linear_attn" in name}
     for name in sorted(ours.names):
         with case(name):
@@ -137,6 +145,30 @@ def test_a_qwen_35_is_cut_to_the_bit_and_brings_its_head(
     np.testing.assert_allclose(found[0].scores, found[1].scores, rtol=0, atol=1e-6)
 
 
+def test_a_head_in_a_file_beside_the_bases_is_its_own(tmp_path: Path) -> None:
+    """As llama.cpp's converter writes both with --no-mtp and --mtp: the same bits as from one file.
+    One of another size, or a damaged one, is passed by."""
+    write_mtp(tmp_path / "m")
+    whole, apart = tmp_path / "whole.gguf", tmp_path / "apart" / "base.gguf"
+    write_gguf(tmp_path / "m", whole, all_as("F32"))
+    apart.parent.mkdir()
+    count, behind = "qwen35.block_count", "qwen35.nextn_predict_layers"
+    rewrite(whole, apart, lambda name: "blk.4." not in name, values={count: 4, behind: 0})
+    with pytest.raises(ModelError, match=r"has no MTP head.*mtp-\*.gguf beside it"):
+        mtp_form(open_source(apart))
+    for name, width in (("a", 64), ("b", 32)):
+        head = apart.parent / f"mtp-{name}.gguf"
+        sizes = {"qwen35.embedding_length": width}
+        rewrite(whole, head, lambda name: "blk.4." in name or "blk" not in name, values=sizes)
+    (apart.parent / "mtp-0.gguf").write_bytes(b"GGUF")
+    found, meant = open_source(apart), open_source(whole)
+    assert mtp_form(found) == mtp_form(meant)
+    assert found.names == meant.names
+    assert all(torch.equal(found.tensor(name), meant.tensor(name)) for name in meant.names)
+    with pytest.raises(ModelError, match="holds the head of a model that guesses"):
+        open_source(head)
+
+
 def test_what_guesses_behind_the_layers_of_a_glm_is_left_out(tmp_path: Path) -> None:
     """As published ones have it: a layer more, and what joins its input."""
     sizes = {"intermediate_size": 64, "moe_intermediate_size": 32}
@@ -160,6 +192,9 @@ def test_a_qwen3_next_has_its_matrices_apart(tmp_path: Path) -> None:
     model, tokens = reference(twin), random_tokens(3, 14)
     rows = Pipeline(file, CUTS[2], model=model).prefill(tokens)
     assert difference(rows, plain_hidden(model, tokens)) < TOLERANCE
+    original, older = tmp_path / "qwen3_next-original", tmp_path / "qwen3_next-older.gguf"
+    alike = write_gguf(original, older, all_as("Q8_0"), gates_apart=False)
+    assert_same(older, alike)
 
 
 def test_blocks_of_a_file_keep_its_tables_in_its_codes(tmp_path: Path) -> None:
@@ -281,22 +316,7 @@ def test_a_granite_4_h_is_cut_to_the_bit(tmp_path: Path) -> None:
 def test_gate_and_up_of_two_types_are_values(tmp_path: Path) -> None:
     file = hybrid(tmp_path, all_as("F32"))
     mixed = tmp_path / "mixed.gguf"
-    writer, reader = gguf.GGUFWriter(mixed, "granitehybrid"), gguf.GGUFReader(file)
-    for key, field in reader.fields.items():
-        if not key.startswith(("GGUF.", "general.architecture")):
-            kind = field.types[0]
-            sub = field.types[-1] if kind == gguf.GGUFValueType.ARRAY else None
-            writer.add_key_value(key, field.contents(), kind, sub)
-    for tensor in reader.tensors:
-        data, raw = tensor.data, gguf.GGMLQuantizationType.F32
-        if "ffn_up" in tensor.name:
-            raw = gguf.GGMLQuantizationType.Q8_0
-            data = gguf.quants.quantize(data, raw)
-        writer.add_tensor(tensor.name, data, raw_dtype=raw)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    rewrite(file, mixed, kinds=lambda name: "Q8_0" if "ffn_up" in name else "F32")
     name = "model.layers.1.mlp.gate_up_proj.weight"
     source, values = open_source(mixed, FILE), open_source(file)
     assert source.form(name).kind == "none"
