@@ -70,8 +70,8 @@ def plays() -> st.SearchStrategy[Play]:
     """All that may happen to two or three requests."""
     steps = st.builds(
         Step,
-        rows=st.tuples(*[st.integers(0, 9)] * 3),
-        pruned=st.integers(0, 7),
+        rows=st.tuples(*[st.integers(1, 6) | st.integers(0, 9)] * 3),
+        pruned=st.sampled_from((7, 6, 5, 3, 1, 0)),
         known=st.booleans(),
         early=st.integers(0, 31),
     )
@@ -83,7 +83,7 @@ def plays() -> st.SearchStrategy[Play]:
         forks=st.tuples(st.none(), *[st.none() | st.integers(0, 15) | st.integers(0, 90)] * 2),
         chunk=st.sampled_from((64, 33, 16, 7)),
         chain=st.integers(0, 10),
-        steps=st.lists(steps, min_size=1, max_size=6).map(tuple),
+        steps=st.lists(steps, min_size=2, max_size=9).map(tuple),
         turn=st.integers(0, 20),
     )
 
