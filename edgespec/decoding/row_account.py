@@ -46,7 +46,7 @@ class PrefixCache(dict[int, CachedPrefix]):
     preamble: those rows are in the caches already. They stay there until their room is needed.
     """
 
-    def __init__(self, across_askers: bool, folds: bool) -> None:
+    def __init__(self, across_askers: bool = False, folds: bool = False) -> None:
         """`across_askers`: rows of one asker may be of use to another. `folds`: rows are folded
         into states, so that only all rows of a request can be gone on with."""
         super().__init__()
