@@ -66,7 +66,8 @@ def bench(
         False,
         "--kit",
         help="Measure this board instead, and write all that the project needs to know of it into "
-        "one file, edgespec-kit.json in --out, with nothing personal in it. Some minutes.",
+        "one file, edgespec-kit.json in --out, with nothing personal in it; beside it the board's "
+        "profile, for yourself. Some minutes.",
     ),
     as_json: bool = options.JSON,
 ) -> None:
@@ -76,9 +77,7 @@ def bench(
     device of a profile would. Every answer is compared with plain decoding's.
     """
     if as_kit:
-        file, notes = _made(Path(out)) / "edgespec-kit.json", Notes()
-        kit(file, notes)
-        notes.say(f"{file} has what was measured; docs/measure-your-board.md says where to send it")
+        kit(_made(Path(out)) / "edgespec-kit.json", Notes())
         return
     require("bench", "edgespec bench, which draws pictures,")
     load = None if live is None else Load(live)

@@ -39,10 +39,17 @@ SECONDS = 120.0
 """About how long the profile is measured."""
 LIBRARIES = ("torch", "numpy", "transformers", "triton", "bitsandbytes", "pyzmq")
 PROMPT = "Question: Anna has 4 bags with 6 apples each. How many apples does she have?\nAnswer:"
+PROFILE = "edgespec-profile.json"
 TOKENS = (1155, 79, 66, 453, 222, 21, 289, 1009, 439, 222, 23, 1309, 533, 13, 649, 509)
 """What the bundled pair says to PROMPT in float64: seen on x86-64 by plain decoding."""
 LOOK_EVERY_S = 1.0
 HIDDEN = "(hidden)"
+_UNITS = {
+    "memory_bytes": (2**30, "GiB"),
+    **dict.fromkeys(("memory_bandwidth", "copy_bandwidth", "link_bandwidth"), (1e9, "GB/s")),
+    **dict.fromkeys(("four_bit", "sixteen_bit"), (1e-3, "ms a GB of weights")),
+}
+"""Of a profile's figures by their first word, for people; all others are milliseconds."""
 
 _PATH = re.compile(r"(?<![\w.~)])~?(?:/[\w.@+~-]+)+/?")
 _IPV4 = re.compile(r"(?<![\d.])\d{1,3}(?:\.\d{1,3}){3}(?![\d.]*\d)(?:/\d+)?")
@@ -54,7 +61,8 @@ _COMMON = frozenset({"root", "localhost", "user", "local", "device", "board"})
 
 
 def kit(file: Path, notes: Notes) -> None:
-    """Measure this board, which should do nothing else, and write the report to `file`.
+    """Measure this board, which should do nothing else, and write the report to `file`, and the
+    profile of it beside that, for the board's owner.
 
     Raises EdgespecError where nothing can be measured; what fails by itself is in the report."""
     from edgespec.daemon.blocks import default_folder
@@ -64,13 +72,14 @@ def kit(file: Path, notes: Notes) -> None:
         findings = list(examine(default_folder(), folder_of("")))
         board = board_facts(ROOT)
         profile = bundled_profile(board.get("board", ""))
-        predicted = predictions(profile.to_dict()) if profile else {}
+        predicted = figures(profile.to_dict()) if profile else {}
         notes.say(
-            f"predicted for this board, by {profile.name}, before anything is measured:"
+            f"predicted for this board, by {profile.name}, before anything is measured (a number "
+            "behind a name: rows of a pass; docs/profiles.md says what each is):"
             if profile
             else "no bundled profile is of this board, so nothing was predicted for it"
         )
-        notes.table([(name, f"{value:.4g}") for name, value in predicted.items()])
+        notes.table([(name, in_words(name, value)) for name, value in predicted.items()])
         content: dict[str, Any] = {
             "format": FORMAT,
             "edgespec": __version__,
@@ -83,10 +92,23 @@ def kit(file: Path, notes: Notes) -> None:
         waiting("comparing tokens with those of another machine")
         content["exactness"] = _tried(lambda: _exactness(notes))
     content["meanwhile"] = watch.as_json()
-    measured = predictions(content["measured"].get("profile", {}))
-    notes.table(beside(predicted, measured))
-    text = json.dumps(without_names(content, own_names()), indent=1, ensure_ascii=False) + "\n"
-    file.write_text(text, encoding="utf-8")
+    content = without_names(content, own_names())
+    _write(file, content)
+    notes.say(f"{file} has what was measured; docs/measure-your-board.md says where to send it")
+    if problem := content["measured"].get("failed"):
+        notes.say(f"the board could not be measured: {problem}")
+        return
+    profile_file = file.with_name(PROFILE)
+    _write(profile_file, content["measured"]["profile"])
+    notes.table(beside(predicted, figures(content["measured"]["profile"])))
+    notes.say(
+        f"{profile_file} is this board's profile: edgespec plan --model NAME --devices "
+        f"{profile_file} says what it can run, and how fast"
+    )
+
+
+def _write(file: Path, content: dict[str, Any]) -> None:
+    file.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def bundled_profile(board: str) -> Profile | None:
@@ -98,23 +120,36 @@ def bundled_profile(board: str) -> Profile | None:
     return profile_named(max(fitting, key=lambda name: len(named[name]))) if fitting else None
 
 
-def predictions(profile: dict[str, Any]) -> dict[str, float]:
-    """The figures of a profile as written, those of a table by its rows; no origins."""
+def figures(profile: dict[str, Any], place: str = "") -> dict[str, float]:
+    """The numbers of a profile as written, by where they stand; none that was only assumed."""
     found: dict[str, float] = {}
     for name, entry in profile.items():
-        if isinstance(entry, dict):
-            values = {"": entry["value"]} if "value" in entry else entry.get("seconds", {})
-            found |= {f"{name} {rows}".rstrip(): float(value) for rows, value in values.items()}
+        here = place if name in ("value", "seconds") else f"{place} {name}".lstrip()
+        if isinstance(entry, dict) and not str(entry.get("origin", "")).startswith("assumed"):
+            found |= figures(entry, here)
+        elif place and isinstance(entry, (int, float)):
+            found[here] = float(entry)
     return found
 
 
 def beside(predicted: dict[str, float], measured: dict[str, float]) -> list[tuple[str, str]]:
     """By figure what was predicted, what was measured, and how many times as much that is."""
     return [
-        (name, f"predicted {value:.4g}, measured {own:.4g}: {own / value:.2f} times")
+        (
+            name,
+            f"predicted {in_words(name, value)}, measured {in_words(name, own)}: "
+            f"{own / value:.2f} times",
+        )
         for name, value in predicted.items()
         if value and (own := measured.get(name)) is not None
     ]
+
+
+def in_words(name: str, value: float) -> str:
+    """A figure of a profile with its unit."""
+    unit, word = _UNITS.get(name.partition(" ")[0], (1e-3, "ms"))
+    number = value / unit
+    return f"{number:.0f} {word}" if number >= 100 else f"{number:.3g} {word}"
 
 
 def _told(finding: Finding) -> dict[str, str]:
@@ -122,11 +157,14 @@ def _told(finding: Finding) -> dict[str, str]:
 
 
 def _tried(part: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """A part of the report, or why there is none."""
+    """A part of the report, or why there is none, be it that a board breaks what nobody thought
+    of: what else was measured in minutes is to be in the report."""
     try:
         return part()
     except EdgespecError as problem:
         return {"failed": str(problem)}
+    except Exception as problem:
+        return {"failed": f"{type(problem).__name__}: {problem}"}
 
 
 def _measured(waiting: Callable[[str], None]) -> dict[str, Any]:

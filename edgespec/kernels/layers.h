@@ -3,22 +3,20 @@
 
 #define FOLDED 16 /* rows that go into a state at a time */
 
-/* Matrices of products.c with one input, their results side by side; NULL: no more. */
-typedef struct {
-    const void *matrices[4];
-    int64_t outs[4];
-} Product;
-
 /* See LayerForm. Gains are float, NULL: none; `angles`, `runs`: which of the pass, -1: none. A layer
  * that convolves has `taps`, and weights for them (see row_convolved); one that keeps a state a
  * `mixer` between two products, and is number `folded` of those that do, whose rows see the slots of
- * `every`. Of `heads` 0 or `inner` 0 it has nothing that goes with them. */
+ * `every`. Of `heads` 0 or `inner` 0 it has nothing that goes with them; a `mixture` is in the place
+ * of an MLP. `ways`: see `turn`. */
 typedef struct {
     Product qkv, out, gate_up, down, entering, leaving;
     const float *enter, *attended, *middle, *left, *query_gain, *key_gain, *tap_weights, *tap_bias;
+    const float *sinks;
     const Mixer *mixer;
+    const Mixture *mixture;
     double eps, share, mlp_share, state_share, scaling, softcap;
     int64_t hidden, inner, heads, kv_heads, head_dim, taps, activation, angles, runs, folded, every;
+    int64_t gated, centred, ways;
 } Layer;
 
 /* Rows `first` to `end` of a request read a state at a boundary: see state_steps.py. */
@@ -40,7 +38,7 @@ typedef struct {
 } Request;
 
 typedef struct {
-    const float *cosines, *sines; /* [rows, half] */
+    const float *cosines, *sines, *scales; /* [rows, half], and [rows] or NULL */
     int64_t half;
 } Angles;
 
@@ -91,7 +89,10 @@ static void convert(int dtype, const char *from, int64_t n, int other, char *to)
         memcpy(to, from, n * item_size(dtype));
         return;
     }
-    load_float(dtype, from, n, x);
+    for (int64_t i = 0; dtype == FLOAT64 && i < n; i++)
+        x[i] = (float)((const double *)from)[i];
+    if (dtype != FLOAT64)
+        load_float(dtype, from, n, x);
     store_float(other, x, n, to);
 }
 
@@ -136,22 +137,48 @@ static void hold(const Pass *pass, const Layer *layer, int64_t number, Between *
     }
 }
 
+/* Queries that have a gate each, behind them, to those alone, and the gates into the first half of
+ * rows of `gates`. */
+static void part_gates(const Layer *layer, int64_t rows, int64_t size, char *qkv, char *gates)
+{
+    int64_t head = layer->head_dim * size, width = layer->heads * head;
+    int64_t kv = 2 * layer->kv_heads * head;
+    for (int64_t row = 0; row < rows; row++) {
+        char *from = qkv + row * (2 * width + kv), *to = qkv + row * (width + kv);
+        for (int64_t h = 0; h < layer->heads; h++) {
+            memcpy(gates + 2 * row * width + h * head, from + (2 * h + 1) * head, head);
+            memmove(to + h * head, from + 2 * h * head, head);
+        }
+        memmove(to + width, from + 2 * width, kv);
+    }
+}
+
 /* Rows of queries, keys and values to what they attend to; 0, or 1 if memory ran out. */
 static int attend(const Pass *pass, const Layer *layer, int64_t number, Between *between, char *out)
 {
     const int dtype = pass->dtype;
     int64_t heads = layer->heads, kv_heads = layer->kv_heads, dim = layer->head_dim;
+    int64_t width = heads * dim * item_size(dtype);
+    if (layer->gated)
+        part_gates(layer, between->rows, item_size(dtype), between->qkv, between->gate_up);
     if (layer->angles >= 0 || layer->query_gain) {
-        Angles none = {NULL, NULL, 0}, by = layer->angles < 0 ? none : pass->angles[layer->angles];
-        row_turn(dtype, between->rows, mixed_width(layer), heads, kv_heads, dim, by.half, between->qkv,
-                 by.cosines, by.sines, layer->query_gain, layer->key_gain, layer->eps);
+        Angles none = {0}, by = layer->angles < 0 ? none : pass->angles[layer->angles];
+        row_turn(dtype, between->rows, mixed_width(layer), heads, kv_heads, dim, by.half, layer->ways,
+                 between->qkv, by.cosines, by.sines, by.scales, layer->query_gain, layer->key_gain,
+                 layer->eps);
     }
     hold(pass, layer, number, between);
     const Seen *seen = pass->seen + layer->runs;
-    return row_attention(dtype, pass->held_as, pass->count, between->part_rows, between->part_pieces,
-                         between->pieces, seen->firsts, seen->ends, heads, kv_heads, dim,
-                         layer->scaling, layer->softcap, NULL, between->qkv, mixed_width(layer), out,
-                         pass->threads);
+    int failed = row_attention(
+        dtype, pass->held_as, pass->count, between->part_rows, between->part_pieces, between->pieces,
+        seen->firsts, seen->ends, heads, kv_heads, dim, layer->scaling, layer->softcap, layer->sinks,
+        between->qkv, mixed_width(layer), out, pass->threads);
+    if (!layer->gated || failed)
+        return failed;
+    for (int64_t row = 0; row < between->rows; row++)
+        memcpy(between->gate_up + (2 * row + 1) * width, out + row * width, width);
+    row_gated(dtype, between->rows, heads * dim, SIGMOID, 0, 0, between->gate_up, out);
+    return 0;
 }
 
 /* Rows of gates and inputs to their convolution with those before them. */
@@ -206,6 +233,71 @@ static int recall(const Pass *pass, const Layer *layer, Between *between, char *
     return 0;
 }
 
+static int64_t larger(int64_t one, int64_t other) { return one > other ? one : other; }
+
+/* Rows [rows, hidden] to what their experts, and the MLP beside them, make of them, in the order of
+ * these; 0, or 1 if memory ran out. One that no row chose is not touched. */
+int row_mixture(const Mixture *of, const Pass *pass, int64_t rows, const char *x, char *out)
+{
+    const int dtype = pass->dtype;
+    int64_t hidden = of->hidden, active = of->active, inner = larger(of->inner, of->beside);
+    int64_t bytes = hidden * item_size(dtype), room = rows * 8; /* of the widest numbers */
+    char *memory = malloc(room * (3 * hidden + 3 * inner + of->experts + 2 * active + 2));
+    if (!memory)
+        return 1;
+    char *sums = memory, *taken = sums + room * hidden, *made = taken + room * hidden;
+    char *gate_up = made + room * hidden, *gated = gate_up + 2 * room * inner;
+    char *scores = gated + room * inner;
+    int32_t *chosen = (int32_t *)(scores + room * of->experts), *at = chosen + 2 * rows * active;
+    float *shares = (float *)(at + 2 * rows), *own = shares + rows * active;
+    Pass routing = *pass;
+    if (of->wide) {
+        routing.dtype = FLOAT32;
+        for (int64_t row = 0; row < rows; row++)
+            convert(dtype, x + row * bytes, hidden, FLOAT32, taken + row * hidden * 4);
+    }
+    int failed = times(&routing, &of->router, of->wide ? taken : x, rows, scores, NULL);
+    if (routing.dtype == FLOAT64)
+        route_double(FLOAT64, of, rows, scores, chosen, shares);
+    else
+        route_float(routing.dtype, of, rows, scores, chosen, shares);
+    int64_t real = dtype == FLOAT64 ? 8 : 4;
+    memset(sums, 0, rows * hidden * real);
+    for (int64_t number = 0; number < of->experts + (of->beside > 0) && !failed; number++) {
+        const Expert *expert = of->each + number;
+        int64_t count = 0, width = of->inner;
+        const char *given = taken;
+        for (int64_t i = 0; number < of->experts && i < rows * active; i++)
+            if (chosen[i] == number) {
+                memcpy(taken + count * bytes, x + i / active * bytes, bytes);
+                at[count] = (int32_t)(i / active);
+                own[count++] = shares[i];
+            }
+        if (number == of->experts) {
+            given = x;
+            width = of->beside;
+            for (; count < rows; count++) {
+                at[count] = (int32_t)count;
+                own[count] = 1;
+            }
+            if (of->share.matrices[0]) {
+                failed = times(pass, &of->share, x, rows, scores, NULL);
+                BOTH(sigmoids, dtype, scores, rows, own);
+            }
+        }
+        if (!count || failed)
+            continue;
+        failed = times(pass, &expert->gate_up, given, count, gate_up, gated);
+        row_gated(dtype, count, width, of->activation, of->slope, of->limit, gate_up, gated);
+        failed |= times(pass, &expert->down, gated, count, made, NULL);
+        BOTH(add_shares, dtype, count, hidden, made, own, at, (void *)sums);
+    }
+    for (int64_t row = 0; row < rows && !failed; row++)
+        BOTH(store, dtype, (void *)(sums + row * hidden * real), hidden, out + row * bytes);
+    free(memory);
+    return failed;
+}
+
 /* Rows `in` to rows `out`, which may be the same; 0, or 1 if memory ran out. */
 static int run_layer(const Pass *pass, const Layer *layer, int64_t number, Between *between,
                      const char *in, char *out)
@@ -215,13 +307,16 @@ static int run_layer(const Pass *pass, const Layer *layer, int64_t number, Betwe
     char *normed = between->normed, *mixed = between->mixed, *qkv = between->qkv;
     char *added = between->added;
     const char *before = in; /* what is added to */
+    const char *entering = in;
     double share = layer->share;
-    if (layer->enter)
-        row_norm(dtype, rows, hidden, in, NULL, 1, NULL, layer->enter, layer->eps, NULL, normed);
-    else
-        row_norm(dtype, rows, hidden, in, NULL, 1, NULL, layer->middle, layer->eps, NULL, normed);
+    const float *first = layer->enter || layer->heads ? layer->enter : layer->middle;
+    if (first) {
+        row_norm(dtype, rows, hidden, in, NULL, 1, NULL, first, layer->eps, layer->centred, NULL,
+                 normed);
+        entering = normed;
+    }
     if (layer->heads) {
-        if (times(pass, &layer->qkv, normed, rows, qkv, between->gate_up))
+        if (times(pass, &layer->qkv, entering, rows, qkv, between->gate_up))
             return 1;
         if (layer->taps)
             convolve(pass, layer, number, between, mixed);
@@ -232,34 +327,39 @@ static int run_layer(const Pass *pass, const Layer *layer, int64_t number, Betwe
     }
     if (layer->mixer) {
         if (layer->heads) {
-            row_norm(dtype, rows, hidden, in, added, share, layer->attended, NULL, layer->eps, out,
+            row_norm(dtype, rows, hidden, in, added, share, layer->attended, NULL, layer->eps, 0, out,
                      NULL);
             before = out;
         }
-        if (times(pass, &layer->entering, normed, rows, qkv, between->gate_up) ||
+        if (times(pass, &layer->entering, entering, rows, qkv, between->gate_up) ||
             recall(pass, layer, between, mixed) ||
             times(pass, &layer->leaving, mixed, rows, added, NULL))
             return 1;
         share = layer->state_share;
     }
-    if (layer->enter) {
+    if (layer->heads || layer->mixer) {
         row_norm(dtype, rows, hidden, before, added, share, layer->attended, layer->middle,
-                 layer->eps, out, normed);
+                 layer->eps, 0, out, normed);
         before = out;
+        /* Of a layer that norms what enters it alone, the MLP is given that, too. */
+        entering = layer->middle ? normed : layer->enter ? entering : out;
     }
-    if (!layer->inner)
+    if (layer->mixture) {
+        if (row_mixture(layer->mixture, pass, rows, entering, added))
+            return 1;
+    } else if (layer->inner) {
+        if (times(pass, &layer->gate_up, entering, rows, between->gate_up, between->gated))
+            return 1;
+        row_gated(dtype, rows, layer->inner, layer->activation, 0, 0, between->gate_up,
+                  between->gated);
+        if (times(pass, &layer->down, between->gated, rows, added, NULL))
+            return 1;
+    } else
         return 0;
-    if (times(pass, &layer->gate_up, normed, rows, between->gate_up, between->gated))
-        return 1;
-    row_gated(dtype, rows, layer->inner, layer->activation, between->gate_up, between->gated);
-    if (times(pass, &layer->down, between->gated, rows, added, NULL))
-        return 1;
-    row_norm(dtype, rows, hidden, before, added, layer->mlp_share, layer->left, NULL, layer->eps, out,
-             NULL);
+    row_norm(dtype, rows, hidden, before, added, layer->mlp_share, layer->left, NULL, layer->eps, 0,
+             out, NULL);
     return 0;
 }
-
-static int64_t larger(int64_t one, int64_t other) { return one > other ? one : other; }
 
 /* Rows [R, hidden] after layers `first` to `end` into `out`. Returns 0, or 1 if memory ran out. */
 int run_layers(const Layer *layers, int64_t first, int64_t end, const Pass *pass, const void *in,
@@ -268,9 +368,10 @@ int run_layers(const Layer *layers, int64_t first, int64_t end, const Pass *pass
     int64_t count = pass->count, rows = 0, pieces = 0, size = item_size(pass->dtype);
     int64_t hidden = layers[first].hidden, inner = 0, mixed = hidden, qkv = 0;
     for (const Layer *layer = layers + first; layer < layers + end; layer++) {
-        inner = larger(inner, layer->inner);
+        inner = larger(inner, layer->mixture ? 0 : layer->inner);
         if (layer->heads) {
-            qkv = larger(qkv, mixed_width(layer));
+            int64_t gates = layer->gated ? layer->heads * layer->head_dim : 0;
+            qkv = larger(qkv, mixed_width(layer) + gates);
             mixed = larger(mixed, layer->heads * layer->head_dim);
         }
         if (layer->mixer) {

@@ -29,6 +29,7 @@ _GAINS = (
     "key_gain",
     "tap_weights",
     "tap_bias",
+    "sinks",
 )
 _SIZES = (
     "hidden",
@@ -42,6 +43,9 @@ _SIZES = (
     "runs",
     "folded",
     "every",
+    "gated",
+    "centred",
+    "ways",
 )
 _MOST = 4  # matrices of one product
 
@@ -53,11 +57,90 @@ class _CProduct(ctypes.Structure):
 class _CLayer(ctypes.Structure):
     _fields_ = (
         *((name, _CProduct) for name in _PRODUCTS),
-        *((name, _AT) for name in (*_GAINS, "mixer")),
+        *((name, _AT) for name in (*_GAINS, "mixer", "mixture")),
         *((name, _REAL) for name in ("eps", "share", "mlp_share", "state_share")),
         *((name, _REAL) for name in ("scaling", "softcap")),
         *((name, _LONG) for name in _SIZES),
     )
+
+
+class _CExpert(ctypes.Structure):
+    _fields_ = (("gate_up", _CProduct), ("down", _CProduct))
+
+
+class _CMixture(ctypes.Structure):
+    _fields_ = (
+        ("router", _CProduct),
+        ("share", _CProduct),
+        ("each", ctypes.POINTER(_CExpert)),
+        ("bias", _AT),
+        *((name, _REAL) for name in ("scaling", "least", "floor", "slope", "limit")),
+        *((name, _LONG) for name in ("hidden", "inner", "experts", "active")),
+        *((name, _LONG) for name in ("groups", "kept_groups", "best", "softmax", "normed", "wide")),
+        *((name, _LONG) for name in ("activation", "beside")),
+    )
+
+
+def _fill(place: _CProduct, products: Sequence[RowProduct]) -> None:
+    for number, product in enumerate(products):
+        place.matrices[number] = ctypes.addressof(product.matrix)
+        place.outs[number] = product.out_features
+
+
+def _weights(products: Sequence[RowProduct]) -> int:
+    return sum(one.out_features * one.in_features for one in products)
+
+
+def _pass(parts: tuple[int, int, int], count: int, dtype: torch.dtype, held_as: int) -> object:
+    """As Pass of layers.h: where `count` requests, angles and what is seen are."""
+    multiply = ctypes.cast(_library("products").multiply, _AT).value or 0
+    threads = torch.get_num_threads()
+    return (_LONG * 8)(multiply, *parts, count, NUMBERS[dtype], held_as, threads)
+
+
+def _library(name: str) -> ctypes.CDLL:
+    library = load(name)
+    assert library is not None
+    return library
+
+
+class CompiledMixture:
+    """Experts and what chooses them, as `Mixture` in rows.c has them."""
+
+    def __init__(
+        self,
+        router: Sequence[RowProduct],
+        share: Sequence[RowProduct],
+        each: Sequence[tuple[Sequence[RowProduct], Sequence[RowProduct]]],
+        bias: torch.Tensor | None,
+        activation: str,
+        **numbers: float,
+    ) -> None:
+        """`each`: the products of gate and up, and down, of every expert, and of an MLP beside them
+        that is `beside` wide; `share`: of that, or none. `weights`: of those that a row meets."""
+        self._held, self._run = (router, share, each, bias), _library("rows").row_mixture
+        self._run.argtypes = [_AT, _AT, _LONG, _AT, _AT]
+        self._experts = (_CExpert * len(each))()
+        kind = ACTIVATIONS[activation]
+        self.mixture = _CMixture(each=self._experts, activation=kind, **numbers)
+        _fill(self.mixture.router, router)
+        _fill(self.mixture.share, share)
+        for place, (gate_up, down) in zip(self._experts, each, strict=True):
+            _fill(place.gate_up, gate_up)
+            _fill(place.down, down)
+        self.mixture.bias = None if bias is None else bias.data_ptr()
+        met = [*each[: int(numbers["active"])], *each[int(numbers["experts"]) :]]
+        self.weights = sum(map(_weights, (router, share, *(one for every in met for one in every))))
+
+    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+        """What they make of rows [R, hidden], in new memory. Raises MemoryError."""
+        rows = rows.contiguous()
+        out = torch.empty_like(rows)
+        given = _pass((0, 0, 0), 0, rows.dtype, 0)
+        of, at = ctypes.addressof(self.mixture), rows.data_ptr()
+        if self._run(of, given, len(rows), at, out.data_ptr()):
+            raise MemoryError("no memory for the rows of a mixture")
+        return out
 
 
 class Folding(NamedTuple):
@@ -97,20 +180,21 @@ class CompiledLayer:
         gains: Sequence[torch.Tensor | None],
         activation: str,
         mixer: CompiledMixer | None = None,
+        mixture: CompiledMixture | None = None,
         **numbers: float,
     ) -> None:
         """As `Layer` in layers.h has them: of each product up to four matrices, whose results are
-        one row; `gains`, and what a convolution multiplies by, contiguous, float32."""
-        self._held = products, gains, mixer  # they stay where they lie
-        self.weights = sum(p.out_features * p.in_features for every in products for p in every)
+        one row; `gains`, sinks, and what a convolution multiplies by, contiguous, float32."""
+        self._held = products, gains, mixer, mixture  # they stay where they lie
+        self.weights = sum(map(_weights, products))
         self.layer = _CLayer(activation=ACTIVATIONS[activation], **numbers)
         for name, every in zip(_PRODUCTS, products, strict=True):
-            own = getattr(self.layer, name)
-            for place, product in enumerate(every):
-                own.matrices[place] = ctypes.addressof(product.matrix)
-                own.outs[place] = product.out_features
+            _fill(getattr(self.layer, name), every)
         if mixer is not None:
             self.layer.mixer = ctypes.addressof(mixer.mixer)
+        if mixture is not None:
+            self.layer.mixture = ctypes.addressof(mixture.mixture)
+            self.weights += mixture.weights
         for name, gain in zip(_GAINS, gains, strict=True):
             setattr(self.layer, name, None if gain is None else gain.data_ptr())
 
@@ -121,7 +205,7 @@ class CompiledPass:
     def __init__(
         self,
         requests: Sequence[Memory],
-        angles: Sequence[tuple[torch.Tensor, torch.Tensor]],
+        angles: Sequence[tuple[torch.Tensor, ...]],
         seen: Sequence[Runs],
     ) -> None:
         """`angles`, `seen`: as RowKernels makes them, of each kind that layers name by number."""
@@ -130,8 +214,16 @@ class CompiledPass:
         self.held_as, self.count = NUMBERS[dtype], len(requests)
         # As Request, Angles and Seen of layers.h, all of whose fields have 8 bytes.
         self.requests = torch.tensor([_numbers(one) for one in requests])
-        self.angles = torch.tensor([(a.data_ptr(), b.data_ptr(), a.shape[1]) for a, b in angles])
+        self.angles = torch.tensor([_turns(*one) for one in angles])
         self.seen = torch.tensor([(one.firsts.data_ptr(), one.ends.data_ptr()) for one in seen])
+
+
+def _turns(
+    cosines: torch.Tensor, sines: torch.Tensor, scales: torch.Tensor | None = None
+) -> tuple[int, ...]:
+    """As Angles of layers.h has them."""
+    at = 0 if scales is None else scales.data_ptr()
+    return cosines.data_ptr(), sines.data_ptr(), at, cosines.shape[1]
 
 
 def _numbers(one: Memory) -> tuple[int, ...]:
@@ -149,14 +241,10 @@ class CompiledLayers:
 
     def __init__(self, layers: Sequence[CompiledLayer], dtype: torch.dtype) -> None:
         """`dtype`: of all rows."""
-        products, rows = load("products"), load("rows")
-        assert products is not None
-        assert rows is not None
         self._held, self._dtype = layers, dtype
         self.count, self.weights = len(layers), max(one.weights for one in layers)
         self._layers = (_CLayer * len(layers))(*(one.layer for one in layers))
-        self._multiply = ctypes.cast(products.multiply, _AT).value or 0
-        self._run = rows.run_layers
+        self._run = _library("rows").run_layers
         self._run.argtypes = [_AT, _LONG, _LONG, _AT, _AT, _AT]
 
     def run(self, first: int, end: int, hidden: torch.Tensor, given: CompiledPass) -> torch.Tensor:
@@ -165,8 +253,7 @@ class CompiledLayers:
         hidden = hidden.contiguous()
         out = torch.empty_like(hidden)
         parts = given.requests.data_ptr(), given.angles.data_ptr(), given.seen.data_ptr()
-        numbers = given.count, NUMBERS[self._dtype], given.held_as, torch.get_num_threads()
-        one = (_LONG * 8)(self._multiply, *parts, *numbers)  # as Pass of layers.h
+        one = _pass(parts, given.count, self._dtype, given.held_as)
         if self._run(self._layers, first, end, one, hidden.data_ptr(), out.data_ptr()):
             raise MemoryError("no memory for the rows of a layer")
         return out

@@ -21,7 +21,8 @@
 
 #include "numbers.h"
 
-enum { SILU, GELU, GELU_TANH, SIGMOID, RELU_SQUARED };
+enum { SILU, GELU, GELU_TANH, SIGMOID, RELU_SQUARED, CLAMPED };
+enum { WHOLE = 1, LAST = 2, PAIRED = 4 }; /* see `turn` */
 
 /* How attention is shared out, which no result depends on. */
 #define TILE_ROWS 16
@@ -54,6 +55,28 @@ typedef struct {
     double eps, step_low, step_high;
     int64_t delta, heads, groups, key, value, kernel, normed, gate_last, tiled;
 } Mixer;
+
+/* Matrices of products.c with one input, their results side by side; NULL: no more. */
+typedef struct {
+    const void *matrices[4];
+    int64_t outs[4];
+} Product;
+
+typedef struct {
+    Product gate_up, down;
+} Expert;
+
+/* Experts, and how a row's are chosen: see MixtureForm. Behind `each` of them there may be an MLP
+ * that is `beside` wide, of which a row takes the share that `share` makes, or all where that has no
+ * matrix. `bias`: float, or double where rows and router are. */
+typedef struct {
+    Product router, share;
+    const Expert *each;
+    const void *bias;
+    double scaling, least, floor, slope, limit;
+    int64_t hidden, inner, experts, active, groups, kept_groups, best, softmax, normed, wide;
+    int64_t activation, beside;
+} Mixture;
 
 /* Of two vectors of four the numbers at these places. */
 #ifdef __clang__
@@ -204,23 +227,25 @@ void row_angles(int64_t rows, int64_t half, const int64_t *places, const float *
 /* See the functions of these names in rows_of.h. */
 
 void row_norm(int dtype, int64_t rows, int64_t n, const void *hidden, const void *added,
-              double share, const void *added_gain, const void *gain, double eps, void *sum,
-              void *normed)
+              double share, const void *added_gain, const void *gain, double eps, int centred,
+              void *sum, void *normed)
 {
-    BOTH(norm, dtype, rows, n, hidden, added, share, added_gain, gain, eps, sum, normed);
+    BOTH(norm, dtype, rows, n, hidden, added, share, added_gain, gain, eps, centred, sum, normed);
 }
 
 void row_turn(int dtype, int64_t rows, int64_t stride, int64_t heads, int64_t kv_heads,
-              int64_t head_dim, int64_t half, void *qkv, const void *cosines, const void *sines,
-              const void *query_gain, const void *key_gain, double eps)
+              int64_t head_dim, int64_t half, int ways, void *qkv, const void *cosines,
+              const void *sines, const void *scales, const void *query_gain, const void *key_gain,
+              double eps)
 {
-    BOTH(turn, dtype, rows, stride, heads, kv_heads, head_dim, half, qkv, cosines, sines,
-         query_gain, key_gain, eps);
+    BOTH(turn, dtype, rows, stride, heads, kv_heads, head_dim, half, ways, qkv, cosines, sines,
+         scales, query_gain, key_gain, eps);
 }
 
-void row_gated(int dtype, int64_t rows, int64_t n, int kind, const void *gate_up, void *out)
+void row_gated(int dtype, int64_t rows, int64_t n, int kind, double slope, double limit,
+               const void *gate_up, void *out)
 {
-    BOTH(gated, dtype, rows, n, kind, gate_up, out);
+    BOTH(gated, dtype, rows, n, kind, slope, limit, gate_up, out);
 }
 
 void row_scaled(int dtype, int64_t rows, int64_t n, void *mixed)

@@ -19,8 +19,15 @@ from edgespec.kernels.products import NUMBERS
 
 UNGATED = "relu2"
 """An activation that multiplies nothing: the square of what is above 0."""
-ACTIVATIONS = {"silu": 0, "gelu": 1, "gelu_pytorch_tanh": 2, "sigmoid": 3, UNGATED: 4}
+CLAMPED = "clamped"
+"""gpt-oss' activation, which a slope and a limit go with (see `Clamp`)."""
+ACTIVATIONS = {"silu": 0, "gelu": 1, "gelu_pytorch_tanh": 2, "sigmoid": 3, UNGATED: 4, CLAMPED: 5}
 """As rows.c has them."""
+Clamp = tuple[float, float]
+"""Slope and limit: both sides are kept within the limit, and become gate times the sigmoid of slope
+times gate, times up + 1."""
+WHOLE, LAST, PAIRED = 1, 2, 4
+"""Ways to norm and turn, see `turn` in rows_of.h."""
 
 _INT, _LONG, _REAL, _AT = ctypes.c_int, ctypes.c_int64, ctypes.c_double, ctypes.c_void_p
 
@@ -59,9 +66,9 @@ class RowKernels:
         self._runs.argtypes = [_AT, _LONG, _LONG, _LONG, _AT, _AT, _AT, _LONG, _AT]
         self._runs.restype = _LONG
         self._angles.argtypes = [_LONG, _LONG, _AT, _AT, ctypes.c_float, _AT, _AT]
-        self._norm.argtypes = [_INT, _LONG, _LONG, _AT, _AT, _REAL, _AT, _AT, _REAL, _AT, _AT]
-        self._turn.argtypes = [_INT, *[_LONG] * 6, *[_AT] * 5, _REAL]
-        self._gated.argtypes = [_INT, _LONG, _LONG, _INT, _AT, _AT]
+        self._norm.argtypes = [_INT, _LONG, _LONG, _AT, _AT, _REAL, _AT, _AT, _REAL, _INT, _AT, _AT]
+        self._turn.argtypes = [_INT, *[_LONG] * 6, _INT, *[_AT] * 6, _REAL]
+        self._gated.argtypes = [_INT, _LONG, _LONG, _INT, _REAL, _REAL, _AT, _AT]
         self._attention.argtypes = [_INT, _INT, _LONG, *[_AT] * 5, *[_LONG] * 3, _REAL, _REAL]
         self._attention.argtypes += [_AT, _AT, _LONG, _AT, _INT]
         self._convolved = library.row_convolved
@@ -101,13 +108,15 @@ class RowKernels:
         )  # fmt: skip
         return cosines, sines
 
-    def norm(self, rows: torch.Tensor, gain: torch.Tensor, eps: float) -> torch.Tensor:
-        """RMSNorm of rows [R, n] with a gain [n], in new memory."""
+    def norm(
+        self, rows: torch.Tensor, gain: torch.Tensor, eps: float, centred: bool = False
+    ) -> torch.Tensor:
+        """RMSNorm of rows [R, n], less their mean if `centred`, with a gain [n], in new memory."""
         rows = rows.contiguous()
         out = torch.empty_like(rows)
         self._norm(
             NUMBERS[rows.dtype], *rows.shape, rows.data_ptr(), None, 1.0, None, gain.data_ptr(),
-            eps, None, out.data_ptr(),
+            eps, centred, None, out.data_ptr(),
         )  # fmt: skip
         return out
 
@@ -125,7 +134,7 @@ class RowKernels:
         out = torch.empty_like(rows)
         self._norm(
             NUMBERS[rows.dtype], *rows.shape, rows.data_ptr(), more.data_ptr(), share,
-            _address(more_gain), None, eps, out.data_ptr(), None,
+            _address(more_gain), None, eps, 0, out.data_ptr(), None,
         )  # fmt: skip
         return out
 
@@ -143,7 +152,7 @@ class RowKernels:
         out, normed = torch.empty_like(rows), torch.empty_like(rows)
         self._norm(
             NUMBERS[rows.dtype], *rows.shape, rows.data_ptr(), more.data_ptr(), share,
-            _address(more_gain), gain.data_ptr(), eps, out.data_ptr(), normed.data_ptr(),
+            _address(more_gain), gain.data_ptr(), eps, 0, out.data_ptr(), normed.data_ptr(),
         )  # fmt: skip
         return out, normed
 
@@ -152,31 +161,36 @@ class RowKernels:
         qkv: torch.Tensor,
         heads: int,
         kv_heads: int,
-        angles: tuple[torch.Tensor, torch.Tensor] | None,
+        angles: tuple[torch.Tensor, ...] | None,
         gains: tuple[torch.Tensor, torch.Tensor] | None,
         eps: float,
+        ways: int = 0,
     ) -> None:
         """Norm the first `heads` and the next `kv_heads` heads of contiguous `qkv` [R, ...,
-        head_dim] by their gains [head_dim], if there are, and turn them by `angles` (see there)."""
+        head_dim] by their gains, if there are, turn them by `angles` (see there), and multiply the
+        first ones by [R] numbers that these may have beside them. `ways`: of WHOLE, LAST, PAIRED.
+        """
         rows, head_dim = qkv.shape[0], qkv.shape[-1]
-        cosines, sines = angles or (None, None)
+        cosines, sines, scales = (*(angles or (None, None)), None)[:3]
         query_gain, key_gain = gains or (None, None)
         self._turn(
             NUMBERS[qkv.dtype], rows, qkv.stride(0), heads, kv_heads, head_dim,
-            0 if cosines is None else cosines.shape[1], qkv.data_ptr(), _address(cosines),
-            _address(sines), _address(query_gain), _address(key_gain), eps,
+            0 if cosines is None else cosines.shape[1], ways, qkv.data_ptr(), _address(cosines),
+            _address(sines), _address(scales), _address(query_gain), _address(key_gain), eps,
         )  # fmt: skip
 
-    def gated(self, gate_up: torch.Tensor, activation: str) -> torch.Tensor:
+    def gated(
+        self, gate_up: torch.Tensor, activation: str, clamp: Clamp = (0.0, 0.0)
+    ) -> torch.Tensor:
         """Of rows [R, 2 * n] the activation of the first half times the second: [R, n]. Of rows [R,
-        n] alone, where it is UNGATED."""
+        n] alone, where it is UNGATED. `clamp`: of CLAMPED."""
         gate_up = gate_up.contiguous()
         rows, width = gate_up.shape
         inner = width if activation == UNGATED else width // 2
         out = gate_up.new_empty((rows, inner))
         self._gated(
-            NUMBERS[gate_up.dtype], rows, inner, ACTIVATIONS[activation], gate_up.data_ptr(),
-            out.data_ptr(),
+            NUMBERS[gate_up.dtype], rows, inner, ACTIVATIONS[activation], *clamp,
+            gate_up.data_ptr(), out.data_ptr(),
         )  # fmt: skip
         return out
 

@@ -105,8 +105,11 @@ static REAL NAME(largest)(const REAL *x, int64_t n)
     return lanes[0];
 }
 
-static void NAME(scale_to_gain)(REAL *x, int64_t n, const REAL *gain, double eps)
+static void NAME(scale_to_gain)(REAL *x, int64_t n, const REAL *gain, double eps, int centred)
 {
+    REAL mean = centred ? NAME(sum)(x, n) / n : 0;
+    for (int64_t i = 0; centred && i < n; i++)
+        x[i] -= mean;
     REAL scale = 1 / SQRT(NAME(squares)(x, n) / n + (REAL)eps);
     for (int64_t i = 0; i < n; i++)
         x[i] = x[i] * scale * gain[i];
@@ -114,10 +117,10 @@ static void NAME(scale_to_gain)(REAL *x, int64_t n, const REAL *gain, double eps
 
 /* RMSNorm of `hidden` [rows, n] with `gain` [n] into `normed`. If there is `added` [rows, n], it is
  * added first, `share` times and normed itself if there is `added_gain`; the rounded sum goes into
- * `sum`, and is normed only if there is `gain`. */
+ * `sum`, and is normed only if there is `gain`. If `centred`, rows are less their mean first. */
 static void NAME(norm)(int dtype, int64_t rows, int64_t n, const char *hidden, const char *added,
                        double share, const REAL *added_gain, const REAL *gain, double eps,
-                       char *sum, char *normed)
+                       int centred, char *sum, char *normed)
 {
     REAL x[n], more[added ? n : 1];
     int64_t bytes = n * item_size(dtype);
@@ -126,7 +129,7 @@ static void NAME(norm)(int dtype, int64_t rows, int64_t n, const char *hidden, c
         if (added) {
             NAME(load)(dtype, added + row * bytes, n, more);
             if (added_gain)
-                NAME(scale_to_gain)(more, n, added_gain, eps);
+                NAME(scale_to_gain)(more, n, added_gain, eps, centred);
             for (int64_t i = 0; i < n; i++)
                 x[i] = FMA((REAL)share, more[i], x[i]);
             NAME(store)(dtype, x, n, sum + row * bytes);
@@ -134,41 +137,63 @@ static void NAME(norm)(int dtype, int64_t rows, int64_t n, const char *hidden, c
                 continue;
             NAME(load)(dtype, sum + row * bytes, n, x);
         }
-        NAME(scale_to_gain)(x, n, gain, eps);
+        NAME(scale_to_gain)(x, n, gain, eps, centred);
         NAME(store)(dtype, x, n, normed + row * bytes);
     }
 }
 
-/* Norm the queries' and keys' heads of `qkv`, rows that lie `stride` numbers apart, if there are
- * gains [head_dim], and turn their first 2 * half numbers by angles [rows, half], if there are. */
-static void NAME(turn)(int dtype, int64_t rows, int64_t stride, int64_t heads, int64_t kv_heads,
-                       int64_t head_dim, int64_t half, char *qkv, const REAL *cosines,
-                       const REAL *sines, const REAL *query_gain, const REAL *key_gain, double eps)
+/* Turn `half` pairs of numbers, `apart` numbers apart, each pair `step` behind the one before. */
+INLINE void NAME(turn_pairs)(REAL *x, int64_t half, const int64_t step, const int64_t apart,
+                             const REAL *cosines, const REAL *sines)
 {
-    REAL x[head_dim];
-    int64_t size = item_size(dtype);
+    for (int64_t i = 0; i < half; i++) {
+        REAL one = x[i * step], other = x[i * step + apart];
+        x[i * step] = FMA(one, cosines[i], -(other * sines[i]));
+        x[i * step + apart] = FMA(other, cosines[i], one * sines[i]);
+    }
+}
+
+/* Norm the queries' and keys' heads of `qkv`, rows that lie `stride` numbers apart, if there are
+ * gains, turn the first 2 * half numbers of each by angles [rows, half], if there are, and multiply
+ * queries by `scales` [rows], if there are. `ways`: gains [head_dim] are of a head, or WHOLE ones of
+ * all queries and all keys; norms are LAST; what is turned together are neighbours (PAIRED). */
+static void NAME(turn)(int dtype, int64_t rows, int64_t stride, int64_t heads, int64_t kv_heads,
+                       int64_t head_dim, int64_t half, int ways, char *qkv, const REAL *cosines,
+                       const REAL *sines, const REAL *scales, const REAL *query_gain,
+                       const REAL *key_gain, double eps)
+{
+    int64_t size = item_size(dtype), most = ways & WHOLE ? heads + kv_heads : 1, some = 1;
+    REAL x[most * head_dim];
     for (int64_t row = 0; row < rows; row++)
-        for (int64_t head = 0; head < heads + kv_heads; head++) {
+        for (int64_t head = 0; head < heads + kv_heads; head += some) {
+            const REAL *gain = head < heads ? query_gain : key_gain;
+            if (ways & WHOLE)
+                some = head < heads ? heads : kv_heads;
+            int64_t n = some * head_dim;
             char *place = qkv + (row * stride + head * head_dim) * size;
-            NAME(load)(dtype, place, head_dim, x);
-            if (query_gain)
-                NAME(scale_to_gain)(x, head_dim, head < heads ? query_gain : key_gain, eps);
-            if (cosines)
-                for (int64_t i = 0; i < half; i++) {
-                    REAL one = x[i], other = x[i + half];
-                    REAL cosine = cosines[row * half + i], sine = sines[row * half + i];
-                    x[i] = FMA(one, cosine, -(other * sine));
-                    x[i + half] = FMA(other, cosine, one * sine);
-                }
-            NAME(store)(dtype, x, head_dim, place);
+            NAME(load)(dtype, place, n, x);
+            if (gain && !(ways & LAST))
+                NAME(scale_to_gain)(x, n, gain, eps, 0);
+            for (REAL *own = x; cosines && own < x + n; own += head_dim)
+                if (ways & PAIRED)
+                    NAME(turn_pairs)(own, half, 2, 1, cosines + row * half, sines + row * half);
+                else
+                    NAME(turn_pairs)(own, half, 1, half, cosines + row * half, sines + row * half);
+            if (gain && ways & LAST)
+                NAME(scale_to_gain)(x, n, gain, eps, 0);
+            for (int64_t i = 0; scales && head < heads && i < n; i++)
+                x[i] *= scales[row];
+            NAME(store)(dtype, x, n, place);
         }
 }
 
 /* Of each row of `gate_up` [rows, 2 * n] the activation of its first half times the second half; of
- * [rows, n] squares of what is above 0, which gate nothing. */
-static void NAME(gated)(int dtype, int64_t rows, int64_t n, int kind, const char *gate_up,
-                        char *out)
+ * [rows, n] squares of what is above 0, which gate nothing. CLAMPED: gpt-oss' swish of a `slope`,
+ * which both halves enter within a `limit`, and the second one more by 1. */
+static void NAME(gated)(int dtype, int64_t rows, int64_t n, int kind, double slope, double limit,
+                        const char *gate_up, char *out)
 {
+    const REAL steep = (REAL)slope, most = (REAL)limit;
     REAL gate[n], up[n];
     int64_t bytes = n * item_size(dtype);
     for (int64_t row = 0; kind == RELU_SQUARED && row < rows; row++) {
@@ -191,6 +216,12 @@ static void NAME(gated)(int dtype, int64_t rows, int64_t n, int kind, const char
                 REAL cubed = gate[i] * gate[i] * gate[i];
                 REAL u = (REAL)0.79788456080286535588 * FMA((REAL)0.044715, cubed, gate[i]);
                 gate[i] = gate[i] / (1 + EXP(-2 * u));
+            }
+        else if (kind == CLAMPED)
+            for (int64_t i = 0; i < n; i++) {
+                gate[i] = gate[i] > most ? most : gate[i];
+                gate[i] = gate[i] / (1 + EXP(-steep * gate[i]));
+                up[i] = 1 + (up[i] > most ? most : up[i] < -most ? -most : up[i]);
             }
         else
             for (int64_t i = 0; i < n; i++)
@@ -519,6 +550,80 @@ static void NAME(convolved)(int dtype, int held_as, int64_t parts, const int64_t
                 sums[i] *= copy[i];
             NAME(store)(dtype, sums, n, out + row * bytes);
         }
+}
+
+/* The largest of `x`, of equal ones the first, which is none of them any more; `at`: where it was. */
+static REAL NAME(take_largest)(REAL *x, int64_t n, int32_t *at)
+{
+    int64_t best = 0;
+    for (int64_t i = 1; i < n; i++)
+        best = x[i] > x[best] ? i : best;
+    REAL largest = x[best];
+    x[best] = -INFINITY;
+    *at = (int32_t)best;
+    return largest;
+}
+
+/* Of each row of `scores` [rows, experts] the `active` experts that it goes through into `chosen`, and
+ * their `shares`: see MixtureForm. Of equal ones the first is chosen. */
+static void NAME(route)(int dtype, const Mixture *of, int64_t rows, const char *scores,
+                        int32_t *chosen, float *shares)
+{
+    int64_t experts = of->experts, each = experts / of->groups, bytes = experts * item_size(dtype);
+    REAL weights[experts], by[experts], worth[of->groups];
+    const REAL *bias = of->bias;
+    for (int64_t row = 0; row < rows; row++, chosen += of->active, shares += of->active) {
+        NAME(load)(dtype, scores + row * bytes, experts, weights);
+        REAL total = of->softmax ? NAME(soften)(weights, experts, 1, 0, NULL) : 0, sum = 0;
+        for (int64_t i = 0; i < experts; i++) {
+            weights[i] = of->softmax ? weights[i] / total : 1 / (1 + EXP(-weights[i]));
+            by[i] = weights[i] + (bias ? bias[i] : 0);
+        }
+        for (int64_t group = 0; of->groups > 1 && group < of->groups; group++) {
+            REAL copy[each];
+            int32_t at;
+            memcpy(copy, by + group * each, sizeof copy);
+            worth[group] = 0;
+            for (int64_t i = 0; i < of->best; i++)
+                worth[group] += NAME(take_largest)(copy, each, &at);
+        }
+        for (int64_t kept = 0; of->groups > 1 && kept < of->groups; kept++) {
+            int32_t group;
+            NAME(take_largest)(worth, of->groups, &group);
+            for (int64_t i = group * each; kept >= of->kept_groups && i < (group + 1) * each; i++)
+                by[i] = -INFINITY;
+        }
+        for (int64_t i = 0; i < of->active; i++) {
+            NAME(take_largest)(by, experts, chosen + i);
+            sum += weights[chosen[i]];
+        }
+        sum = !of->normed ? 1 : sum < of->floor ? (REAL)of->floor : sum + (REAL)of->least;
+        for (int64_t i = 0; i < of->active; i++)
+            shares[i] = (float)(weights[chosen[i]] / sum * (REAL)of->scaling);
+    }
+}
+
+/* The sigmoid of each of `n` numbers. */
+static void NAME(sigmoids)(int dtype, const char *from, int64_t n, float *to)
+{
+    for (int64_t i = 0; i < n; i++) {
+        REAL x;
+        NAME(load)(dtype, from + i * item_size(dtype), 1, &x);
+        to[i] = (float)(1 / (1 + EXP(-x)));
+    }
+}
+
+/* Add each of `rows` [rows, n], so many times as its `shares`, to the sums [n] of number `at`. */
+static void NAME(add_shares)(int dtype, int64_t rows, int64_t n, const char *from,
+                             const float *shares, const int32_t *at, REAL *sums)
+{
+    REAL x[n];
+    for (int64_t row = 0; row < rows; row++) {
+        NAME(load)(dtype, from + row * n * item_size(dtype), n, x);
+        REAL *to = sums + at[row] * n, share = shares[row];
+        for (int64_t i = 0; i < n; i++)
+            to[i] = FMA(share, x[i], to[i]);
+    }
 }
 
 #undef LANES

@@ -174,7 +174,7 @@ static void NAME(leave)(int dtype, const Mixer *mixer, const char *projected, RE
     for (int64_t i = 0; !mixer->gate_last && i < inner; i++)
         read[i] *= gate[i];
     for (int64_t i = 0; gain && i < inner; i += mixer->normed)
-        NAME(scale_to_gain)(read + i, mixer->normed, gain + i, mixer->eps);
+        NAME(scale_to_gain)(read + i, mixer->normed, gain + i, mixer->eps, 0);
     for (int64_t i = 0; mixer->gate_last && i < inner; i++)
         read[i] *= gate[i];
     NAME(store)(dtype, read, inner, out);

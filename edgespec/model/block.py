@@ -13,7 +13,7 @@ from edgespec.errors import ModelError
 from edgespec.kernels.gpu.usable import DTYPES, usable
 from edgespec.kernels.rows import compiled_rows
 from edgespec.model.families import angle_kinds, embedding_scale, layer_embedding
-from edgespec.model.inventory import block_parts
+from edgespec.model.inventory import block_parts, in_blocks
 from edgespec.model.joint import CachedPart, JointPass
 from edgespec.model.kv_cache import TwoRegionCache
 from edgespec.model.layer_plan import layer_plan
@@ -84,7 +84,7 @@ class Block:
         layers = parts.layers
         self._forms = [layers.rows(index, self.dtype) for index in range(first, end)]
         self.embedding: nn.Parameter | None = None
-        if first == 0:
+        if first == 0 and not in_blocks(source):
             shape = torch.Size((self.vocab_size, self.hidden_size))
             matrix = shaped(source, EMBEDDING, shape)
             in_file = source.mapped and matrix.untyped_storage().nbytes() > matrix.nbytes
@@ -106,12 +106,13 @@ class Block:
         self.has_experts = layers.has_experts
         self._rotary = {kind: layers.rotary(kind, self.dtype, self.device) for kind in self._angles}
         self.token_rows: TokenRows | None = None
-        if layer_embedding(self.config):
-            look_up: Product = self.embedded
-            if first:
-                look_up = embedded_by(source, EMBEDDING, self.dtype, self.device)
+        told = bool(layer_embedding(self.config))
+        self._look_up: Product | None = None
+        if self.embedding is None and (first == 0 or told):
+            self._look_up = embedded_by(source, self.dtype, self.device)
+        if told:
             every = range(first, end)
-            self.token_rows = TokenRows(source, every, self.dtype, self.device, math, look_up)
+            self.token_rows = TokenRows(source, every, self.dtype, self.device, math, self.embedded)
         self._plan = layer_plan(self._layers, self._angles, math, self.dtype)
 
     def new_cache(self, reserve: int) -> TwoRegionCache:
@@ -201,7 +202,10 @@ class Block:
 
     @torch.inference_mode()
     def embedded(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Vectors [R, hidden_size] of tokens int64 [R], for the block that embeds."""
+        """Vectors [R, hidden_size] of tokens int64 [R], for a block that embeds or whose layers
+        are told of tokens."""
+        if self._look_up is not None:
+            return self._look_up(tokens)
         assert self.embedding is not None
         hidden = embedding(tokens.to(self.embedding.device), self.embedding)
         hidden = hidden.to(self.device, self.dtype)

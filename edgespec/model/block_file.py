@@ -78,9 +78,9 @@ def write_head(source: TensorSource, path: Path) -> FileEntry:
 
 
 def plain_dtype(source: TensorSource, needed: Sequence[Needed]) -> torch.dtype:
-    """The dtype of the first tensor that is not packed (every layer has such norms, a head may have
+    """The dtype of the first tensor that is plain (every layer has such norms, a head may have
     none: then that of the final norm)."""
-    plain = (one.name for one in needed if not one.packed)
+    plain = (one.name for one in needed if not one.packed and one.blocks is None)
     return source.tensor(next(plain, "model.norm.weight")).dtype
 
 

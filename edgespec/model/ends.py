@@ -12,6 +12,7 @@ from edgespec.model.matrices import Product, plain_product
 from edgespec.model.quantised.linear import linear_from
 from edgespec.model.source import EMBEDDING, LM_HEAD, TensorSource, load_parameter
 from edgespec.model.tensors import compute_dtype
+from edgespec.model.token_rows import embedded_by
 
 
 class OutputHead:
@@ -64,7 +65,8 @@ class OutputHead:
 
 
 class InputEmbedding:
-    """The model's embedding alone, scaled where the model scales it."""
+    """The model's embedding alone, scaled where the model scales it. Its rows are looked up where
+    they lie, on the host, in the file if they can: few are read, of a matrix of gigabytes."""
 
     def __init__(
         self,
@@ -74,25 +76,27 @@ class InputEmbedding:
         *,
         share: OutputHead | None = None,
     ) -> None:
-        """Read the matrix, or where it is tied take that of `share`, if it is plain.
+        """Rows come in `dtype` on `device`. Where the matrix is tied and `share` holds it plain,
+        they are its.
 
         Raises ModelError if the source does not have it.
         """
-        config = source.config
         kind = compute_dtype(dtype)
-        self._scale = embedding_scale(config, kind)
-        if config.tie_word_embeddings and share is not None and share.weight is not None:
-            self.weight = share.weight
+        tied = bool(source.config.tie_word_embeddings)
+        self._weight = share.weight if tied and share is not None else None
+        self._scale = embedding_scale(source.config, kind)
+        if self._weight is not None:
             return
         if EMBEDDING not in source.names:
             raise ModelError(
                 f"{source.path} has no embedding for a draft head to borrow, as its blocks are cut "
                 "already; give --model the model itself"
             )
-        shape = torch.Size((int(config.vocab_size), int(config.hidden_size)))
-        self.weight = load_parameter(source, EMBEDDING, shape, kind, device)
+        self._look_up = embedded_by(source, kind, torch.device(device))
 
     def rows(self, tokens: torch.Tensor) -> torch.Tensor:
         """Rows [R, hidden_size] of tokens int64 [R]."""
-        rows = embedding(tokens, self.weight)
+        if self._weight is None:
+            return self._look_up(tokens)
+        rows = embedding(tokens, self._weight)
         return rows if self._scale is None else rows * self._scale

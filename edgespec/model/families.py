@@ -193,15 +193,9 @@ def check_settings(folder: Path, settings: dict[str, Any]) -> None:
 def check_config(folder: Path, settings: dict[str, Any], config: ModelConfig) -> None:
     """Raise ModelError for a variant of a family that would not be computed exactly.
 
-    `settings`: config.json as read; `config`: what transformers made of it.
+    `settings`: config.json as read; `config`: what was made of it.
     """
-    kind = config.model_type  # another one than in `settings` where transformers knows better
-    if kind not in FAMILIES:
-        raise ModelError(
-            f"the model in {folder} says that it is of type {settings['model_type']!r}, but "
-            f"transformers would run it as {kind!r}, which edgespec does not run; it runs "
-            f"{', '.join(FAMILIES)}"
-        )
+    kind = config.model_type
     family = FAMILIES[kind]
     heads, of_keys = int(config.num_attention_heads), int(config.num_key_value_heads)
     if not heads or not of_keys or heads % of_keys:
@@ -240,12 +234,15 @@ def check_config(folder: Path, settings: dict[str, Any], config: ModelConfig) ->
             f"the model in {folder} has no moe_norm_min in its config.json, by which experts' "
             "shares are bounded; download the model again"
         )
-    if kind == "ministral3" and "llama_4_scaling_beta" not in config.rope_parameters:
-        raise ModelError(
-            f"the model in {folder} has no llama_4_scaling_beta in the rope_parameters of its "
-            f"config.json, without which no model of type {kind!r} can be computed; download the "
-            "model again"
-        )
+    wanted = ("llama_4_scaling_beta", "original_max_position_embeddings")
+    for name in wanted if kind == "ministral3" else ():
+        value = config.rope_parameters.get(name)
+        if not isinstance(value, int | float) or not 0 <= value < 1 << 31:
+            raise ModelError(
+                f"the model in {folder} has no {name} in the rope_parameters of its config.json, "
+                f"or {value!r}, without which no model of type {kind!r} can be computed; download "
+                "the model again"
+            )
     if layer_embedding(config) and config.vocab_size_per_layer_input < config.vocab_size:
         raise ModelError(
             f"the model in {folder} has embeddings for its layers of "
@@ -260,12 +257,13 @@ def check_config(folder: Path, settings: dict[str, Any], config: ModelConfig) ->
 
 
 def _check_own(folder: Path, config: ModelConfig) -> None:
-    """Refuse what no published model of these types has, and neither edgespec's layers compute nor
-    transformers' in their place."""
+    """Refuse what no published model of these types has, and edgespec's layers do not compute."""
     kind = config.model_type
     biases = ("attention_bias", "mlp_bias", "mamba_proj_bias", "projectors_bias")
     alone = kind in ("granitemoehybrid", *SHARING, *GROUPED)
     wanted: dict[str, object] = {"hidden_act": "silu"} if alone or folds(config) else {}
+    if kind == "olmoe":
+        wanted = {"clip_qkv": None}
     if kind == "falcon_h1":  # as their products are multiplied
         wanted |= dict.fromkeys(biases, False)
     if kind == "nemotron_h":
@@ -321,7 +319,7 @@ def _are_factors(found: object, count: int) -> bool:
 def _check_windows(
     folder: Path, family: Family, settings: dict[str, Any], config: ModelConfig
 ) -> None:
-    """Refuse windows that transformers' layers would leave out, and those that show nothing."""
+    """Refuse windows that models of the type do not have, and those that show nothing."""
     window = getattr(config, "sliding_window", None)
     asked = settings.get("sliding_window") if settings.get("use_sliding_window", True) else None
     types = set(getattr(config, "layer_types", None) or ())

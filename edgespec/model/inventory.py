@@ -70,7 +70,7 @@ def block_parts(source: TensorSource, first: int, end: int, math: RowMath = BATC
     """
     check_layers(source, first, end)
     config = source.config
-    with reading(source.path):  # transformers' layers take a config.json as it is
+    with reading(source.path):  # a config.json may lack what its layers need
         layers = layers_of(config, first, end, math)
     hidden = int(config.hidden_size)
     needed = []
@@ -80,9 +80,9 @@ def block_parts(source: TensorSource, first: int, end: int, math: RowMath = BATC
         return Needed(name, shape, _PLAIN, layer, looked_up=True, blocks=blocks)
 
     shape = torch.Size((int(config.vocab_size), hidden))
-    if first == 0:
+    if first == 0 and not in_blocks(source):
         needed.append(Needed(EMBEDDING, shape, _PLAIN, -1))
-    elif layer_embedding(config):
+    elif first == 0 or layer_embedding(config):
         needed.append(table(EMBEDDING, shape, -1))
     for index in range(first, end):
         prefix = f"model.layers.{index}."
@@ -98,6 +98,12 @@ def block_parts(source: TensorSource, first: int, end: int, math: RowMath = BATC
         check_names(source, "model.norm.", {"model.norm.weight"})
         needed.append(Needed("model.norm.weight", torch.Size((hidden,)), _PLAIN, -1))
     return BlockParts(layers, needed)
+
+
+def in_blocks(source: TensorSource) -> bool:
+    """Whether the embedding is in blocks of GGUF, 4 to 8 times smaller than its numbers; only files
+    that are mapped have such."""
+    return source.mapped and source.table(EMBEDDING)[0] != ""
 
 
 def block_inventory(source: TensorSource, first: int, end: int) -> list[Needed]:

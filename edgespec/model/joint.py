@@ -6,7 +6,7 @@ Layers run over all rows at once; only attention goes part by part (see tree_att
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 
@@ -23,13 +23,8 @@ class RowCache(Protocol):
     def place(self, positions: torch.Tensor) -> torch.Tensor:
         """Note where the rows that come next stand; return the positions of all rows."""
 
-    def update(
-        self, key: torch.Tensor, value: torch.Tensor, layer_idx: int, *_: Any, **__: Any
-    ) -> tuple[Held, Held]:
-        """Write new keys and values; return those of all rows."""
-
     def append(self, rows: torch.Tensor, layer_idx: int) -> tuple[Held, ...]:
-        """The same of all parts together."""
+        """Write what is held of new rows, all parts together; return that of all rows."""
 
     def held(self, rows: int, layer_idx: int) -> tuple[Held, ...]:
         """What `append` of so many rows gave, for another layer that reads the same keys."""
@@ -59,18 +54,9 @@ class JointCache:
         self.caches = [part.cache for part in parts]
         self._rows = [part.rows for part in parts]
 
-    def update(
-        self, key: torch.Tensor, value: torch.Tensor, layer_idx: int, *_: Any, **__: Any
-    ) -> tuple[list[Held], list[Held]]:
-        """What TwoRegionCache.update does, for each part's share of the rows [1, kv_heads, R,
-        head_dim]; returns the parts' keys, and their values."""
-        new = key.split(self._rows, 2), value.split(self._rows, 2)
-        share = zip(self.caches, *new, strict=True)
-        held = [cache.update(keys, values, layer_idx) for cache, keys, values in share]
-        return [keys for keys, _ in held], [values for _, values in held]
-
     def append(self, rows: torch.Tensor, layer_idx: int) -> tuple[list[Held], ...]:
-        """What TwoRegionCache.append does, for each part's share of the rows, as `update`."""
+        """What TwoRegionCache.append does, for each request's share of the rows [parts, heads, R,
+        width]; returns what each holds, part by part."""
         share = zip(self.caches, rows.split(self._rows, 2), strict=True)
         held = [cache.append(new, layer_idx) for cache, new in share]
         return tuple(list(of) for of in zip(*held, strict=True))

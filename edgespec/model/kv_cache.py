@@ -8,7 +8,7 @@ are is for tree.stems to say; here are the tensors, and the caches that share th
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -156,9 +156,7 @@ class TwoRegionCache:
         return self.places.narrow(0, 0, self.length + rows)
 
     @torch.inference_mode()
-    def update(
-        self, key: torch.Tensor, value: torch.Tensor, layer_idx: int, *_: Any, **__: Any
-    ) -> tuple[Held, Held]:
+    def update(self, key: torch.Tensor, value: torch.Tensor, layer_idx: int) -> tuple[Held, Held]:
         """Write new keys and values after the slots in use; return views of all.
 
         `key`, `value` [1, kv_heads, R, head_dim]; returns both as [1, kv_heads, length + R,

@@ -6,25 +6,34 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from edgespec.kernels.rows import UNGATED
+from edgespec.errors import ModelError
+from edgespec.kernels.rows import CLAMPED, UNGATED
 from edgespec.model.families import FAMILIES
 from edgespec.model.kv_cache import RowForm
 from edgespec.model.latent import LatentForm, latent_form
 from edgespec.model.mixture import ROUTER, MixtureForm
 from edgespec.model.model_config import CONVOLUTION, MIXTURE, MLP, SLIDING, ModelConfig
 from edgespec.model.state_form import StateForm, state_form
-from edgespec.planning.architecture import EXPERTS, WIDTHS
-from edgespec.planning.operations import OWN_OPERATIONS
+from edgespec.planning.architecture import ACTIVE, EXPERTS, WIDTHS
 from edgespec.planning.text_part import CONVOLVING, DELTA, GROUPED, SHARING
 
 MLP_GATE = "mlp.shared_expert_gate.weight"
 """Makes of a row the number whose sigmoid is the share of what the MLP gives."""
 
-_NORMED_HEADS = ("qwen3", *DELTA, "gemma3_text", *CONVOLVING)
+_HUNYUANS = ("hunyuan_v1_dense", "hunyuan_v1_moe")
+_ERNIES = ("ernie4_5", "ernie4_5_moe")
+_OLMOS = ("olmo2", "olmo3")
+_NORMED_HEADS = (
+    *("qwen3", "qwen3_moe", "exaone4", "gemma3_text", *DELTA, *CONVOLVING, *_HUNYUANS),
+    *(_NORMED_WHOLE := (*_OLMOS, "olmoe")),
+)
 _GEMMAS = ("gemma2", "gemma3_text")
 _QWENS = ("qwen2", "qwen2_moe")
-_MLP_BIAS = ("llama", "granite", "smollm3")
-_NO_BIAS = ("mistral", "ministral", "phi3", "nemotron_h", *CONVOLVING)
+_MLP_BIAS = ("llama", "granite", "smollm3", "seed_oss")
+_NO_BIAS = (
+    *("mistral", "ministral", "ministral3", "mixtral", "phi3", "nemotron_h", "exaone4"),
+    *CONVOLVING,
+)
 _GRANITES = ("granite", "granitemoehybrid")
 _ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh", UNGATED)
 
@@ -42,10 +51,14 @@ class LayerForm:
     matrix for queries, keys and values, and one for gate and up; `fused_up`: the latter alone.
     `gated`: queries come with a gate each, of what their attention gives. `head_norms`: each
     head's queries and keys are normed.
-    `around`: what attention and MLP give is normed too, before it is added. `above_one`: a norm's
-    gain is 1 + its weight. `window`: see Visibility. `softcap`: c of c · tanh(score / c).
-    `turned`: whether rotary embeddings are applied. `share`: what attention or a convolution adds
-    counts so much; `mlp_share`: what the MLP does, whose norm gives `mlp_gain` times as much.
+    `around`: what attention and MLP give is normed too, before it is added; `behind`: that alone,
+    not what enters them. `parallel`: attention and MLP are given the same normed row. `centred`:
+    norms are of rows less their mean. `normed_whole`: all queries are normed as one, and all keys;
+    `normed_last`: behind their turning. `paired`: numbers that are turned together are neighbours.
+    `sinks`: see AttentionForm. `above_one`: a norm's gain is 1 + its weight. `window`: see
+    Visibility. `softcap`: c of c · tanh(score / c). `turned`: whether rotary embeddings are
+    applied. `share`: what attention or a convolution adds counts so much; `mlp_share`: what the MLP
+    does, whose norm gives `mlp_gain` times as much.
     """
 
     hidden: int
@@ -64,7 +77,14 @@ class LayerForm:
     fused_up: bool = False
     gated: bool = False
     head_norms: bool = False
+    normed_whole: bool = False
+    normed_last: bool = False
+    paired: bool = False
+    sinks: bool = False
     around: bool = False
+    behind: bool = False
+    parallel: bool = False
+    centred: bool = False
     above_one: bool = False
     window: int | None = None
     softcap: float | None = None
@@ -132,11 +152,14 @@ class LayerForm:
             return (
                 ("", "", "input_layernorm", "") if self.inner else ("input_layernorm", "", "", "")
             )
-        behind = "post_attention_layernorm"
+        attended, last = "post_attention_layernorm", "post_feedforward_layernorm"
+        if self.parallel:
+            return "input_layernorm", "", "", ""
+        if self.behind:
+            return "", attended, "", last
         if not self.around:
-            return "input_layernorm", "", behind, ""
-        before, last = "pre_feedforward_layernorm", "post_feedforward_layernorm"
-        return "input_layernorm", behind, before, last
+            return "input_layernorm", "", attended, ""
+        return "input_layernorm", attended, "pre_feedforward_layernorm", last
 
     @property
     def matrices(self) -> frozenset[str]:
@@ -171,8 +194,11 @@ class LayerForm:
                 add(name, out, self.hidden, self.taps_bias if self.taps else self.qkv_bias)
             add(self.out_name, self.hidden, width, self.taps_bias if self.taps else self.out_bias)
         if self.head_norms and self.attends:
-            for name in "qk":
-                found[f"self_attn.{name}_norm.weight"] = torch.Size((self.head_dim,))
+            for name, heads in (("q", self.heads), ("k", self.kv_heads)):
+                count = self.head_dim * (heads if self.normed_whole else 1)
+                found[f"self_attn.{name}_norm.weight"] = torch.Size((count,))
+        if self.sinks:
+            found["self_attn.sinks"] = torch.Size((self.heads,))
         if self.mixture is not None:
             found |= {f"mlp.{name}": shape for name, shape in self.mixture.shapes().items()}
         if self.mlp_gate:
@@ -187,13 +213,17 @@ class LayerForm:
         return found
 
 
-def layer_form(config: ModelConfig, index: int) -> LayerForm | None:
-    """The form of layer `index` of a model; None where edgespec's own layer does not compute it."""
+def layer_form(config: ModelConfig, index: int) -> LayerForm:
+    """The form of layer `index` of a model. Raises ModelError for an unknown activation."""
     kind = config.model_type
     gemma = kind in _GEMMAS
-    activation = config.hidden_activation if gemma else getattr(config, "hidden_act", "")
-    if kind not in OWN_OPERATIONS or activation not in _ACTIVATIONS:
-        return None
+    name = "hidden_activation" if gemma else "hidden_act"
+    activation = getattr(config, name, "silu")
+    if activation not in _ACTIVATIONS:
+        raise ModelError(
+            f"{name} in config.json is {activation!r}, edgespec computes "
+            f"{', '.join(_ACTIVATIONS)}; use the original release"
+        )
     heads, hidden = int(config.num_attention_heads), int(config.hidden_size)
     head_dim = int(getattr(config, "head_dim", None) or hidden // heads)
     hybrid, falcon, alone = (kind == one for one in ("granitemoehybrid", "falcon_h1", "nemotron_h"))
@@ -206,8 +236,14 @@ def layer_form(config: ModelConfig, index: int) -> LayerForm | None:
     convolves = kind in CONVOLVING and config.layer_types[index] == CONVOLUTION
     if kind in _QWENS:
         biased = kind == "qwen2" or bool(config.qkv_bias)
+    elif kind in _ERNIES:
+        biased = bool(config.use_bias)
     else:
         biased = kind not in _NO_BIAS and bool(config.attention_bias)
+    out_biased = biased and kind not in (*_QWENS, "glm4", "glm4_moe")
+    if kind == "seed_oss":
+        out_biased = bool(config.attention_out_bias)
+    cohere = kind == "cohere2"
     softcap = config.attn_logit_softcapping if kind == "gemma2" else None
     mixture = _mixture(config, index)
     return LayerForm(
@@ -216,18 +252,25 @@ def layer_form(config: ModelConfig, index: int) -> LayerForm | None:
         heads=0 if mlp or (state is not None and not falcon) else heads,
         kv_heads=int(config.num_key_value_heads),
         head_dim=head_dim,
-        eps=float(config.rms_norm_eps),
+        eps=float(config.layer_norm_eps if cohere else config.rms_norm_eps),
         scaling=_scaling(config, head_dim),
-        activation=activation,
+        activation=CLAMPED if kind == "gpt_oss" else activation,
         qkv_bias=biased,
-        out_bias=biased and kind not in (*_QWENS, "glm4_moe"),
-        mlp_bias=kind in _MLP_BIAS and bool(config.mlp_bias),
+        out_bias=out_biased,
+        mlp_bias=bool(config.mlp_bias) if kind in _MLP_BIAS else kind in _ERNIES and biased,
         mlp_gate=mixture is not None and kind in SHARING,
         fused=kind == "phi3",
-        fused_up=hybrid,
+        fused_up=hybrid or kind == "glm4",
         head_norms=kind in _NORMED_HEADS or (kind == "glm4_moe" and bool(config.use_qk_norm)),
-        around=gemma,
-        above_one=gemma or kind in DELTA,
+        normed_whole=kind in _NORMED_WHOLE,
+        normed_last=kind in _HUNYUANS,
+        paired=kind in ("glm4", "cohere2", *_ERNIES),
+        sinks=kind == "gpt_oss",
+        around=gemma or kind == "glm4",
+        behind=kind in (*_OLMOS, "exaone4"),
+        parallel=cohere,
+        centred=cohere,
+        above_one=gemma or kind == "gemma" or kind in DELTA,
         gated=kind in DELTA,
         window=_window(config, index),
         softcap=None if softcap is None else float(softcap),
@@ -254,16 +297,22 @@ def _mixture(config: ModelConfig, index: int) -> MixtureForm | None:
         hidden=int(config.hidden_size),
         inner=int(getattr(config, WIDTHS.get(kind, "intermediate_size"))),
         experts=experts,
-        active=int(config.num_experts_per_tok or 0),
+        active=int(getattr(config, ACTIVE.get(kind, "num_experts_per_tok")) or 0),
         biased=False,
         normed=True,
         softmax=True,
     )
-    if kind == "granitemoehybrid":  # the softmax of what the chosen have, which is the same
-        return form
-    if kind in SHARING:
-        always = kind == "qwen3_5_moe_text"
-        return replace(form, normed=always or bool(config.norm_topk_prob))
+    if kind in ("granitemoehybrid", "mixtral", "qwen3_5_moe_text"):
+        return form  # or the softmax of what the chosen have, which is the same
+    if kind == "gpt_oss":
+        clamp = float(config.swiglu_alpha), float(config.swiglu_limit)
+        return replace(form, clamp=clamp, affine=True)
+    if kind in _HUNYUANS:
+        return replace(form, wide=True)
+    if kind == "ernie4_5_moe":
+        return replace(form, wide=True, biased=True, floor=float(config.moe_norm_min))
+    if kind in ("qwen3_moe", "olmoe", *SHARING):
+        return replace(form, normed=bool(config.norm_topk_prob))
     normed, scaling = bool(config.norm_topk_prob), float(config.routed_scaling_factor)
     form = replace(form, softmax=False, normed=normed, scaling=scaling)
     if kind == "nemotron_h":
@@ -287,7 +336,10 @@ def _is_dense(config: ModelConfig, index: int) -> bool:
         return index < int(config.num_dense_layers)
     if kind in GROUPED:
         return index < int(getattr(config, "first_k_dense_replace", 1))
-    if kind not in ("qwen2_moe", "qwen3_next"):
+    if kind == "ernie4_5_moe":
+        first, last = int(config.moe_layer_start_index), int(config.moe_layer_end_index)
+        return not first <= index <= last or (index + 1) % int(config.moe_layer_interval) > 0
+    if kind not in ("qwen2_moe", "qwen3_moe", "qwen3_next"):
         return False
     step = int(config.decoder_sparse_step)
     return index in (config.mlp_only_layers or ()) or (index + 1) % step > 0
@@ -298,10 +350,12 @@ def _inner(config: ModelConfig, mixture: MixtureForm | None) -> int:
     kind = config.model_type
     if kind == "granitemoehybrid":
         return int(config.shared_intermediate_size)
-    if mixture is None:
+    if mixture is None or kind in _HUNYUANS:
         return int(config.intermediate_size)
     if kind in GROUPED:
         return int(config.n_shared_experts) * mixture.inner
+    if kind == "ernie4_5_moe":
+        return int(config.moe_num_shared_experts) * mixture.inner
     beside = kind == "nemotron_h" or kind in SHARING
     return int(config.shared_expert_intermediate_size) if beside else 0
 
@@ -312,6 +366,10 @@ def _is_turned(config: ModelConfig, index: int) -> bool:
         return bool(config.position_embedding_type == "rope")
     if config.model_type == "nemotron_h":
         return False
+    if config.model_type in ("cohere2", "exaone4"):  # but where all see all
+        window = config.sliding_window is not None
+        slides = config.layer_types[index] == SLIDING
+        return slides if config.model_type == "cohere2" else slides or not window
     return config.model_type != "smollm3" or bool(config.no_rope_layers[index])
 
 

@@ -70,7 +70,7 @@ class LayerPlan:
                     return None
                 foldings.append(folding)
                 memories[number] = memories[number]._replace(folding=folding.folding)
-        made = CompiledPass(memories, [(one[0], one[1]) for one in angles], seen)
+        made = CompiledPass(memories, angles, seen)
         return PlannedPass(made, foldings)
 
     def _folding(self, cache: RowCache, seen: Visibility, first: int) -> CompiledFolding | None:

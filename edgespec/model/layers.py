@@ -1,4 +1,4 @@
-"""Layers: how a block makes those of its model, edgespec's own or, where need be, transformers'."""
+"""Layers: how a block makes those of its model."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Protocol
 import torch
 
 from edgespec.kernels.layers import CompiledLayer
+from edgespec.kernels.rows import PAIRED
 from edgespec.kernels.states import CompiledMixer
 from edgespec.model.gemma4 import Gemma4Layers
 from edgespec.model.joint import JointCache, RowCache
@@ -16,7 +17,7 @@ from edgespec.model.kv_cache import RowForm
 from edgespec.model.latent import LatentMixer
 from edgespec.model.layer_form import MLP_GATE, LayerForm, layer_form
 from edgespec.model.matrices import MatrixReader, Product, plain_product, row_products
-from edgespec.model.mixture import Mixture
+from edgespec.model.mixture import Mixture, SharedMlp
 from edgespec.model.model_config import ModelConfig
 from edgespec.model.rope import Angles, Rotary
 from edgespec.model.row_math import BATCHED, HeadNorm, Norm, RowMath, Taps
@@ -26,7 +27,7 @@ from edgespec.model.tree_attention import AttentionForm, Seen
 
 _NUMBERS = (
     *("eps", "share", "mlp_share", "scaling", "hidden", "inner", "heads", "kv_heads", "head_dim"),
-    "taps",
+    *("taps", "gated", "centred"),
 )
 """Of a LayerForm what a compiled layer takes as it is."""
 
@@ -82,18 +83,13 @@ def layers_of(config: ModelConfig, first: int, end: int, math: RowMath = BATCHED
     """The way to make layers [first, end) of a model, which compute by `math`."""
     if config.model_type == "gemma4_text":
         return Gemma4Layers(config, first, end, math)
-    forms = {index: layer_form(config, index) for index in range(first, end)}
-    own = {index: form for index, form in forms.items() if form is not None}
-    if len(own) == len(forms):
-        return OwnLayers(config, own, math)
-    # transformers' modelling code takes seconds to import: only for those who need it.
-    from edgespec.model.library_layers import LibraryLayers
-
-    return LibraryLayers(config, first, end, math)
+    return OwnLayers(
+        config, {index: layer_form(config, index) for index in range(first, end)}, math
+    )
 
 
 class DecoderLayer:
-    """One layer of edgespec's own, for the families that `layer_form` knows: a function of the
+    """One layer of any family but Gemma 4, as `layer_form` tells what it is: a function of the
     rows, their angles, the cache and what they see. It attends, or convolves: then a row reads the
     few rows before it on its path, as through a window, and nothing is kept that pruning could not
     take away. Or it keeps a state, or does two of these, or none (see LayerForm).
@@ -129,7 +125,8 @@ class DecoderLayer:
             return load_parameter(source, prefix + key, shapes[key], dtype, device).data
 
         def norm(name: str, times: float = 1.0) -> Norm | None:
-            return Norm(vector(name), form.eps, form.above_one, times) if name else None
+            how = form.eps, form.above_one, times, form.centred
+            return Norm(vector(name), *how) if name else None
 
         self._mixer: StateMixer | LatentMixer | None = None
         if form.state is not None:
@@ -139,17 +136,19 @@ class DecoderLayer:
         if form.projects:
             self._qkv = product(*form.qkv_names)
             self._out = product(form.out_name)
-        self.mixture: Mixture | None = None
-        if form.mixture is not None:
-            how = form.mixture, form.activation, f"{prefix}mlp.", source, dtype, device, math
-            self.mixture = Mixture(*how)
-        self._mlp_gate: Product | None = None
-        if form.mlp_gate:
-            weight = load_parameter(source, prefix + MLP_GATE, shapes[MLP_GATE], dtype, device)
-            self._mlp_gate = plain_product(weight)
+        beside: SharedMlp | None = None
         if form.inner:
             self._gate_up = product(*form.gate_up_names)
             self._down = product("mlp.down_proj")
+            share: Product | None = None
+            if form.mlp_gate:
+                weight = load_parameter(source, prefix + MLP_GATE, shapes[MLP_GATE], dtype, device)
+                share = plain_product(weight)
+            beside = SharedMlp(form.inner, self._gate_up, self._down, share)
+        self.mixture: Mixture | None = None
+        if form.mixture is not None:
+            how = form.mixture, form.activation, f"{prefix}mlp.", source, dtype, device, math
+            self.mixture = Mixture(*how, beside)
         enter, attended, middle, left = form.norm_names
         self._enter, self._attended = norm(enter), norm(attended)
         self._middle, self._left = norm(middle, form.mlp_gain), norm(left)
@@ -160,9 +159,14 @@ class DecoderLayer:
             self._taps = Taps(vector("conv.conv"), bias)
         elif form.head_norms and form.attends:
             gains = vector("self_attn.q_norm"), vector("self_attn.k_norm")
-            counts = form.heads, form.kv_heads
-            self._head_norm = HeadNorm(*gains, *counts, form.eps, form.above_one)
-        self._attention = AttentionForm(form.scaling, form.softcap, form.window)
+            counts, ways = (form.heads, form.kv_heads), (form.normed_last, form.normed_whole)
+            self._head_norm = HeadNorm(*gains, *counts, form.eps, form.above_one, *ways)
+        sinks = vector("self_attn", "sinks") if form.sinks else None
+        self._attention = AttentionForm(form.scaling, form.softcap, form.window, sinks)
+
+    @property
+    def _ways(self) -> int:
+        return PAIRED if self.form.paired else 0
 
     @property
     def mixer(self) -> CompiledMixer | None:
@@ -174,13 +178,14 @@ class DecoderLayer:
         given in each pass, and as number `folded` of those with states, by those of all slots; None
         where that cannot run it."""
         form, mixer = self.form, self._mixer
-        if form.gated or self.mixture is not None or (mixer is not None and self.mixer is None):
+        mixture = None if self.mixture is None else self.mixture.compiled
+        if (mixer is not None and self.mixer is None) or (self.mixture is not None) > bool(mixture):
             return None
         assert not isinstance(mixer, LatentMixer)
         ways: list[Product | None] = [None] * 6
         if form.projects:
             ways[:2] = self._qkv, self._out
-        if form.inner:
+        if form.inner and mixture is None:
             ways[2:4] = self._gate_up, self._down
         if mixer is not None:
             ways[4:] = mixer.products
@@ -192,6 +197,7 @@ class DecoderLayer:
             products.append(found)
         norms = (self._enter, self._attended, self._middle, self._left)
         of_heads = self._head_norm and self._head_norm.gains
+        sinks = self._attention.sinks
         taps = None if self._taps is None else (self._taps.weights, self._taps.bias)
         return CompiledLayer(
             products,
@@ -199,9 +205,12 @@ class DecoderLayer:
                 *(None if one is None else one.gain for one in norms),
                 *(of_heads or (None, None)),
                 *(taps or (None, None)),
+                None if sinks is None else sinks.float().contiguous(),
             ],
             form.activation,
             self.mixer,
+            mixture,
+            ways=self._ways | (0 if self._head_norm is None else self._head_norm.ways),
             angles=angles if form.turned else -1,
             runs=runs,
             folded=folded,
@@ -219,34 +228,32 @@ class DecoderLayer:
         `rotary`: cosines and signed sines of the rows' positions (see Angles).
         """
         form, math, before, middle = self.form, self._math, self._attended, self._middle
-        if self._enter is None:
+        entering, share = hidden, form.share
+        if self._enter is not None:
+            entering = math.norm(hidden, self._enter)
+        if form.projects:
+            added = self._out(self._mixed(self._qkv(entering), rotary, cache, seen))
+        if self._mixer is not None:
+            if form.projects:
+                hidden = math.add(hidden, added, share, before)
+            added = self._mixer(entering, rotary, cache, seen)
+            share = share if form.state is None else form.state.share
+        if not form.projects and self._mixer is None:
             assert middle is not None
             entering = math.norm(hidden, middle)
-        else:
-            entering, share = math.norm(hidden, self._enter), form.share
-            if form.projects:
-                added = self._out(self._mixed(self._qkv(entering), rotary, cache, seen))
-            if self._mixer is not None:
-                if form.projects:
-                    hidden = math.add(hidden, added, share, before)
-                added = self._mixer(entering, rotary, cache, seen)
-                share = share if form.state is None else form.state.share
-            if middle is None:
-                return math.add(hidden, added, share, before)
+        elif middle is not None:
             hidden, entering = math.add_and_norm(hidden, added, share, before, middle)
-        return math.add(hidden, self._fed_forward(entering), form.mlp_share, self._left)
-
-    def _fed_forward(self, rows: torch.Tensor) -> torch.Tensor:
-        """What MLP and mixture make of normed rows [R, H]."""
-        form, math = self.form, self._math
-        mixed = None if self.mixture is None else self.mixture(rows)
-        if not form.inner:
-            assert mixed is not None
-            return mixed
-        made = self._down(math.gated(self._gate_up(rows), form.activation))
-        if self._mlp_gate is not None:
-            made *= math.by_row(torch.sigmoid, self._mlp_gate(rows))
-        return made if mixed is None else mixed.add_(made)
+        else:
+            hidden = math.add(hidden, added, share, before)
+            # Of a layer that norms what enters it alone, the MLP is given that, too.
+            entering = hidden if self._enter is None else entering
+        if self.mixture is not None:
+            made = self.mixture(entering)
+        elif form.inner:
+            made = self._down(math.gated(self._gate_up(entering), form.activation))
+        else:
+            return hidden
+        return math.add(hidden, made, form.mlp_share, self._left)
 
     def _mixed(
         self, qkv: torch.Tensor, rotary: Rotary, cache: RowCache | JointCache, seen: Seen
@@ -265,7 +272,8 @@ class DecoderLayer:
             gate = both[..., form.head_dim :].flatten(1)
             qkv = torch.cat((both[..., : form.head_dim].flatten(1), kv), 1)
         qkv = qkv.view(qkv.shape[0], -1, form.head_dim)
-        math.rotate(qkv, heads, form.kv_heads, rotary if form.turned else None, self._head_norm)
+        turns = rotary if form.turned else None
+        math.rotate(qkv, heads, form.kv_heads, turns, self._head_norm, self._ways)
         kv = qkv.narrow(1, heads, 2 * form.kv_heads)
         kv = kv.view(-1, 2, form.kv_heads, form.head_dim).permute(1, 2, 0, 3)
         keys, values = cache.append(kv, self._index)
@@ -305,7 +313,8 @@ class OwnLayers:
         form = next(iter(self._forms.values()))
         shape = torch.Size((form.hidden,))
         weight = load_parameter(source, name, shape, dtype, device)
-        return partial(self._math.norm, norm=Norm(weight.data, form.eps, form.above_one))
+        norm = Norm(weight.data, form.eps, form.above_one, centred=form.centred)
+        return partial(self._math.norm, norm=norm)
 
     def rotary(
         self, kind: str | None, dtype: torch.dtype, device: torch.device

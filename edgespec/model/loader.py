@@ -155,7 +155,7 @@ def open_config(file: Path, model: Path | None = None) -> ModelConfig:
     settings = _runnable(written, file, model)
     if written["model_type"] == "mistral" and "layer_types" in written:
         settings["model_type"] = "ministral"  # as transformers takes it
-    with reading(file):  # transformers raises many kinds for a value it cannot use
+    with reading(file):  # msgspec has an error of its own for values that cannot be used
         config = ModelConfig(settings)
         check_config(model, settings, config)
     return config
@@ -284,20 +284,32 @@ _MTP = {
 """How names begin in the head of Qwen 3.5 that guesses, and what they are in a layer behind the
 last one, where others have it."""
 _SHARED = {
-    r"\.mlp\.shared_experts?\.": ".mlp.",
-    r"\.mlp\.gate\.e_score_correction_bias$": ".mlp.expert_bias",
+    r"\.mlp\.shared_(experts?|mlp)\.": ".mlp.",
+    r"\.mlp\.(gate\.)?(moe_statics\.)?e_score_correction_bias$": ".mlp.expert_bias",
 }
 """The same where an MLP is beside the experts."""
-_ERNIE = {r"\.mlp\.moe_statics\.": ".mlp.gate.moe_statics."}
-"""The same in Ernie's mixtures."""
+_HUNYUAN = _SHARED | {
+    r"\.self_attn\.query_layernorm\.": ".self_attn.q_norm.",
+    r"\.self_attn\.key_layernorm\.": ".self_attn.k_norm.",
+    r"\.mlp\.gate\.wg\.": ".mlp.gate.",
+}
+"""The same in Hunyuan's."""
+_GLM4 = {
+    r"\.post_attention_layernorm\.": ".pre_feedforward_layernorm.",
+    r"\.post_self_attn_layernorm\.": ".post_attention_layernorm.",
+    r"\.post_mlp_layernorm\.": ".post_feedforward_layernorm.",
+}
+"""The same in GLM-4's."""
 _NAMES = {
     **dict.fromkeys(CONVOLVING, _LFM2),
     "granitemoehybrid": _GRANITE,
     "falcon_h1": _FALCON,
     "nemotron_h": _NEMOTRON | _SHARED,
     "mixtral": _MIXTRAL,
-    "ernie4_5_moe": _ERNIE,
-    **dict.fromkeys((*SHARING, *GROUPED), _SHARED),
+    "glm4": _GLM4,
+    "gpt_oss": {r"\.mlp\.router\.": ".mlp.gate."},
+    **dict.fromkeys(("hunyuan_v1_dense", "hunyuan_v1_moe"), _HUNYUAN),
+    **dict.fromkeys(("ernie4_5_moe", *SHARING, *GROUPED), _SHARED),
 }
 _TURNED = ("gemma4_text", "granitemoehybrid", "qwen3_5_moe_text")
 _WITH_FUSED = ("gpt_oss", "qwen3_moe", "lfm2_moe", *_TURNED)
@@ -331,7 +343,7 @@ class TensorPlace:
     expert: int = 0
     part: slice | None = None
     turned: bool = False
-    cut: tuple[slice, ...] = ()
+    cut: tuple[slice | int, ...] = ()
     mirrored: bool = False
 
     def read(self, tensors: Any) -> torch.Tensor:
@@ -382,7 +394,8 @@ def places(files: Mapping[str, str], config: ModelConfig) -> dict[str, TensorPla
         elif shared is not None:
             found.update(_by_layer(shared[1], TensorPlace(file, stored), config))
         elif fused is None:
-            found[name] = TensorPlace(file, stored)
+            flat = name.endswith(".expert_bias") and kind == "ernie4_5_moe"  # its only row
+            found[name] = TensorPlace(file, stored, cut=(0,) if flat else ())
         else:
             found.update(_experts(fused, file, stored, config))
     owners = key_owners(config)

@@ -1,14 +1,19 @@
-"""Mixture: an MLP in several experts, of which each row goes through a few, in own layers."""
+"""Mixture: an MLP in several experts, of which each row goes through a few, in own layers, and the
+MLP that may be beside them for all rows."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
-from edgespec.model.matrices import MatrixReader, Product, plain_product
-from edgespec.model.row_math import RowMath
+from edgespec.kernels.layers import CompiledMixture, compiles
+from edgespec.kernels.products import RowProduct
+from edgespec.kernels.rows import Clamp
+from edgespec.model.matrices import MatrixReader, Product, plain_product, row_products
+from edgespec.model.row_math import CompiledRows, RowMath
 from edgespec.model.source import TensorSource, load_parameter
 
 
@@ -21,8 +26,9 @@ class MixtureForm:
     `inner`: width of an expert. `wide`: the router multiplies in float32, whatever the rows are of,
     as softmax is always taken. If there are several `groups` of experts, `kept_groups` are chosen
     from: those with the largest sums of their `best` weights. A row's shares are its weights
-    without the bias, over their sum and `least` if they are `normed`, times `scaling`. `gated`:
-    an expert is a gated MLP.
+    without the bias, over their sum and `least`, or over their sum or `floor`, if they are
+    `normed`, times `scaling`. `gated`: an expert is a gated MLP; `clamp`: what its activation may
+    need. `affine`: router and experts have biases.
     """
 
     hidden: int
@@ -33,12 +39,15 @@ class MixtureForm:
     normed: bool
     scaling: float = 1.0
     least: float = 0.0
+    floor: float = 0.0
     softmax: bool = False
     wide: bool = False
     groups: int = 1
     kept_groups: int = 1
     best: int = 2
     gated: bool = True
+    clamp: Clamp = (0.0, 0.0)
+    affine: bool = False
 
     def shapes(self) -> dict[str, torch.Size]:
         """All tensors, by their names in the MLP; matrices [out, in], the bias flat."""
@@ -50,6 +59,9 @@ class MixtureForm:
             for name in self.entering:
                 found[f"experts.{expert}.{name}.weight"] = up
             found[f"experts.{expert}.down_proj.weight"] = down
+        if self.affine:
+            outs = {n.replace("weight", "bias"): shape[:1] for n, shape in found.items()}
+            found |= {name: shape for name, shape in outs.items() if name not in found}
         return found
 
     @property
@@ -58,7 +70,22 @@ class MixtureForm:
         return ("gate_proj", "up_proj") if self.gated else ("up_proj",)
 
 
+_NUMBERS = (
+    *("hidden", "inner", "experts", "active", "scaling", "least", "floor", "softmax", "normed"),
+    *("wide", "groups", "kept_groups", "best"),
+)
+"""Of a MixtureForm what a compiled one takes as it is."""
 ROUTER, BIAS = "gate.weight", "expert_bias"
+
+
+class SharedMlp(NamedTuple):
+    """An MLP beside experts, `inner` wide: products of gate and up, and down, and of what makes of
+    a row the number whose sigmoid is its share; None: all of it counts."""
+
+    inner: int
+    gate_up: Product
+    down: Product
+    share: Product | None
 
 
 class Mixture:
@@ -73,38 +100,71 @@ class Mixture:
         dtype: torch.dtype,
         device: torch.device,
         math: RowMath,
+        beside: SharedMlp | None = None,
     ) -> None:
         """Read those whose names begin with `prefix`. Raises ModelError as the source does."""
-        self._form, self._activation, self._math = form, activation, math
+        self._form, self._activation, self._math, self._beside = form, activation, math, beside
         reader, shapes = MatrixReader(source, dtype, device), form.shapes()
         self._routed_as = torch.float32 if form.wide else dtype
         # Never packed (see LayerForm.matrices).
-        router = load_parameter(source, prefix + ROUTER, shapes[ROUTER], self._routed_as, device)
-        self._router = plain_product(router)
+
+        def plain(name: str, kept: torch.dtype) -> torch.Tensor:
+            return load_parameter(source, prefix + name, shapes[name], kept, device).data
+
+        more = plain("gate.bias", self._routed_as) if form.affine else None
+        self._router = plain_product(plain(ROUTER, self._routed_as), more)
         # As wide as transformers keeps it: what is rounded chooses another expert.
-        wide = torch.promote_types(dtype, torch.float32)
-        self._bias = (
-            load_parameter(source, prefix + BIAS, shapes[BIAS], wide, device).data
-            if form.biased
-            else None
-        )
+        wide = torch.promote_types(self._routed_as, torch.float32)
+        self._bias = plain(BIAS, wide) if form.biased else None
         up, down = shapes["experts.0.up_proj.weight"], shapes["experts.0.down_proj.weight"]
         places = [f"{prefix}experts.{expert}." for expert in range(form.experts)]
+        ups = [up] * len(form.entering)
         self.experts = [
             (
-                reader.product([place + name for name in form.entering], [up] * len(form.entering)),
-                reader.product([f"{place}down_proj"], [down]),
+                reader.product([place + n for n in form.entering], ups, form.affine),
+                reader.product([f"{place}down_proj"], [down], form.affine),
             )
             for place in places
         ]
+        self.compiled: CompiledMixture | None = None
+        if isinstance(math, CompiledRows) and compiles():
+            self.compiled = self._compiled()
+
+    def _compiled(self) -> CompiledMixture | None:
+        """All of it as one function; None where some product is of another kind."""
+        form, beside = self._form, self._beside
+        pairs = [*self.experts, *([] if beside is None else [(beside.gate_up, beside.down)])]
+        each = [(row_products(one), row_products(other)) for one, other in pairs]
+        router, share = row_products(self._router), list[RowProduct]()
+        if beside is not None and beside.share is not None:
+            share = row_products(beside.share) or []
+        known = [(one, other) for one, other in each if one is not None and other is not None]
+        if router is None or len(known) < len(each):
+            return None
+        slope, limit = form.clamp
+        return CompiledMixture(
+            *(router, share, known, self._bias, self._activation),
+            slope=slope,
+            limit=limit,
+            beside=0 if beside is None else beside.inner,
+            **{name: getattr(form, name) for name in _NUMBERS},
+        )
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
-        """The sum of what the experts of each row [R, hidden] make of it, by their shares. One that
-        no row chose is not touched."""
+        """The sum of what the experts of each row [R, hidden], and the MLP beside them, make of it,
+        by their shares. One that no row chose is not touched."""
+        if self.compiled is not None:
+            return self.compiled(rows)
+        math, beside, kind = self._math, self._beside, self._activation
         scores = self._router(rows.to(self._routed_as))
-        chosen, shares = self._math.by_row(self._route, scores)
-        how = rows, self._activation, self._math
-        return sum_of_experts(self.experts, chosen, shares, *how)
+        chosen, shares = math.by_row(self._route, scores)
+        made = sum_of_experts(self.experts, chosen, shares, rows, kind, math, self._form.clamp)
+        if beside is None:
+            return made
+        more = beside.down(math.gated(beside.gate_up(rows), kind))
+        if beside.share is not None:
+            more *= math.by_row(torch.sigmoid, beside.share(rows))
+        return made.add_(more)
 
     def _route(self, scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The experts [R, active] of rows whose scores are [R, experts], and their shares."""
@@ -120,7 +180,9 @@ class Mixture:
         chosen = torch.topk(by, form.active, -1).indices
         shares = weights.gather(1, chosen)
         if form.normed:
-            shares = shares / (shares.sum(-1, keepdim=True) + form.least)
+            whole = shares.sum(-1, keepdim=True)
+            whole = whole.clamp(min=form.floor) if form.floor else whole + form.least
+            shares = shares / whole
         return chosen, shares * form.scaling
 
 
@@ -131,6 +193,7 @@ def sum_of_experts(
     rows: torch.Tensor,
     activation: str,
     math: RowMath,
+    clamp: Clamp = (0.0, 0.0),
 ) -> torch.Tensor:
     """What the `chosen` experts [R, active] of `rows` [R, hidden] make of them, by their `shares`.
 
@@ -141,6 +204,6 @@ def sum_of_experts(
     for number in torch.unique(chosen).tolist():
         row, rank = torch.where(chosen == number)
         gate_up, down = experts[number]
-        made = down(math.gated(gate_up(rows[row]), activation))
+        made = down(math.gated(gate_up(rows[row]), activation, clamp))
         out.index_add_(0, row, (made * shares[row, rank, None]).to(out.dtype))
     return out

@@ -1,7 +1,7 @@
 """Model config: what a config.json says, read by types and defaults of edgespec's own.
 
 transformers' configuration classes import its modelling code, which takes seconds and 100 MiB. They
-are asked only about families that run transformers' layers, and by whoever needs its models.
+are asked by those alone who need its models.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ import json
 import math
 from collections.abc import Mapping
 from functools import cached_property
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, TypeGuard
 
 from msgspec import Meta, Struct, convert, structs
 
 from edgespec.planning.architecture import MOST_LAYERS
-from edgespec.planning.operations import OWN_OPERATIONS
 from edgespec.planning.text_part import DELTA, GROUPED, LATENT
 from edgespec.types.boundaries import AHEAD
 
@@ -62,7 +62,7 @@ class _FullKeys(Struct, forbid_unknown_fields=True):
 
 
 class _Fields(Struct, kw_only=True):
-    """What edgespec reads of a config.json of the families that its own layers compute."""
+    """What edgespec reads of a config.json."""
 
     vocab_size: Count
     hidden_size: Width
@@ -169,206 +169,59 @@ class _Fields(Struct, kw_only=True):
     qk_rope_head_dim: Width = 64
     v_head_dim: Width = 128
     rope_interleave: bool = True
+    layer_norm_eps: float = 1e-5
+    logit_scale: Factor = 0.0625
+    use_bias: bool | None = False
+    attention_out_bias: bool = False
+    clip_qkv: float | None = None
+    swiglu_alpha: Factor = 1.702
+    swiglu_limit: Factor = 7.0
+    moe_num_experts: Count = 64
+    moe_k: Count = 6
+    moe_num_shared_experts: Annotated[int, Meta(ge=0)] = 2
+    moe_layer_start_index: Annotated[int, Meta(ge=0)] = 1
+    moe_layer_end_index: int = -1
+    moe_layer_interval: Count = 1
+    moe_norm_min: float | None = 1e-12
+    moe_topk: int | list[int] = 1
 
 
-def _sizes(
-    vocab: int, hidden: int, inner: int, layers: int, heads: int, rows: int
-) -> dict[str, Any]:
-    return {
-        "vocab_size": vocab,
-        "hidden_size": hidden,
-        "intermediate_size": inner,
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-        "max_position_embeddings": rows,
-        "rms_norm_eps": 1e-6,
-    }
-
-
-_LLAMA = _sizes(32_000, 4_096, 11_008, 32, 32, 2_048)
-_MISTRAL = {
-    **_sizes(32_000, 4_096, 14_336, 32, 32, 131_072),
-    "num_key_value_heads": 8,
-    "sliding_window": 4_096,
-}
-_QWEN = {
-    **_sizes(151_936, 4_096, 22_016, 32, 32, 32_768),
-    "num_key_value_heads": 32,
-    "sliding_window": 4_096,
-}
-_GEMMA = {
-    **_sizes(256_000, 2_304, 9_216, 26, 8, 8_192),
-    "num_key_value_heads": 4,
-    "head_dim": 256,
-    "tie_word_embeddings": True,
-    "sliding_window": 4_096,
-}
-_LFM2 = {"rms_norm_eps": 1e-5, "num_key_value_heads": 8, "tie_word_embeddings": True}
-_DELTA = {"num_key_value_heads": 2, "head_dim": 256, "partial_rotary_factor": 0.25}
-_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
-    "llama": _LLAMA,
-    "granite": _LLAMA,
-    "granitemoehybrid": {**_LLAMA, "num_local_experts": 8, "num_experts_per_tok": 2},
-    "qwen3_5_text": {**_sizes(248_320, 4_096, 12_288, 32, 16, 32_768), **_DELTA}
-    | {"num_key_value_heads": 4},
-    "qwen3_5_moe_text": {**_sizes(248_320, 2_048, 5_632, 40, 16, 32_768), **_DELTA}
-    | {"num_experts": 256, "num_experts_per_tok": 8, "moe_intermediate_size": 512},
-    "qwen3_next": {**_sizes(151_936, 2_048, 5_632, 48, 16, 32_768), **_DELTA}
-    | {"num_experts": 512, "num_experts_per_tok": 10, "moe_intermediate_size": 512},
-    "qwen2_moe": {
-        **_sizes(151_936, 2_048, 5_632, 24, 16, 32_768),
-        "num_key_value_heads": 16,
-        "sliding_window": 4_096,
-        "num_experts": 60,
-        "num_experts_per_tok": 4,
-        "moe_intermediate_size": 1_408,
-        "shared_expert_intermediate_size": 5_632,
-        "norm_topk_prob": False,
-    },
-    "glm4_moe": {
-        **_sizes(151_552, 4_096, 10_944, 46, 96, 131_072),
-        "rms_norm_eps": 1e-5,
-        "num_key_value_heads": 8,
-        "num_experts_per_tok": 8,
-        "moe_intermediate_size": 1_408,
-        "partial_rotary_factor": 0.5,
-    },
-    "falcon_h1": {
-        **_sizes(128_000, 4_096, 14_336, 32, 32, 8_192),
-        "rms_norm_eps": 1e-5,
-        "num_key_value_heads": 8,
-        "mamba_d_ssm": 1_024,
-        "mamba_rms_norm": False,
-        "mamba_norm_before_gate": True,
-    },
-    "nemotron_h": {
-        **_sizes(131_072, 4_096, 21_504, 4, 32, 4_096),
-        "rms_norm_eps": 1e-5,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-        "hidden_act": "relu2",
-        "mamba_n_groups": 8,
-        "mamba_d_state": 128,
-        "mamba_d_head": 64,
-        "n_routed_experts": 8,
-        "num_experts_per_tok": 2,
-        "moe_intermediate_size": 7_688,
-        "shared_expert_intermediate_size": 7_688,
-    },
-    "mistral": _MISTRAL,
-    "ministral": _MISTRAL,
-    "qwen2": _QWEN,
-    "qwen3": {**_QWEN, "head_dim": 128},
-    "gemma2": {**_GEMMA, "final_logit_softcapping": 30.0, "attn_logit_softcapping": 50.0},
-    "gemma3_text": {**_GEMMA, "vocab_size": 262_208, "max_position_embeddings": 131_072},
-    "gemma4_text": {
-        **_GEMMA,
-        "vocab_size": 262_144,
-        "num_hidden_layers": 30,
-        "max_position_embeddings": 131_072,
-        "sliding_window": 512,
-        "rope_parameters": {
-            SLIDING: {"rope_type": "default", "rope_theta": 10_000.0},
-            FULL: {
-                "rope_type": "proportional",
-                "partial_rotary_factor": 0.25,
-                "rope_theta": 1_000_000.0,
-            },
-        },
-    },
-    "phi3": {
-        **_sizes(32_064, 3_072, 8_192, 32, 32, 4_096),
-        "rms_norm_eps": 1e-5,
-        "original_max_position_embeddings": 4_096,
-        "partial_rotary_factor": 1.0,
-    },
-    "smollm3": {
-        **_sizes(128_256, 2_048, 11_008, 36, 16, 32_768),
-        "num_key_value_heads": 4,
-        "tie_word_embeddings": True,
-    },
-    "lfm2": {**_sizes(65_536, 2_560, 12_288, 32, 32, 128_000), **_LFM2},
-    "lfm2_moe": {
-        **_sizes(65_536, 2_048, 7_168, 32, 32, 128_000),
-        **_LFM2,
-        "num_experts": 32,
-        "num_experts_per_tok": 4,
-        "moe_intermediate_size": 1_792,
-    },
-    "deepseek_v2": {
-        **_sizes(102_400, 4_096, 11_008, 32, 32, 2_048),
-        "q_lora_rank": 1_536,
-        "n_routed_experts": 64,
-        "n_shared_experts": 2,
-        "first_k_dense_replace": 0,
-        "norm_topk_prob": False,
-        "moe_intermediate_size": 1_407,
-    },
-    "deepseek_v3": {
-        **_sizes(129_280, 7_168, 18_432, 61, 128, 4_096),
-        "num_key_value_heads": 128,
-        "q_lora_rank": 1_536,
-        "n_routed_experts": 256,
-        "n_group": 8,
-        "topk_group": 4,
-        "num_experts_per_tok": 8,
-        "routed_scaling_factor": 2.5,
-        "first_k_dense_replace": 3,
-        "moe_intermediate_size": 2_048,
-    },
-    "glm4_moe_lite": {
-        **_sizes(154_880, 2_048, 10_240, 47, 20, 202_752),
-        "num_key_value_heads": 20,
-        "rms_norm_eps": 1e-5,
-        "q_lora_rank": 768,
-        "qk_nope_head_dim": 192,
-        "v_head_dim": 256,
-        "n_routed_experts": 64,
-        "num_experts_per_tok": 4,
-        "routed_scaling_factor": 1.8,
-        "moe_intermediate_size": 1_536,
-    },
-}
+_DEFAULTS: Mapping[str, Mapping[str, Any]] = json.loads(
+    Path(__file__).with_name("defaults.json").read_bytes()
+)
 """By model type, what a field that config.json leaves out stands for, if not _Fields says it."""
 
 _THETA = {
     "smollm3": 2_000_000.0,
-    **dict.fromkeys(("gemma3_text", "lfm2", "lfm2_moe"), 1_000_000.0),
+    **dict.fromkeys(("gemma3_text", "lfm2", "lfm2_moe", "mixtral"), 1_000_000.0),
+    **dict.fromkeys(("olmo3", "ernie4_5", "ernie4_5_moe"), 500_000.0),
+    "gpt_oss": 150_000.0,
 }
-_WINDOW_ON_REQUEST = ("qwen2", "qwen3")
+_WINDOW_ON_REQUEST = ("qwen2", "qwen3", "qwen3_moe")
 _MAMBA = ("granitemoehybrid", "falcon_h1", "nemotron_h")
-_BY_TYPE = ("gemma3_text", "gemma4_text")
+_BY_TYPE = ("gemma3_text", "gemma4_text", "olmo3")
 """Families with rotary settings by layer type."""
 
 
 class ModelConfig:
     """The configuration of a text model, one attribute for each field.
 
-    Of families that edgespec's own layers compute: the fields of config.json as they are, those of
-    _Fields checked and complete, with `rope_parameters` in the form that newer files have (with
-    "rope_type" and "rope_theta"; by layer type where each has its own). Of all other families:
-    those of transformers' configuration. Not to be changed: `changed` makes another one.
+    The fields of config.json as they are, those of _Fields checked and complete, with
+    `rope_parameters` in the form that newer files have (with "rope_type" and "rope_theta"; by layer
+    type where each has its own). Not to be changed: `changed` makes another one.
     """
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         """`settings`: config.json, of which `model_type` is a family that edgespec runs.
 
-        Raises what is wrong with a value: msgspec's ValidationError, ValueError, or whatever
-        transformers does.
+        Raises what is wrong with a value: msgspec's ValidationError, or ValueError.
         """
         self.settings: Mapping[str, Any] = MappingProxyType(dict(settings))
-        kind = str(settings["model_type"])
-        self._is_own = kind in OWN_OPERATIONS
-        if self._is_own:
-            self._values = {**settings, **_completed(kind, settings)}
-        else:
-            _ = self.library
+        self._values = {**settings, **_completed(str(settings["model_type"]), settings)}
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or "settings" not in self.__dict__:  # a copy that is being made
             raise AttributeError(name)
-        if not self._is_own:
-            return getattr(self.library, name)
         try:
             return self._values[name]
         except KeyError:
@@ -377,8 +230,7 @@ class ModelConfig:
     @property
     def head_dim(self) -> int:
         """Numbers of one attention head's keys."""
-        own = self._values["head_dim"] if self._is_own else getattr(self.library, "head_dim", None)
-        return int(own or self.hidden_size // self.num_attention_heads)
+        return int(self._values["head_dim"])
 
     def changed(self, **fields: Any) -> ModelConfig:
         """The same with other values."""
@@ -410,10 +262,14 @@ def _completed(kind: str, settings: Mapping[str, Any]) -> dict[str, Any]:
         raise ValueError(f"hidden_size {found.hidden_size} is no multiple of {heads} heads")
     found.head_dim = found.head_dim or found.hidden_size // heads
     found.num_key_value_heads = found.num_key_value_heads or heads
+    if (wide := (heads + 2 * found.num_key_value_heads) * found.head_dim) > MOST_WIDTH:
+        raise ValueError(f"{heads} heads have {wide} numbers of a row; {MOST_WIDTH} at most can")
     if kind in _WINDOW_ON_REQUEST and not found.use_sliding_window:
         found.sliding_window = None
     if kind == "qwen2_moe" and not found.use_sliding_window:
         found.sliding_window = 0  # as transformers says it
+    if found.moe_layer_end_index == -1:
+        found.moe_layer_end_index = found.num_hidden_layers - 1
     if kind == "smollm3" and found.no_rope_layers is None:
         every = found.no_rope_layer_interval
         found.no_rope_layers = [int(n % every != 0) for n in range(1, found.num_hidden_layers + 1)]
@@ -441,6 +297,8 @@ def _completed(kind: str, settings: Mapping[str, Any]) -> dict[str, Any]:
             )
     if kind in GROUPED or MIXTURE in (found.layer_types or ()):
         _check_groups(found)
+    if kind == "ernie4_5_moe":
+        _check_beside(found.moe_num_shared_experts, found.moe_intermediate_size)
     found.rope_parameters = _rope_parameters(kind, found)
     if kind == "gemma4_text":
         _complete_full_layers(found)
@@ -456,11 +314,14 @@ def _check_groups(found: _Fields) -> None:
             f"{found.n_routed_experts} experts in n_group {groups}, of which topk_group {kept} "
             f"are chosen from, do not fit num_experts_per_tok {active}"
         )
-    if found.n_shared_experts * (found.moe_intermediate_size or 0) > MOST_WIDTH:
-        raise ValueError(
-            f"n_shared_experts {found.n_shared_experts} of {found.moe_intermediate_size} numbers "
-            f"are wider than {MOST_WIDTH}"
-        )
+    _check_beside(found.n_shared_experts, found.moe_intermediate_size)
+
+
+def _check_beside(shared: int, width: int | None) -> None:
+    """Raises ValueError for an MLP beside experts that is too wide."""
+    if shared * (width or 0) > MOST_WIDTH:
+        what = f"n_shared_experts {shared} of {width} numbers"
+        raise ValueError(f"{what} are wider than {MOST_WIDTH}")
 
 
 def _check_convolved(numbers: int) -> None:
@@ -553,8 +414,10 @@ def _layer_types(kind: str, found: _Fields) -> list[str] | None:
             slides = [window and n >= found.max_window_layers for n in numbers]
         case "gemma2":
             slides = [n % 2 == 0 for n in numbers]
-        case "gemma3_text":
+        case "gemma3_text" | "olmo3" | "cohere2" | "gpt_oss":
             slides = [(n + 1) % found.sliding_window_pattern != 0 for n in numbers]
+        case "exaone4":
+            slides = [window and (n + 1) % found.sliding_window_pattern != 0 for n in numbers]
         case "gemma4_text":
             slides = [(n + 1) % 6 != 0 and n + 1 < len(numbers) for n in numbers]
         case "ministral":
@@ -587,15 +450,19 @@ def _rope_parameters(kind: str, found: _Fields) -> dict[str, Any]:
             name: _one_rope(kind, found, dict((found.rope_parameters or {}).get(name) or {}), theta)
             for name in dict.fromkeys(found.layer_types or ())
         }
-    if kind == "gemma3_text":
+    if kind in ("gemma3_text", "olmo3"):
         given = found.rope_parameters or {}
         full = {**(given.get(FULL) or {}), **(found.rope_scaling or {})}
+        if kind == "olmo3":  # whose older name for a type transformers does not read
+            full.setdefault("rope_type", "default")
         sliding = dict(given.get(SLIDING) or {})
+        local = found.rope_local_base_freq if kind == "gemma3_text" else _THETA[kind]
         return {
-            SLIDING: _one_rope(kind, found, sliding, found.rope_local_base_freq),
+            SLIDING: _one_rope(kind, found, sliding, local),
             FULL: _one_rope(kind, found, full, theta),
         }
-    return _one_rope(kind, found, dict(found.rope_scaling or found.rope_parameters or {}), theta)
+    usual = _DEFAULTS[kind].get("rope_parameters", {})
+    return _one_rope(kind, found, dict(found.rope_scaling or found.rope_parameters or usual), theta)
 
 
 def _is_real(value: object) -> TypeGuard[float]:

@@ -11,7 +11,7 @@ import torch
 from edgespec.model.model_config import FULL, ModelConfig
 from edgespec.planning.text_part import DELTA, GROUPED
 
-_PARTIAL = ("phi3", *GROUPED, *DELTA)
+_PARTIAL = ("phi3", "glm4", *GROUPED, *DELTA)
 """Types that turn a part of each head where their angles are the usual ones too."""
 
 Rotary = tuple[torch.Tensor, ...]
@@ -32,28 +32,50 @@ class Angles:
         signs[: len(frequencies)] = -1
         self.frequencies, self.factor = frequencies.float().contiguous(), float(factor)
         self.dtype = dtype
+        # By steps of positions (Ministral 3, as Llama 4 has it): all that there can be.
+        self._steps, louder = 1, config.rope_parameters.get("llama_4_scaling_beta")
+        self._scales: torch.Tensor | None = None
+        if louder is not None and config.model_type == "ministral3":
+            self._steps = int(config.rope_parameters["original_max_position_embeddings"])
+            steps = torch.arange(int(config.max_position_embeddings) // self._steps + 1)
+            scales = (1 + louder * torch.log(1 + steps)).to(dtype)
+            self._scales = scales.to(device, torch.promote_types(dtype, torch.float32))
         self._both = both.to(device)
         self._signs = (signs * factor).to(device)
 
-    def __call__(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Cosines and sines [R, 1, D] of `positions` int64 [R], in the layers' dtype.
+    def scales(self, positions: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """What queries at `positions` int64 [R] are multiplied by, if they are: [R]."""
+        if self._scales is None:
+            return ()
+        return (self._scales[(positions // self._steps).clamp(max=len(self._scales) - 1)],)
+
+    def __call__(self, positions: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Cosines and sines [R, 1, D] of `positions` int64 [R], in the layers' dtype, and `scales`.
 
         D: how many of a head's numbers are turned. Sines of the first half are negative: a head x
         is turned to x · cos + (its halves exchanged) · sin.
         """
         angles = positions.float()[:, None, None] * self._both
         cosines, sines = angles.cos() * self.factor, angles.sin() * self._signs
-        return cosines.to(self.dtype), sines.to(self.dtype)
+        return cosines.to(self.dtype), sines.to(self.dtype), *self.scales(positions)
 
 
-def apply_rotary(heads: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> None:
+def apply_rotary(
+    heads: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor, paired: bool = False
+) -> None:
     """Rotary `heads` [..., head_dim], the first D numbers of each, where they are.
 
     `cosines`, `sines` [..., D]: as Angles makes them, with dimensions of 1 where heads share them.
+    `paired`: neighbours are turned together, not those of two halves.
     """
     dim = cosines.shape[-1]
     if dim < heads.shape[-1]:
         heads = heads.narrow(-1, 0, dim)
+    if paired:
+        halves = heads.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2)
+        apply_rotary(halves, cosines, sines)
+        heads.copy_(halves.unflatten(-1, (2, -1)).transpose(-1, -2).flatten(-2))
+        return
     exchanged = heads.roll(dim // 2, -1)
     heads.mul_(cosines).addcmul_(exchanged, sines)
 
@@ -69,6 +91,10 @@ def _frequencies(config: ModelConfig, kind: str | None) -> tuple[torch.Tensor, f
     """Frequencies float32 [D / 2], and what cosines and sines are multiplied by."""
     settings = config.rope_parameters if kind is None else config.rope_parameters[kind]
     form, dim = settings["rope_type"], head_dim_of(config, kind)
+    if form == "dynamic":  # with a number that fixes it (see families)
+        steps = torch.arange(0, dim, 2, dtype=torch.float) / dim
+        stretched = settings["rope_theta"] * settings["alpha"] ** (dim / (dim - 2))
+        return 1.0 / stretched**steps, 1.0
     if form == "proportional":  # of the whole head, of which the last pairs stay as they are
         pairs = dim // 2
         turned = int(settings.get("partial_rotary_factor", 1.0) * dim // 2)

@@ -13,9 +13,9 @@ from functools import partial
 from typing import TypeVar
 
 import torch
-from torch.nn.functional import gelu, silu
+from torch.nn.functional import gelu, layer_norm, silu
 
-from edgespec.kernels.rows import UNGATED, RowKernels, Runs, joined
+from edgespec.kernels.rows import CLAMPED, LAST, UNGATED, WHOLE, Clamp, RowKernels, Runs, joined
 from edgespec.model.kv_cache import AnyHeld, Held
 from edgespec.model.rope import Angles, Rotary, apply_rotary
 from edgespec.model.row_codes import decoded
@@ -41,17 +41,24 @@ Made = TypeVar("Made", torch.Tensor, tuple[torch.Tensor, ...])
 
 
 class Norm:
-    """RMSNorm: rows over the root of their mean square, times a gain.
+    """RMSNorm: rows over the root of their mean square, times a gain; less their mean before that
+    if it is `centred`.
 
     Reckoned in float32 at least, and rounded once, where transformers rounds before the gain too.
     """
 
     def __init__(
-        self, weight: torch.Tensor, eps: float, above_one: bool, times: float = 1.0
+        self,
+        weight: torch.Tensor,
+        eps: float,
+        above_one: bool,
+        times: float = 1.0,
+        centred: bool = False,
     ) -> None:
         """`weight` [n]: the gain, or that above 1, which counts so many `times`. Its dtype is that
         of the rows."""
         self._shape, self.eps, self._dtype = list(weight.shape), eps, weight.dtype
+        self.centred = centred
         self._gain = 1.0 + weight.float() if above_one else weight
         if times != 1.0:
             self._gain = self._gain.float() * times
@@ -62,6 +69,9 @@ class Norm:
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
         """Rows [..., n], in new memory, by torch."""
+        if self.centred:
+            gain = self._gain.float()
+            return layer_norm(rows.float(), self._shape, gain, None, self.eps).to(self._dtype)
         if not self._wide:
             return torch.rms_norm(rows, self._shape, self._gain, self.eps)
         rows = rows.float()
@@ -99,13 +109,22 @@ class Taps:
 
 
 class HeadNorm:
-    """The RMSNorm of each head's queries and keys, which stay where they are."""
+    """The RMSNorm of each head's queries and keys, which stay where they are. `last`: it is behind
+    their turning. `whole`: of all queries, and of all keys, as one row each."""
 
     def __init__(
         self, query: torch.Tensor, key: torch.Tensor, heads: int, kv_heads: int, eps: float,
-        above_one: bool,
+        above_one: bool, last: bool = False, whole: bool = False,
     ) -> None:  # fmt: skip
-        """`query`, `key` [head_dim]: weights, as Norm takes them."""
+        """`query`, `key` [head_dim], or of a `whole` norm [heads * head_dim]: weights, as Norm
+        takes them."""
+        self.last, self.whole, self.ways = last, None, LAST * last | WHOLE * whole
+        if whole:
+            self.whole = Norm(query, eps, above_one), Norm(key, eps, above_one)
+            self.eps, gain, other = eps, self.whole[0].gain, self.whole[1].gain
+            self.gains = None if gain is None or other is None else (gain, other)
+            self._heads = [heads, kv_heads]
+            return
         gains = torch.cat((query.repeat(heads, 1), key.repeat(kv_heads, 1)))
         self._gains = 1.0 + gains.float() if above_one else gains
         self._shape, self.eps = [len(query)], eps
@@ -115,6 +134,10 @@ class HeadNorm:
 
     def __call__(self, heads: torch.Tensor) -> None:
         """Norm `heads` [R, heads + kv_heads, head_dim], by torch."""
+        if self.whole is not None:
+            for part, norm in zip(heads.split(self._heads, 1), self.whole, strict=True):
+                part.copy_(norm(part.flatten(1)).view_as(part))
+            return
         rows = heads.float() if self._wide else heads
         torch.mul(torch.rms_norm(rows, self._shape, None, self.eps), self._gains, out=heads)
 
@@ -156,21 +179,33 @@ class RowMath:
         kv_heads: int,
         rotary: Rotary | None,
         norm: HeadNorm | None,
+        ways: int = 0,
     ) -> None:
         """Norm and rotate the queries' and keys' heads of `qkv` [R, heads + 2 * kv_heads,
-        head_dim], where they are."""
+        head_dim], where they are; PAIRED `ways` rotate neighbours together. Where `rotary` has
+        numbers [R] beside angles, queries are multiplied by these."""
         rotated = qkv.narrow(1, 0, heads + kv_heads)
-        if norm is not None:
+        if norm is not None and not norm.last:
             norm(rotated)
         if rotary is not None:
-            apply_rotary(rotated, *rotary)
+            apply_rotary(rotated, rotary[0], rotary[1], bool(ways))
+            if len(rotary) > 2:
+                qkv.narrow(1, 0, heads).mul_(rotary[2][:, None, None])
+        if norm is not None and norm.last:
+            norm(rotated)
 
-    def gated(self, gate_up: torch.Tensor, activation: str) -> torch.Tensor:
+    def gated(
+        self, gate_up: torch.Tensor, activation: str, clamp: Clamp = (0.0, 0.0)
+    ) -> torch.Tensor:
         """Of rows [R, 2 * n] the activation of the first half times the second: [R, n]. Of rows [R,
-        n] alone, where it is UNGATED."""
+        n] alone, where it is UNGATED. `clamp`: of CLAMPED."""
         if activation == UNGATED:
             return _ACTIVATIONS[activation](gate_up)
         gate, up = gate_up.chunk(2, 1)
+        if activation == CLAMPED:
+            slope, limit = clamp
+            gate = gate.clamp(max=limit)
+            return (up.clamp(-limit, limit) + 1).mul_(gate * torch.sigmoid(gate * slope))
         return _ACTIVATIONS[activation](gate).mul_(up)
 
     def attention(
@@ -212,8 +247,8 @@ class SingleRows(RowMath):
         return self.by_row(lambda one, other: whole(one, other, share, norm), rows, more)
 
     def angles(self, angles: Angles, positions: torch.Tensor) -> Rotary:
-        cosines, sines = zip(*(angles(one) for one in positions.split(1)), strict=True)
-        return torch.cat(cosines), torch.cat(sines)
+        made = zip(*(angles(one) for one in positions.split(1)), strict=True)
+        return tuple(torch.cat(each) for each in made)
 
     def rotate(
         self,
@@ -222,14 +257,17 @@ class SingleRows(RowMath):
         kv_heads: int,
         rotary: Rotary | None,
         norm: HeadNorm | None,
+        ways: int = 0,
     ) -> None:
         for number, row in enumerate(qkv.split(1)):
             own = None if rotary is None else tuple(one[number : number + 1] for one in rotary)
-            super().rotate(row, heads, kv_heads, own, norm)
+            super().rotate(row, heads, kv_heads, own, norm, ways)
 
-    def gated(self, gate_up: torch.Tensor, activation: str) -> torch.Tensor:
+    def gated(
+        self, gate_up: torch.Tensor, activation: str, clamp: Clamp = (0.0, 0.0)
+    ) -> torch.Tensor:
         whole = super().gated
-        return self.by_row(lambda one: whole(one, activation), gate_up)
+        return self.by_row(lambda one: whole(one, activation, clamp), gate_up)
 
     def attention(
         self, query: torch.Tensor, key: AnyHeld, value: AnyHeld, seen: Seen, form: AttentionForm
@@ -248,7 +286,7 @@ class CompiledRows(SingleRows):
     def norm(self, rows: torch.Tensor, norm: Norm) -> torch.Tensor:
         if norm.gain is None:
             return norm(rows)
-        return self._kernels.norm(rows, norm.gain, norm.eps)
+        return self._kernels.norm(rows, norm.gain, norm.eps, norm.centred)
 
     def add(
         self, rows: torch.Tensor, more: torch.Tensor, share: float, norm: Norm | None
@@ -269,10 +307,11 @@ class CompiledRows(SingleRows):
 
     def angles(self, angles: Angles, positions: torch.Tensor) -> Rotary:
         if angles.dtype != torch.float64:
-            return self._kernels.angles(positions, angles.frequencies, angles.factor)
-        cosines, sines = super().angles(angles, positions)
+            made = self._kernels.angles(positions, angles.frequencies, angles.factor)
+            return (*made, *angles.scales(positions))
+        cosines, sines, *scales = super().angles(angles, positions)
         half = len(angles.frequencies)
-        return cosines[:, 0, :half].contiguous(), sines[:, 0, half:].contiguous()
+        return cosines[:, 0, :half].contiguous(), sines[:, 0, half:].contiguous(), *scales
 
     def rotate(
         self,
@@ -281,17 +320,22 @@ class CompiledRows(SingleRows):
         kv_heads: int,
         rotary: Rotary | None,
         norm: HeadNorm | None,
+        ways: int = 0,
     ) -> None:
-        gains = None if norm is None else norm.gains
-        if norm is not None and gains is None:
-            norm(qkv.narrow(1, 0, heads + kv_heads))
-        angles = None if rotary is None else (rotary[0], rotary[1])
-        if angles is not None or gains is not None:
-            eps = 0.0 if norm is None else norm.eps
-            self._kernels.rotate(qkv, heads, kv_heads, angles, gains, eps)
+        gains, last = None if norm is None else norm.gains, norm is not None and norm.last
+        by_torch = norm if gains is None else None
+        if by_torch is not None and not last:
+            by_torch(qkv.narrow(1, 0, heads + kv_heads))
+        if rotary is not None or gains is not None:
+            eps, own = (0.0, 0) if norm is None else (norm.eps, norm.ways)
+            self._kernels.rotate(qkv, heads, kv_heads, rotary, gains, eps, own | ways)
+        if by_torch is not None and last:
+            by_torch(qkv.narrow(1, 0, heads + kv_heads))
 
-    def gated(self, gate_up: torch.Tensor, activation: str) -> torch.Tensor:
-        return self._kernels.gated(gate_up, activation)
+    def gated(
+        self, gate_up: torch.Tensor, activation: str, clamp: Clamp = (0.0, 0.0)
+    ) -> torch.Tensor:
+        return self._kernels.gated(gate_up, activation, clamp)
 
     def attention(
         self, query: torch.Tensor, key: AnyHeld, value: AnyHeld, seen: Seen, form: AttentionForm

@@ -16,7 +16,7 @@ from edgespec.model.gguf.block_types import NAMED_TYPES
 from edgespec.model.gguf.unpacking import numbers_of
 from edgespec.model.matrices import Product, plain_product
 from edgespec.model.row_math import Norm, RowMath
-from edgespec.model.source import TensorSource, check_shape, load_parameter
+from edgespec.model.source import EMBEDDING, TensorSource, check_shape, load_parameter
 
 TABLE = "embed_tokens_per_layer.weight"
 """The table, within a layer's names."""
@@ -92,13 +92,12 @@ class TokenRows:
         return both.view(len(tokens), len(self._tables), self._told)
 
 
-def embedded_by(
-    source: TensorSource, name: str, dtype: torch.dtype, device: torch.device
-) -> Product:
-    """Looks up the model's embedding, for a block that is given no tokens to embed."""
+def embedded_by(source: TensorSource, dtype: torch.dtype, device: torch.device) -> Product:
+    """Looks up rows [R, hidden_size] of the model's embedding, scaled as the model scales it, for
+    tokens int64 [R]. Raises ModelError if the source has none."""
     config = source.config
     shape = torch.Size((int(config.vocab_size), int(config.hidden_size)))
-    table, scale = Table(source, name, shape), embedding_scale(config, dtype)
+    table, scale = Table(source, EMBEDDING, shape), embedding_scale(config, dtype)
 
     def look_up(tokens: torch.Tensor) -> torch.Tensor:
         rows: torch.Tensor = table(tokens.cpu()).to(device, dtype)

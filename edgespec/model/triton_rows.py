@@ -7,7 +7,7 @@ import torch
 from edgespec.kernels.gpu import rows as kernels
 from edgespec.kernels.gpu.attention import attention
 from edgespec.kernels.gpu.places import places_of
-from edgespec.kernels.rows import UNGATED
+from edgespec.kernels.rows import CLAMPED, UNGATED, Clamp
 from edgespec.model.kv_cache import AnyHeld, Held
 from edgespec.model.rope import Rotary
 from edgespec.model.row_math import HeadNorm, Norm, RowMath
@@ -32,6 +32,8 @@ class TritonRows(RowMath):
 
     def norm(self, rows: torch.Tensor, norm: Norm) -> torch.Tensor:
         assert norm.gain is not None
+        if norm.centred:
+            return super().norm(rows, norm)
         return kernels.norm(rows, norm.gain, norm.eps)
 
     def add(
@@ -54,16 +56,21 @@ class TritonRows(RowMath):
         kv_heads: int,
         rotary: Rotary | None,
         norm: HeadNorm | None,
+        ways: int = 0,
     ) -> None:
         if rotary is None and norm is None:
             return
+        if ways or (rotary is not None and len(rotary) > 2) or (norm is not None and norm.ways):
+            return super().rotate(qkv, heads, kv_heads, rotary, norm, ways)  # each row by itself
         gains, eps = (None, 0.0) if norm is None else (norm.gains, norm.eps)
         angles = None if rotary is None else (rotary[0], rotary[1])
         kernels.rotate(qkv, heads, kv_heads, angles, gains, eps)
 
-    def gated(self, gate_up: torch.Tensor, activation: str) -> torch.Tensor:
-        if activation == UNGATED:
-            return super().gated(gate_up, activation)  # each number by itself
+    def gated(
+        self, gate_up: torch.Tensor, activation: str, clamp: Clamp = (0.0, 0.0)
+    ) -> torch.Tensor:
+        if activation in (UNGATED, CLAMPED):
+            return super().gated(gate_up, activation, clamp)  # each number by itself
         return kernels.gated(gate_up, activation)
 
     def attention(
@@ -80,8 +87,5 @@ def _attention(
     """Attention of the rows of one request."""
     if seen.places is None:
         seen.places = places_of(seen.mask()[0, 0], seen.rows, seen.slots)
-    # transformers' layers give queries in an order of their own.
-    if query.stride()[1:] != (query.shape[2], 1):
-        query = query.contiguous()
     keys, values = ([piece[0] for piece in pieces(held)] for held in (key, value))
     return attention(query, keys, values, seen.places, *form)

@@ -296,13 +296,13 @@ def eagle3_costs(base: str, of: Architecture, bits: int, head: HeadCosts) -> Dra
     head of its own for up to EAGLE3_VOCAB tokens.
 
     The matrix that joins three hidden states runs over committed rows only: it is held, and not
-    charged. So is the base's embedding, which D0 needs too.
+    charged. The base's embedding, which D0 needs too, stays in its file.
     """
     of = of.attentive
     wider = of.hidden * (of.width + 2 * of.kv_width)
     form = draft_head(NAMED[head.quantisation])
     own = head_costs(min(of.vocab, EAGLE3_VOCAB), of.hidden, form)
-    held = packed_bytes(3 * of.hidden * of.hidden, bits) + of.head_bytes
+    held = packed_bytes(3 * of.hidden * of.hidden, bits)
     return DraftCosts(
         name=f"{base}-eagle3",
         layers=1,
@@ -317,7 +317,7 @@ def eagle3_costs(base: str, of: Architecture, bits: int, head: HeadCosts) -> Dra
 
 def mtp_costs(base: str, of: Architecture, bits: int, head: HeadCosts) -> DraftCosts:
     """The MTP head that a base ships: as EAGLE-2's, and of a large vocabulary a part; of a mixture
-    the experts of one row are charged."""
+    the experts of one row are charged. The base's embedding stays in its file."""
     costs = eagle_costs(base, of, bits, head)
     vocab = min(of.vocab, DRAFT_VOCABULARY)
     form = draft_head(NAMED[head.quantisation])
@@ -329,7 +329,7 @@ def mtp_costs(base: str, of: Architecture, bits: int, head: HeadCosts) -> DraftC
         name=f"{base}-mtp",
         layer_bytes=costs.layer_bytes - unread,
         head=own,
-        ends_bytes=costs.ends_bytes + unread + (0 if own is head else own.bytes),
+        ends_bytes=unread + (0 if own is head else own.bytes),
         vocab=vocab,
         operations=layer_operations(of.family, of.active),
     )

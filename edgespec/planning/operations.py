@@ -10,9 +10,9 @@ from __future__ import annotations
 from edgespec.planning.text_part import GROUPED
 
 USUAL_OPERATIONS = 17
-"""Of the layer that a profile's `launch_seconds` is for: edgespec's own, as Llama has it."""
+"""Of the layer that a profile's `launch_seconds` is for: as Llama has it."""
 
-OWN_OPERATIONS = {
+LAYER_OPERATIONS = {
     "llama": USUAL_OPERATIONS,
     "mistral": USUAL_OPERATIONS,
     "ministral": USUAL_OPERATIONS,
@@ -34,38 +34,19 @@ OWN_OPERATIONS = {
     **{"qwen2_moe": 29, "glm4_moe": 38},
     # With one product for all heads, as on a CPU; see layer_operations.
     **{"deepseek_v2": 37, "deepseek_v3": 49, "glm4_moe_lite": 43},
+    **{"seed_oss": 17, "ministral3": 18, "hunyuan_v1_dense": 19, "exaone4": 19, "ernie4_5": 20},
+    **{"olmo2": 21, "olmo3": 21, "gemma": 21, "glm4": 22, "cohere2": 22},
+    **{"olmoe": 25, "mixtral": 24, "qwen3_moe": 26, "gpt_oss": 33},
+    **{"hunyuan_v1_moe": 31, "ernie4_5_moe": 33},
 }
-"""By model type, of those whose layers are edgespec's own; of mixtures without experts."""
-
-LIBRARY_OPERATIONS = {
-    "ministral3": 50,
-    "olmo2": 60,
-    "olmo3": 60,
-    "gemma": 46,
-    "hunyuan_v1_dense": 58,
-    "exaone4": 58,
-    "seed_oss": 42,
-    "ernie4_5": 50,
-    "glm4": 60,
-    "cohere2": 42,
-    "olmoe": 60,
-    "mixtral": 45,
-    "qwen3_moe": 62,
-    "gpt_oss": 54,
-    "ernie4_5_moe": 63,
-    "hunyuan_v1_moe": 69,
-}
-"""Of those that run transformers' layers; of mixtures without experts."""
+"""By model type; of mixtures without experts."""
 
 EXPERT_OPERATIONS = {
     "lfm2_moe": 10,
     "granitemoehybrid": 12,
     "nemotron_h": 5,
     **dict.fromkeys(("qwen2_moe", "qwen3_5_moe_text", "qwen3_next", *GROUPED), 11),
-    "qwen3_moe": 11,
-    "olmoe": 11,
-    "mixtral": 12,
-    **dict.fromkeys(("ernie4_5_moe", "hunyuan_v1_moe"), 11),
+    **dict.fromkeys(("qwen3_moe", "olmoe", "mixtral", "ernie4_5_moe", "hunyuan_v1_moe"), 11),
     "gpt_oss": 16,
     "gemma4_text": 12,
 }
@@ -81,6 +62,5 @@ most about so many; no test counts them."""
 def layer_operations(family: str, experts: float = 0.0, heads: int = 0) -> float:
     """Of a layer of this model type, whose rows go through so many of its experts. `heads`: of
     latents, whose two products are launched head by head, as GPUs do."""
-    known = OWN_OPERATIONS | LIBRARY_OPERATIONS
     of_heads = 2 * heads - 1 if heads else 0
-    return known[family] + experts * EXPERT_OPERATIONS.get(family, 0) + of_heads
+    return LAYER_OPERATIONS[family] + experts * EXPERT_OPERATIONS.get(family, 0) + of_heads

@@ -106,7 +106,10 @@ def _of_sparse(found: dict[str, Any]) -> dict[str, Any]:
 
 
 def _of_alike(found: dict[str, Any]) -> dict[str, Any]:
-    """Those of a Hunyuan with as many experts in each layer, by one number for all."""
+    """Those of a Hunyuan with as many experts in each layer, by one number for all; of a Qwen 3 by
+    the name that it was published with."""
+    if found.get("model_type") == "qwen3_moe" and "num_local_experts" in found:
+        found.setdefault("num_experts", found["num_local_experts"])
     for name in ("num_experts", "moe_topk") if found.get("model_type") == "hunyuan_v1_moe" else ():
         listed = found.get(name)
         if isinstance(listed, list) and listed and listed.count(listed[0]) == len(listed):

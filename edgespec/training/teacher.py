@@ -164,7 +164,14 @@ def _whole(source: TensorSource, dtype: torch.dtype) -> PreTrainedModel:
     config.quantization_config = None  # else transformers looks for the program that packed it
     values = {name: source.tensor(name) for name in source.names}
     kind = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
-    model = kind.from_pretrained(None, config=config, state_dict=values, dtype=dtype)
+    model, loaded = kind.from_pretrained(
+        None, config=config, state_dict=values, dtype=dtype, output_loading_info=True
+    )
+    if loaded["missing_keys"]:  # it has names of its own for what has one name in all our layers
+        raise ModelError(
+            f"{source.path} is packed, and transformers cannot take models of type "
+            f"{source.config.model_type!r} so: train on the original 16-bit release"
+        )
     return model
 
 

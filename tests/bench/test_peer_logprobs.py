@@ -35,7 +35,8 @@ def log_probs(last: int, sharper: float) -> dict[int, float]:
 class Reader(BaseHTTPRequestHandler):
     """Speaks as llama-server does, and as ours: each character of a chat is a token."""
 
-    sharper, shift = 4.0, 0
+    sharper, shift, has_tools, within = 4.0, 0, True, -1
+    """`within`: the place of a token that ends within a character, of which nothing is told."""
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -45,7 +46,8 @@ class Reader(BaseHTTPRequestHandler):
         self.wfile.write(told.encode())
 
     def apply_template(self, body: dict[str, Any]) -> dict[str, Any]:
-        return {"prompt": json.dumps([body["messages"], body.get("tools")])}
+        tools = body.get("tools") if self.has_tools else None
+        return {"prompt": json.dumps([body["messages"], tools])}
 
     def tokenize(self, body: dict[str, Any]) -> dict[str, Any]:
         text = body.get("content") or self.apply_template(body)["prompt"]
@@ -53,14 +55,17 @@ class Reader(BaseHTTPRequestHandler):
 
     def completion(self, body: dict[str, Any]) -> dict[str, Any]:
         assert (body["temperature"], body["cache_prompt"]) == (0, False)
-        last, told = body["prompt"][-1], []
-        for _ in range(body["n_predict"]):
+        last, told, tokens = body["prompt"][-1], [], []
+        for place in range(body["n_predict"]):
             found = log_probs(last, self.sharper)
             best = sorted(found, key=lambda one: -found[one])[: body["n_probs"]]
             last = best[0]
             top = [{"id": one, "logprob": found[one]} for one in best]
-            told.append({"id": last, "logprob": found[last], "top_logprobs": top})
-        return {"completion_probabilities": told}
+            tokens.append(last)
+            if place != self.within:
+                told.append({"id": last, "logprob": found[last], "top_logprobs": top})
+        assert body["return_tokens"]
+        return {"completion_probabilities": told, "tokens": tokens}
 
     def v1_completions(self, body: dict[str, Any]) -> dict[str, Any]:
         assert body["max_tokens"] == 0
@@ -92,6 +97,8 @@ def reader(**different: float) -> Iterator[str]:
         ({}, 0, "384 tokens: mean KL 0.00000, largest 0.00000"),
         ({"sharper": 3.0}, 1, "mean KL 0."),
         ({"shift": 1}, 1, "chat 11 with tools"),
+        ({"within": 3}, 0, "372 tokens: mean KL 0.00000, largest 0.00000"),
+        ({"has_tools": False}, 0, "with tools, which the peer leaves out"),
     ],
 )
 def test_two_readers_are_compared(

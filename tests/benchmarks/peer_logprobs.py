@@ -5,8 +5,9 @@
 
 `--server`: a llama-server that runs already, with that file and `--jinja`; nothing is fetched. Ours
 is a ring of one stage that this starts, or an API that runs (`--ours`). Twelve chats, six of them
-with tools, are read by both: the ids of their prompts have to be equal. Then the peer answers at
-temperature 0, and we score its tokens. For each of them the Kullback-Leibler divergence of our
+with tools, are read by both: the ids of their prompts have to be equal, but those with tools where
+the peer's template leaves tools out. Then the peer answers at temperature 0, and we score its
+tokens. For each of them the Kullback-Leibler divergence of our
 probabilities from the peer's is taken, over the peer's likeliest tokens, with all others as one; so
 it is at most the whole one. Ends with 1 if ids differ, or the mean is above
 `--most`: llama.cpp rounds activations to 8 bit.
@@ -75,7 +76,8 @@ def chats() -> Iterator[Chat]:
 
 @dataclass(frozen=True)
 class Place:
-    """One token of the peer's answer: the log-probabilities that it tells, by id."""
+    """One token of the peer's answer: the log-probabilities that it tells, by id; none of one that
+    ends within a character."""
 
     token: int
     told: Mapping[int, float]
@@ -95,11 +97,17 @@ class Peer:
 
     def answer(self, prompt: Sequence[int], tokens: int) -> list[Place]:
         body = {"prompt": list(prompt), "n_predict": tokens, "temperature": 0, "n_probs": TOP}
-        told = _asked(self._http, "/completion", {**body, "cache_prompt": False})
-        return [
-            Place(one["id"], {each["id"]: each["logprob"] for each in one["top_logprobs"]})
-            for one in told["completion_probabilities"]
-        ]
+        said = _asked(
+            self._http, "/completion", {**body, "cache_prompt": False, "return_tokens": True}
+        )
+        left, places = list(said["completion_probabilities"]), []
+        for token in said["tokens"]:
+            one = left.pop(0) if left and left[0]["id"] == token else {"top_logprobs": []}
+            told = {each["id"]: each["logprob"] for each in one["top_logprobs"]}
+            places.append(Place(token, told))
+        if left:
+            raise SystemExit(f"{self._http.base_url}: {left[0]} is no token of {said['tokens']}")
+        return places
 
 
 class Ours:
@@ -143,16 +151,21 @@ def compared(peer: Peer, ours: Ours, tokens: int) -> tuple[list[str], list[float
     for number, chat in enumerate(chats()):
         theirs, own = peer.ids(chat), ours.ids(chat)
         what = "with tools" if "tools" in chat else "without tools"
-        if theirs != own:
+        if "tools" in chat and theirs == peer.ids({"messages": chat["messages"]}):
+            what += ", which the peer leaves out"
+        elif theirs != own:
             pairs = enumerate(zip(theirs, own, strict=False))
             first = next((at for at, (a, b) in pairs if a != b), min(len(theirs), len(own)))
             lengths = f"{len(theirs)} ids of the peer, {len(own)} of ours"
             differ.append(f"chat {number} {what}: {lengths}, other from place {first} on")
         places = peer.answer(own, tokens)
         scored = ours.scores(own, [place.token for place in places])
-        mine = [divergence(one.told, two) for one, two in zip(places, scored, strict=True)]
+        both = zip(places, scored, strict=True)
+        mine = [divergence(one.told, two) for one, two in both if one.told]
         found += mine
-        print(f"chat {number:2} {what:13} {len(own):4} ids, KL {statistics.fmean(mine):.5f}")
+        print(
+            f"chat {number:2} {what}: {len(own)} ids, KL {statistics.fmean(mine):.5f}", flush=True
+        )
     return differ, found
 
 
@@ -171,10 +184,10 @@ def main(words: Sequence[str] | None = None) -> int:
         url = asked.ours
         if not url:
             sys.path.insert(0, str(Path(__file__).parent.parent))
-            from support.real_apis import real_api  # late: it imports torch and transformers
+            from support.served import served  # late: it imports much
 
-            ring = real_api(asked.model, "none", stages=1, dtype=asked.dtype)
-            url, _ = stack.enter_context(ring)
+            form = ("--model", asked.model, "--draft", "none", "--dtype", asked.dtype)
+            url = stack.enter_context(served(1, init=form)).url
         differ, found = compared(Peer(asked.server), Ours(url), asked.tokens)
     mean = statistics.fmean(found)
     print(*differ, sep="\n", end="\n" if differ else "")

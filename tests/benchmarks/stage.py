@@ -26,11 +26,9 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from edgespec.config import Quantisation
 from edgespec.model import block as block_module
-from edgespec.model import inventory
 from edgespec.model.block import Block
 from edgespec.model.block_file import BlockFile, write_block
 from edgespec.model.ends import OutputHead
-from edgespec.model.library_layers import LibraryLayers
 from edgespec.model.source import EMBEDDING, TensorSource
 from edgespec.model.sources import open_source
 from edgespec.model.tree_attention import tree_mask
@@ -69,8 +67,6 @@ def measure(asked: argparse.Namespace, folder: Path) -> dict[str, float]:
     runs = {"": [Block(*file, asked.dtype) for file in files]}
     with mock.patch.object(block_module, "layer_plan", return_value=None):
         runs["apart_"] = [Block(*file, asked.dtype) for file in files]
-    with mock.patch.object(inventory, "layers_of", LibraryLayers):
-        runs["library_"] = [Block(*file, asked.dtype) for file in files]
     whole = reference(open_source(asked.model), getattr(torch, asked.dtype))
     tokens = np.random.default_rng(0).integers(0, source.config.vocab_size, PROMPT)
     spent: dict[str, list[float]] = {}

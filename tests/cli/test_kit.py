@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 from support.commands import run_here
 
 from edgespec.cli import kit as kit_file
@@ -16,13 +17,14 @@ from edgespec.cli.kit import (
     Watch,
     beside,
     bundled_profile,
+    figures,
     own_names,
     power,
-    predictions,
     without_names,
 )
 from edgespec.config import QUANTISATIONS
 from edgespec.daemon import bandwidths, doctor_network, kernels, storage
+from edgespec.daemon.measure import Measured, MeasureRequest
 from edgespec.daemon.profiles import profile_named
 from edgespec.errors import PeerLost
 
@@ -78,14 +80,60 @@ def test_what_was_predicted_for_a_board_is_told_beside_what_was_measured() -> No
         found = bundled_profile(board)
         assert (found.name if found else "") == name, board
     profile = profile_named("jetson-orin-nano-8gb")
-    predicted = predictions(profile.to_dict())
+    predicted = figures(profile.to_dict())
     assert predicted["memory_bandwidth"] == 68e9
     assert predicted["four_bit 16"] == 0.02768
     measured = {"memory_bandwidth": 51e9, "another": 1.0}
     assert beside(predicted, measured) == [
-        ("memory_bandwidth", "predicted 6.8e+10, measured 5.1e+10: 0.75 times")
+        ("memory_bandwidth", "predicted 68 GB/s, measured 51 GB/s: 0.75 times")
     ]
-    assert predictions({}) == {}
+    assert figures({}) == {}
+
+
+def test_an_owner_sees_the_prediction_first_and_has_a_profile_last(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """On a board whose own figures are those of another one's profile."""
+    pi = profile_named("raspberry-pi-5-8gb")
+    own = structs.replace(profile_named("jetson-orin-nano-8gb"), name="measured")
+    said: list[str] = []
+
+    def measured(request: MeasureRequest, *_: object) -> Measured:
+        said.append(capfd.readouterr().err)
+        assert request.name == "measured"
+        return Measured(own, "a model", {"int4": 1}, {"int4": {1: 0.5}}, ())
+
+    monkeypatch.setattr(kit_file, "board_facts", lambda root: {"board": "Raspberry Pi 5 Model B"})
+    monkeypatch.setattr(kit_file, "examine", lambda *_: [])
+    monkeypatch.setattr(kernels, "usable_quantisations", lambda *_: {"none": "", "int4": ""})
+    monkeypatch.setattr("edgespec.daemon.measure.measure", measured)
+    monkeypatch.setattr(kit_file, "ring_here", lambda *_: 1 / 0)
+    done = run_here(capfd, monkeypatch, "bench", "--kit", "--out", str(tmp_path))
+    assert done.code == 0, done.err
+    (before,) = said
+    assert "predicted for this board, by raspberry-pi-5-8gb, before anything" in before
+    assert ["memory_bandwidth", "17.1 GB/s"] in cells(before)
+    assert ["four_bit 16", "404 ms a GB of weights"] in cells(before)
+    beside = dict(row for row in cells(done.err) if len(row) == 2)
+    assert beside["memory_bandwidth"] == "predicted 17.1 GB/s, measured 68 GB/s: 3.98 times"
+    assert beside["ranking greedy million"].startswith("predicted 7.7 ms, measured ")
+    content = json.loads((tmp_path / "edgespec-kit.json").read_text())
+    assert content["exactness"] == {"failed": "ZeroDivisionError: division by zero"}
+    assert content["predicted"]["raspberry-pi-5-8gb"]["four_bit 1"] == pi.four_bit.seconds["1"]
+    file = tmp_path / "edgespec-profile.json"
+    assert profile_named(str(file)) == own
+    assert f"--devices {file}" in done.err
+
+
+def cells(table: str) -> list[list[str]]:
+    return [re.split(r" {2,}", line.strip()) for line in table.splitlines()]
+
+
+def test_a_figure_that_was_assumed_is_not_called_measured() -> None:
+    link = {"value": 0.1, "origin": "assumed, not measured: one switch"}
+    assert figures({"link_latency": link, "noise": {"value": 2, "origin": "measured"}}) == {
+        "noise": 2.0
+    }
 
 
 def test_what_fails_is_in_the_report() -> None:

@@ -14,7 +14,17 @@ import torch
 from support.cases import case
 
 from edgespec.kernels import compiled
-from edgespec.kernels.rows import UNGATED, RowKernels, Runs, compiled_rows, joined
+from edgespec.kernels.rows import (
+    CLAMPED,
+    LAST,
+    PAIRED,
+    UNGATED,
+    WHOLE,
+    RowKernels,
+    Runs,
+    compiled_rows,
+    joined,
+)
 from edgespec.model.row_math import Taps
 from edgespec.model.tree_attention import Visibility, tree_mask
 
@@ -124,6 +134,49 @@ def test_heads_are_normed_and_turned_by_their_positions(kernels: RowKernels) -> 
             exact[:, :6, 8:16] = other * c + one * s
             kernels.rotate(qkv, 4, 2, (cosines, sines), gains, 1e-6)
             near(qkv, exact)
+
+
+def test_all_heads_are_normed_as_one_row_or_behind_their_turning(kernels: RowKernels) -> None:
+    """And neighbours are turned together, and queries multiplied by a number of their row."""
+    cosines, sines = kernels.angles(torch.arange(4), torch.tensor([1.0, 0.3, 0.1]), 1.0)
+    c, s, times = cosines.double()[:, None], sines.double()[:, None], torch.linspace(1, 2, 4)
+    for dtype in DTYPES[:3]:
+        for ways in range(8):
+            heads = (4, 2) if ways & WHOLE else (1, 1)
+            gains = some(heads[0] * 10), some(heads[1] * 10, seed=1)
+            qkv = some(4, 8, 10, seed=2, dtype=dtype)
+            parts = list(qkv.double().split((4, 2, 2), 1))
+            for number, gain in enumerate(gains):
+                for last in (False, True):
+                    if last == bool(ways & LAST):
+                        rows = parts[number].flatten(1).unflatten(1, (-1, gain.shape[0]))
+                        scale = torch.rsqrt(rows.square().mean(-1, keepdim=True) + 1e-6)
+                        parts[number] = (rows * scale * gain).flatten(1).view(4, -1, 10)
+                    if not last:
+                        apart = slice(0, 6, 2), slice(1, 6, 2)
+                        own = apart if ways & PAIRED else (slice(0, 3), slice(3, 6))
+                        one, other = (parts[number][..., at].clone() for at in own)
+                        parts[number][..., own[0]] = one * c - other * s
+                        parts[number][..., own[1]] = other * c + one * s
+            parts[0] *= times[:, None, None]
+            with case(dtype, ways):
+                kernels.rotate(qkv, 4, 2, (cosines, sines, times), gains, 1e-6, ways)
+                near(qkv, torch.cat(parts, 1))
+
+
+def test_layer_norms_and_the_clamped_gate_are_the_formulas(kernels: RowKernels) -> None:
+    for dtype in DTYPES[:3]:
+        for n in WIDTHS:
+            rows, gain = some(5, n, dtype=dtype) + 3, some(n)
+            exact = torch.nn.functional.layer_norm(rows.double(), [n], gain.double(), None, 1e-5)
+            both = torch.cat((rows - 3, some(5, n, seed=1, dtype=dtype)), 1) * 4
+            gate, up = both.double().chunk(2, 1)
+            gate = gate.clamp(max=2.5)
+            gated = (up.clamp(-2.5, 2.5) + 1) * gate * torch.sigmoid(1.702 * gate)
+            with case(dtype, n):
+                if n > 1:
+                    near(kernels.norm(rows, gain, 1e-5, centred=True), exact)
+                near(kernels.gated(both, CLAMPED, (1.702, 2.5)), gated)
 
 
 def test_runs_are_those_of_the_mask(kernels: RowKernels) -> None:

@@ -22,7 +22,6 @@ from edgespec.model import gemma4, latent, mixture
 from edgespec.model.block import Block
 from edgespec.model.families import FAMILIES
 from edgespec.model.joint import CachedPart
-from edgespec.model.library_layers import LibraryLayer
 from edgespec.model.loader import Checkpoint
 from edgespec.model.mixture import sum_of_experts
 from edgespec.model.row_math import BATCHED
@@ -30,8 +29,7 @@ from edgespec.model.sources import quantising
 from edgespec.model.tree_attention import tree_mask
 from edgespec.planning.operations import (
     EXPERT_OPERATIONS,
-    LIBRARY_OPERATIONS,
-    OWN_OPERATIONS,
+    LAYER_OPERATIONS,
     USUAL_OPERATIONS,
     layer_operations,
 )
@@ -73,33 +71,23 @@ def layer_of(block: Block, rows: int, requests: int = 1) -> Callable[[], object]
     return run
 
 
-def experts_used(block: Block, run: Callable[[], object]) -> int:
+def experts_used(run: Callable[[], object]) -> int:
     """Of a layer's experts, how many its rows go through."""
-    layer, used = layers_of(block)[0], set[int]()
-    if not isinstance(layer, LibraryLayer):
+    used = set[int]()
 
-        def told(experts: Any, chosen: torch.Tensor, *rest: Any) -> torch.Tensor:
-            used.update(chosen.flatten().tolist())
-            return sum_of_experts(experts, chosen, *rest)
+    def told(experts: Any, chosen: torch.Tensor, *rest: Any) -> torch.Tensor:
+        used.update(chosen.flatten().tolist())
+        return sum_of_experts(experts, chosen, *rest)
 
-        with pytest.MonkeyPatch.context() as patched:
-            for module in (mixture, gemma4):
-                patched.setattr(module, "sum_of_experts", told)
-            run()
-        return len(used)
-    hooks = [
-        expert.register_forward_pre_hook(lambda *_, number=number: used.add(number))
-        for number, expert in enumerate(layer.module.mlp.experts)
-    ]
-    run()
-    for hook in hooks:
-        hook.remove()
+    with pytest.MonkeyPatch.context() as patched:
+        for module in (mixture, gemma4):
+            patched.setattr(module, "sum_of_experts", told)
+        run()
     return len(used)
 
 
 def test_every_family_is_charged_what_its_layers_are_made_of(tmp_path: Path) -> None:
-    assert set(OWN_OPERATIONS) | set(LIBRARY_OPERATIONS) == set(FAMILIES)
-    assert not set(OWN_OPERATIONS) & set(LIBRARY_OPERATIONS)
+    assert set(LAYER_OPERATIONS) == set(FAMILIES)
     for name in FAMILY_SETTINGS:
         family = name.partition("-")[0]
         others = ("gemma4_text-experts", "nemotron_h-experts")
@@ -112,9 +100,8 @@ def test_every_family_is_charged_what_its_layers_are_made_of(tmp_path: Path) -> 
         source = Checkpoint(write_family(tmp_path / name, name))
         block = Block(source, 2, 3, "bfloat16")
         with case(name):
-            assert isinstance(layers_of(block)[0], LibraryLayer) == (family in LIBRARY_OPERATIONS)
             run = layer_of(block, 2)
-            used = experts_used(block, run) if family in EXPERT_OPERATIONS else 0
+            used = experts_used(run) if family in EXPERT_OPERATIONS else 0
             found = operations(run)
             assert len(found) == layer_operations(family, used), found
             if name == "lfm2":
@@ -148,7 +135,7 @@ def test_a_mixture_beside_an_mlp_is_charged_nearly_what_it_is_made_of(
 ) -> None:
     source = Checkpoint(write_family(tmp_path / "m", name))
     block = Block(source, 1, 2, "bfloat16")
-    used = experts_used(block, run := layer_of(block, 2))
+    used = experts_used(run := layer_of(block, 2))
     assert used
     # Of each published one's layers some 8 experts are used by a row.
     family, share = name.partition("-")[0], BESIDE[name]

@@ -32,7 +32,7 @@ from edgespec.planning.cost_model import (
     packed_bytes,
 )
 from edgespec.planning.costs import LinkCosts, NodeCosts, RingCosts, ring_costs
-from edgespec.planning.operations import LIBRARY_OPERATIONS, OWN_OPERATIONS, USUAL_OPERATIONS
+from edgespec.planning.operations import EXPERT_OPERATIONS, LAYER_OPERATIONS, USUAL_OPERATIONS
 from edgespec.planning.profile import DATA_SHEET, Figure
 from edgespec.types.draft_pass import DraftPass, HeadForm
 from edgespec.types.tensor import Tensor
@@ -263,20 +263,22 @@ def test_launching_goes_by_the_operations_of_a_layer() -> None:
         return NodeCosts(NANO, replace(tiny, **fields), 1).layer_seconds(rows, 0, requests)
 
     assert seconds() == pytest.approx(USUAL_OPERATIONS * launch)
-    assert seconds(family="olmo2") == pytest.approx(LIBRARY_OPERATIONS["olmo2"] * launch)
-    assert seconds(2, 2, family="olmo2") == pytest.approx((60 + 0.4 * 17) * launch)
+    olmo = LAYER_OPERATIONS["olmo2"]
+    assert seconds(family="olmo2") == pytest.approx(olmo * launch)
+    assert seconds(2, 2, family="olmo2") == pytest.approx((olmo + 0.4 * 17) * launch)
     mixture: dict[str, Any] = {"family": "qwen3_moe", "experts": 8, "active": 2, "expert_bytes": 1}
-    assert seconds(1, **mixture) == pytest.approx((62 + 2 * 11) * launch)
-    assert seconds(64, **mixture) == pytest.approx((62 + 8 * 11) * launch, rel=1e-6)
+    qwen, each = LAYER_OPERATIONS["qwen3_moe"], EXPERT_OPERATIONS["qwen3_moe"]
+    assert seconds(1, **mixture) == pytest.approx((qwen + 2 * each) * launch)
+    assert seconds(64, **mixture) == pytest.approx((qwen + 8 * each) * launch, rel=1e-6)
     d0 = NodeCosts(NANO, replace(tiny, draft=replace(MODEL.draft, layer_bytes=1, kv_bytes=0)), 0)
     assert d0.draft_parts(4, 0) == pytest.approx([17 * launch] * 22)
     assert d0.draft_parts(4, 0, "easyspec") == pytest.approx([40 * launch] * 22)
     assert d0.draft_parts(4, 0, "eagle")[0] >= 40 * launch
     of = ARCHITECTURES["gemma-2-2b"]
     gemma = cost_model_of("g", of, QUANTISATIONS["int4"], MODEL.head)
-    assert gemma.operations(4) == OWN_OPERATIONS["gemma2"]
-    assert COST_MODELS["qwen3-8b"].operations(4) == OWN_OPERATIONS["qwen3"]
-    assert COST_MODELS["qwen3-8b"].draft.operations == OWN_OPERATIONS["qwen3"]
+    assert gemma.operations(4) == LAYER_OPERATIONS["gemma2"]
+    assert COST_MODELS["qwen3-8b"].operations(4) == LAYER_OPERATIONS["qwen3"]
+    assert COST_MODELS["qwen3-8b"].draft.operations == LAYER_OPERATIONS["qwen3"]
     of = ARCHITECTURES["glm-4.7-flash"]
     latents = replace(cost_model_of("m", of, QUANTISATIONS["int4"], MODEL.head), experts=0)
     latents = replace(latents, layer_bytes=1, expert_bytes=0, kv_bytes=0)

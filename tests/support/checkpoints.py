@@ -329,6 +329,7 @@ FAMILY_SETTINGS: dict[str, dict[str, Any]] = {
         "moe_intermediate_size": 24,
         "moe_num_shared_experts": 2,
         "moe_layer_start_index": 1,
+        "initializer_range": 0.2,  # heads are turned in float32 even in float64
     },
     "hunyuan_v1_moe": {
         "head_dim": 16,
@@ -358,7 +359,7 @@ FAMILY_SETTINGS: dict[str, dict[str, Any]] = {
         "layer_types": ["sliding_attention", "full_attention"] * 2,
     },
     "seed_oss": {"head_dim": 16, "attention_bias": True, "attention_out_bias": True},
-    "ernie4_5": {"head_dim": 16, "use_bias": True},
+    "ernie4_5": {"head_dim": 16, "use_bias": True, "initializer_range": 0.2},  # as of its mixture
     "hunyuan_v1_dense": {
         "head_dim": 16,
         "rope_parameters": _NTK_ALPHA,
@@ -366,6 +367,7 @@ FAMILY_SETTINGS: dict[str, dict[str, Any]] = {
     "glm4": {"head_dim": 16, "attention_bias": True, "rms_norm_eps": 1e-5},
     "cohere2": {
         "head_dim": 16,
+        "initializer_range": 0.2,  # as of Ernie
         "logit_scale": 0.3,
         "sliding_window": WINDOW,
         "layer_types": ["sliding_attention", "full_attention"] * 2,

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from support.checkpoints import FAMILY_SETTINGS, write_family, write_tokenizer
 
 from edgespec.model.loader import Checkpoint
-from edgespec.planning.architecture import EXPERTS
+from edgespec.planning.architecture import ACTIVE, EXPERTS
 from edgespec.planning.text_part import LATENT, SHARING
 
 ARCHITECTURES = {
@@ -109,6 +109,7 @@ def write_gguf(
     whole = load_file(folder / "model.safetensors") if as_stored else {}
     for name in sorted(whole or source.names):
         numbers = (whole[name] if whole else source.tensor(name)).float().numpy()
+        name = _renamed(name, _PUBLISHED.get(settings["model_type"], {}))
         shape = numbers.shape[-2:] if whole else numbers.shape
         form = "F32" if name.endswith("correction_bias") else type_of(name, shape)
         kind = GGMLQuantizationType[form]
@@ -150,15 +151,18 @@ def write_gguf(
     twin.mkdir()
     shutil.copy(folder / "config.json", twin)
     if settings["model_type"] == "gpt_oss":
-        meant = fused_experts(meant, source.config.num_experts)
+        meant = fused_experts(meant, source.config.num_local_experts)
+    if settings["model_type"] == "ernie4_5_moe":
+        bias = "correction_bias"
+        meant = {name: one[None] if bias in name else one for name, one in meant.items()}
     if settings["model_type"] == "mixtral":
         meant = {_in_mixtral(name): one for name, one in meant.items()}
     if architecture in ("lfm2", "lfm2moe"):
         meant = {_in_lfm2(name): one for name, one in meant.items()}
     if architecture == "granitehybrid":
         meant = _in_granite(meant, _experts(source.config))
-    if architecture in ("qwen2moe", "glm4moe", "nemotron_h_moe", *_DELTA):
-        shared = "shared_expert" + "s" * (architecture in ("glm4moe", "nemotron_h_moe"))
+    if architecture in ("qwen2moe", *_SHARED, *_DELTA):
+        shared = _SHARED.get(architecture, "shared_expert")
         meant = {_beside(name, meant, shared): one for name, one in meant.items()}
         bias = "mlp.gate.e_score_correction_bias"
         meant = {name.replace("mlp.expert_bias", bias): one for name, one in meant.items()}
@@ -209,11 +213,33 @@ def _in_granite(tensors: dict[str, torch.Tensor], experts: int) -> dict[str, tor
 def _beside(name: str, names: Container[str], shared: str) -> str:
     """The name of an MLP beside experts, which ours does not tell from one in their place."""
     owner, _, rest = name.partition(".mlp.")
-    if f"{owner}.mlp.gate.weight" in names and rest.startswith(("gate_", "up_", "down_")):
+    router = (f"{owner}.mlp.gate.weight", f"{owner}.mlp.gate.wg.weight")
+    if any(one in names for one in router) and rest.startswith(("gate_", "up_", "down_")):
         return f"{owner}.mlp.{shared}.{rest}"
     return name
 
 
+_SHARED = {
+    "glm4moe": "shared_experts",
+    "ernie4_5-moe": "shared_experts",
+    "hunyuan-moe": "shared_mlp",
+    "nemotron_h_moe": "shared_experts",
+}
+_PUBLISHED = {
+    "glm4": {
+        "post_attention_layernorm": "post_self_attn_layernorm",
+        "pre_feedforward_layernorm": "post_attention_layernorm",
+        "post_feedforward_layernorm": "post_mlp_layernorm",
+    },
+    "gpt_oss": {".mlp.gate.": ".mlp.router."},
+    "hunyuan_v1_moe": {
+        "q_norm": "query_layernorm",
+        "k_norm": "key_layernorm",
+        "mlp.gate.weight": "mlp.gate.wg.weight",
+    },
+    "ernie4_5_moe": {"mlp.expert_bias": "mlp.gate.moe_statics.e_score_correction_bias"},
+}
+"""What folders call parts of names."""
 _FALCON = {
     "model.norm": "model.final_layernorm",
     "post_attention_layernorm": "pre_ff_layernorm",
@@ -390,8 +416,8 @@ def _their_name(
     if (inner := name.removeprefix(f"model.layers.{layers}.")) in _NEXTN:
         return f"blk.{layers}.nextn.{_NEXTN[inner]}.weight", None
     layers += 1
-    if architecture in ("granitehybrid", "qwen2moe", "glm4moe", *_DELTA):
-        name = _beside(name, names, "shared_expert")
+    if architecture in ("granitehybrid", "qwen2moe", *_SHARED, *_DELTA):
+        name = _beside(name, names, _SHARED.get(architecture, "shared_expert"))
     name = name.replace("gate.moe_statics.e_score_correction_", "moe_statics.e_score_correction.")
     parts, expert = name.replace("correction_bias", "correction").split("."), None
     if architecture == "gemma4" and parts[-2] == "router" and "scale" in parts[-1]:
@@ -634,8 +660,9 @@ def _of_family(config: Any) -> Iterator[tuple[str, Any]]:
         yield "interleave_moe_layer_step", config.moe_layer_interval
         yield "leading_dense_block_count", config.moe_layer_start_index
     if config.model_type in ("gpt_oss", "olmoe", "mixtral", "hunyuan_v1_moe"):
-        yield "expert_count", config.num_local_experts
-        yield "expert_used_count", config.num_experts_per_tok
+        yield "expert_count", _experts(config)
+        field = ACTIVE.get(config.model_type, "num_experts_per_tok")
+        yield "expert_used_count", getattr(config, field)
         yield "expert_feed_forward_length", config.intermediate_size
     if config.model_type == "ministral3":
         yield "attention.temperature_scale", config.rope_parameters["llama_4_scaling_beta"]

@@ -53,22 +53,8 @@ _SHARED = _EXPERTS | {
     "ffn_down_shexp": "mlp.down_proj",
 }
 """Of mixtures with an MLP beside the experts."""
-_ERNIE = _EXPERTS | {
-    "ffn_gate_shexp": "mlp.shared_experts.gate_proj",
-    "ffn_up_shexp": "mlp.shared_experts.up_proj",
-    "ffn_down_shexp": "mlp.shared_experts.down_proj",
-    "exp_probs_b": "mlp.gate.moe_statics.e_score_correction_bias",
-}
-_HUNYUAN = _EXPERTS | {
-    "attn_q_norm": "self_attn.query_layernorm",
-    "attn_k_norm": "self_attn.key_layernorm",
-    "ffn_gate_inp": "mlp.gate.wg",
-    "ffn_gate_shexp": "mlp.shared_mlp.gate_proj",
-    "ffn_up_shexp": "mlp.shared_mlp.up_proj",
-    "ffn_down_shexp": "mlp.shared_mlp.down_proj",
-}
+_ERNIE = _SHARED | {"exp_probs_b": "mlp.expert_bias"}
 _GPT_OSS = _EXPERTS | {
-    "ffn_gate_inp": "mlp.router",
     "post_attention_norm": "post_attention_layernorm",
     "attn_sinks": "self_attn.sinks",
 }
@@ -76,12 +62,7 @@ _NORMS_BEHIND = {
     "post_attention_norm": "post_attention_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
-_GLM4 = {
-    "ffn_norm": "post_attention_layernorm",
-    "post_attention_norm": "post_self_attn_layernorm",
-    "post_ffw_norm": "post_mlp_layernorm",
-    "ffn_up": "mlp.gate_up_proj",
-}
+_GLM4 = _FOUR_NORMS | {"ffn_up": "mlp.gate_up_proj"}
 _NEXTN = {
     "nextn.eh_proj": "eh_proj",
     "nextn.enorm": "enorm",
@@ -91,11 +72,7 @@ _NEXTN = {
     "nextn.embed_tokens": "embed_tokens",
 }
 """Of a layer that guesses, behind the others."""
-_GLM4_MOE = (
-    _SHARED
-    | _NEXTN
-    | {"post_attention_norm": "post_attention_layernorm", "exp_probs_b": "mlp.expert_bias"}
-)
+_GLM4_MOE = _ERNIE | _NEXTN | {"post_attention_norm": "post_attention_layernorm"}
 _CONVOLUTIONS = {
     "shortconv.conv": "conv.conv",
     "shortconv.in_proj": "conv.in_proj",
@@ -110,10 +87,10 @@ _MAMBA = {
     "ssm_norm": "mamba.norm",
     "ssm_out": "mamba.out_proj",
 }
-_MAMBA_MIXTURE = _SHARED | _MAMBA | {"exp_probs_b": "mlp.expert_bias"}
+_MAMBA_MIXTURE = _ERNIE | _MAMBA
 _FALCON_H1 = _MAMBA | {"ffn_norm": "post_attention_layernorm.weight"}
 """Whose files leave the ending of that name out."""
-_LATENT = _SHARED | {
+_LATENT = _ERNIE | {
     "attn_q_a": "self_attn.q_a_proj",
     "attn_q_a_norm": "self_attn.q_a_layernorm",
     "attn_q_b": "self_attn.q_b_proj",
@@ -121,7 +98,6 @@ _LATENT = _SHARED | {
     "attn_kv_a_norm": "self_attn.kv_a_layernorm",
     "attn_k_b": "self_attn.k_b.{}",
     "attn_v_b": "self_attn.v_b.{}",
-    "exp_probs_b": "mlp.expert_bias",
 }
 _KV_B = "attn_kv_b"
 """What older files have in the place of attn_k_b and attn_v_b: rows of both, head by head."""
@@ -168,7 +144,7 @@ _UNREAD = ("attn_k", "attn_v", "attn_k_norm")
 """What files may hold of a layer that reads the keys of another."""
 _CONVOLVING_MIXTURE = _EXPERTS | _CONVOLUTIONS | {"exp_probs_b": "mlp.expert_bias"}
 _BARE = (
-    *("layer_scalar", "self_attn.sinks", "mlp.expert_bias", _ERNIE["exp_probs_b"]),
+    *("layer_scalar", "self_attn.sinks", "mlp.expert_bias"),
     *("mamba.dt_bias", "mamba.A_log", "mamba.D", "post_attention_layernorm.weight"),
     *("linear_attn.dt_bias", "linear_attn.A_log"),
 )
@@ -177,9 +153,9 @@ ROPE = "rope_freqs.weight"
 SETTINGS = (ROPE, "rope_factors_long.weight", "rope_factors_short.weight")
 """Tensors that become settings."""
 
-_FLAT = ("mamba.A_log", "mamba.D", "mamba.norm")
-"""Vectors that the converter gives a second axis."""
-_ONE_ROW = (_SHARED["ffn_gate_inp_shexp"], _ERNIE["exp_probs_b"])
+_FLAT = ("mamba.A_log", "mamba.D", "mamba.norm", "mlp.expert_bias")
+"""Vectors that the converter gives a second axis, or may."""
+_ONE_ROW = (_SHARED["ffn_gate_inp_shexp"],)
 """Matrices of one row, of which files may have that row."""
 _TAPS = ("conv.conv.weight", "mamba.conv1d.weight", "linear_attn.conv1d.weight")
 """Kernels of channels that each have one input, an axis that the converter drops."""
@@ -230,7 +206,7 @@ ARCHITECTURES = {
     "olmoe": GgufArchitecture("olmoe", _EXPERTS),
     "ernie4_5": GgufArchitecture("ernie4_5"),
     "ernie4_5-moe": GgufArchitecture("ernie4_5_moe", _ERNIE),
-    "hunyuan-moe": GgufArchitecture("hunyuan_v1_moe", _HUNYUAN),
+    "hunyuan-moe": GgufArchitecture("hunyuan_v1_moe", _SHARED),
     "exaone4": GgufArchitecture("exaone4", _NORMS_BEHIND),
     "glm4": GgufArchitecture("glm4", _GLM4),
     "glm4moe": GgufArchitecture("glm4_moe", _GLM4_MOE),

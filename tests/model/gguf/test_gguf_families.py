@@ -29,12 +29,13 @@ from support.own_cache import own_cache
 from support.pipelines import CUTS, TOLERANCE, Pipeline, difference, random_tokens
 from support.tiers import tiered
 
-from edgespec.config import FILE
+from edgespec.config import FILE, QUANTISATIONS
 from edgespec.drafting.mtp import MtpGuesser, mtp_form
 from edgespec.errors import ModelError
 from edgespec.model.block import Block
 from edgespec.model.block_file import BlockFile, write_block
-from edgespec.model.ends import OutputHead
+from edgespec.model.ends import InputEmbedding, OutputHead
+from edgespec.model.families import embedding_scale
 from edgespec.model.gguf.block_types import BLOCK_TYPES
 from edgespec.model.gguf.checkpoint import form_of, stored_form
 from edgespec.model.gguf.files import open_gguf
@@ -44,7 +45,7 @@ from edgespec.model.loader import Checkpoint
 from edgespec.model.quantised.linear import dequantised
 from edgespec.model.source import EMBEDDING, TensorSource
 from edgespec.model.sources import open_source
-from edgespec.model.tensors import from_torch
+from edgespec.model.tensors import compute_dtype, from_torch
 from edgespec.model.tree_attention import tree_mask
 from edgespec.types.features import Features
 from edgespec.verify.sampling import Sampling
@@ -222,7 +223,32 @@ def test_blocks_of_a_file_keep_its_tables_in_its_codes(tmp_path: Path) -> None:
             # These take no memory.
             tables = {one.name for one in block_inventory(cut, first, end) if one.looked_up}
             of_layers = {table.replace(f".{first}.", f".{n}.") for n in range(first, end)}
-            assert tables == of_layers | ({EMBEDDING} if first else set())
+            embeds = first > 0 or source.quantisation == FILE
+            assert tables == of_layers | ({EMBEDDING} if embeds else set())
+
+
+def test_an_embedding_is_kept_and_looked_up_in_its_codes(tmp_path: Path) -> None:
+    """By the block that embeds, from its file too, and beside the base's ends: a quarter of its
+    numbers' bytes, and their values to the bit, whatever the layers are held as."""
+    file, _ = write_gguf_family(tmp_path, "gemma2", all_as("Q8_0"))
+    tokens = torch.tensor([5, 90, 3, 5])
+    for quantisation in (FILE, QUANTISATIONS["none"], QUANTISATIONS["int8"]):
+        source = open_source(file, quantisation)
+        write_block(source, 0, 1, tmp_path / "0.safetensors")
+        cut = BlockFile(tmp_path / "0.safetensors", source.config, source.quantisation)
+        kind, rows = cut.table(EMBEDDING)
+        assert (kind, rows.nbytes) == ("Q8_0", source.tensor(EMBEDDING).numel() * 34 // 32)
+        assert [one.name for one in block_inventory(cut, 0, 1) if one.looked_up] == [EMBEDDING]
+        for dtype in ("float32", "bfloat16", "float64"):
+            with case(f"{quantisation.name} {dtype}"):
+                meant = source.tensor(EMBEDDING).to(compute_dtype(dtype))[tokens]
+                meant *= embedding_scale(source.config, meant.dtype) or 1.0
+                for found in (
+                    Block(cut, 0, 1, dtype).embedded(tokens),
+                    Block(source, 0, 1, dtype).embedded(tokens),
+                    InputEmbedding(source, dtype).rows(tokens),
+                ):
+                    assert torch.equal(found, meant)
 
 
 def test_tables_whose_blocks_reach_over_layers_are_refused(tmp_path: Path) -> None:
