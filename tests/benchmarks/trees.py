@@ -1,6 +1,7 @@
 """Random trees of models that keep a state, each row against plain decoding; run by name.
 
     python tests/benchmarks/trees.py TREES [--seed 0] [--journal FILE] [--families NAME ...]
+        [--dtypes NAME ...]
 
 Plays (tests/support/live_trees.py) come from hypothesis, EXAMPLES of a seed. Each seed is of one
 family and dtype, in turns, on one to five stages with borders between any layers. A row whose bits
@@ -27,7 +28,7 @@ from support.live_trees import Counts, LiveTrees, Model, Play, plays
 
 DTYPES = ("float32", "bfloat16", "float16")
 FAMILIES = (*FOLDING, *(name for name in FAMILY_SETTINGS if name.startswith("lfm2")))
-EXAMPLES = 100
+EXAMPLES = 50
 """Plays of a seed."""
 
 
@@ -38,6 +39,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--journal", type=Path)
     parser.add_argument("--families", nargs="+", choices=FAMILIES, default=FAMILIES)
+    parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=DTYPES)
     given_ = parser.parse_args(arguments)
     torch.set_num_threads(1)
     done = {line["seed"]: line for line in _read(given_.journal)}
@@ -45,7 +47,7 @@ def main(arguments: Sequence[str]) -> int:
     with tempfile.TemporaryDirectory() as root:
         while total.trees < given_.trees:
             turn, name = divmod(number - given_.seed, len(given_.families))
-            pair = given_.families[name], DTYPES[turn % len(DTYPES)]
+            pair = given_.families[name], given_.dtypes[(name + turn) % len(given_.dtypes)]
             told = {"seed": number, "family": pair[0], "dtype": pair[1]}
             if number not in done:
                 try:

@@ -116,7 +116,7 @@ def test_heads_of_latents_are_launched_one_by_one_on_a_gpu(
     monkeypatch.setattr(latent, "RowProduct", int)  # as if none were compiled
     block = Block(source, 2, 3, "bfloat16")
     run = layer_of(block, 2)
-    used = experts_used(block, run)
+    used = experts_used(run)
     found = operations(run)
     assert len(found) == layer_operations("glm4_moe_lite", used, heads=4), found
 
