@@ -23,7 +23,7 @@ from edgespec.daemon.cluster import ClusterFolder
 from edgespec.daemon.emulation import coordinator_pace, described, emulated_costs
 from edgespec.daemon.health import UNKNOWN, SensorReader
 from edgespec.daemon.layer_assignment import LayerAssignment
-from edgespec.daemon.memory import yet_to_take
+from edgespec.daemon.memory import give_back, yet_to_take
 from edgespec.daemon.model_names import names_of, published_sampling
 from edgespec.daemon.notify import Notifier
 from edgespec.daemon.own_stage import OwnStage, address_beside, admitted, machine_needs
@@ -232,7 +232,8 @@ class Loaded:
         model, device = RingModel(config), best_device()
         if not config.head_last:
             log.info("loading the output head of %s", config.model)
-            head = OutputHead(model.kept_head(), config.dtype, device)
+            head = OutputHead(kept := model.kept_head(), config.dtype, device)
+            give_back(kept, device)
         choice = parse_draft(config.draft)
         if choice.members:
             log.info("loading the draft source %s", choice)
