@@ -42,6 +42,11 @@ class Runs(NamedTuple):
     firsts: torch.Tensor
     ends: torch.Tensor
 
+    def prefixes(self) -> list[int]:
+        """How many slots from the first one on each row sees without a gap."""
+        first_runs = self.ends[self.firsts[:-1]].tolist()
+        return [0 if first else end for first, end in first_runs]
+
 
 def joined(every: Sequence[Runs]) -> Runs:
     """Those of several requests' rows, one after the other."""

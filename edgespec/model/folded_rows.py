@@ -119,6 +119,7 @@ class FoldedRows:
         """Those of one layer, int64 [2]."""
         return self.places()[list(self._own).index(layer)]
 
-    def row(self, layer: int, slot: int) -> torch.Tensor:
-        """The row in a slot, where it is: [width]."""
-        return self._own[layer][slot - self._gone]
+    def held(self, layer: int) -> tuple[torch.Tensor, int]:
+        """The rows of one layer where they are, [slots, width], and how many slots before them were
+        given back."""
+        return self._own[layer], self._gone

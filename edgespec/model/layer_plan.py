@@ -88,9 +88,7 @@ class LayerPlan:
         steps = Steps([], 0, {})
         if mixers:
             runs = self._math.runs(seen, None)
-            ends = runs.ends[runs.firsts[:-1]].tolist()
-            prefixes = [0 if begin else end for begin, end in ends]
-            steps = steps_of(rows, next(iter(mixers)), seen.rows.tolist(), prefixes)
+            steps = steps_of(rows, next(iter(mixers)), seen.rows.tolist(), runs.prefixes())
             if any(step.state == NONE for step in steps.steps):
                 return None
         return CompiledFolding(rows, cache.first_layer, mixers, seen.rows, steps)

@@ -68,6 +68,19 @@ class StateForm:
         return torch.cat((*first, *last))
 
     @property
+    def numbers(self) -> dict[str, float]:
+        """What a compiled mixer takes of it as it is."""
+        names = ("eps", "delta", "heads", "groups", "key", "value", "kernel", "normed", "tiled")
+        low, high = self.steps
+        found = {name: getattr(self, name) for name in (*names, "gate_last")}
+        return found | {"step_low": low, "step_high": high}
+
+    @property
+    def state(self) -> tuple[int, int, int]:
+        """The shape of a state."""
+        return self.heads, self.key, self.value
+
+    @property
     def keys(self) -> int:
         """Numbers in the keys of a row."""
         return self.groups * self.key

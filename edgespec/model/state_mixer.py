@@ -11,7 +11,7 @@ position, whatever else is in the tree or in the pass, and pruning a guess drops
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
 
 import torch
@@ -26,16 +26,9 @@ from edgespec.model.rope import Rotary
 from edgespec.model.row_math import CompiledRows, RowMath
 from edgespec.model.source import TensorSource, load_parameter
 from edgespec.model.state_form import StateForm, wide
-from edgespec.model.state_steps import NONE, Step, steps_of
+from edgespec.model.state_steps import NONE, InTurn, StatePass, steps_of
 from edgespec.model.state_torch import TorchStates, Vectors
 from edgespec.model.tree_attention import JointVisibility, Seen, Visibility
-from edgespec.types.boundaries import STRIDE
-
-_NUMBERS = (
-    *("eps", "delta", "heads", "groups", "key", "value", "kernel", "normed", "tiled"),
-    "gate_last",
-)
-"""Of a StateForm what a compiled mixer takes as it is."""
 
 
 class StateMixer:
@@ -88,11 +81,17 @@ class StateMixer:
             vectors["gain"] = gain.repeat(form.heads) if form.delta else gain
         if form.scale:
             vectors["scale"] = form.scales().to(device, wide(dtype))
-        self._math: _StateMath = TorchStates(form, vectors)
+        self._math: StateMath = TorchStates(form, vectors)
         kernels = compiled_states()
         if isinstance(row_math, CompiledRows) and kernels is not None:
             self._math = states = _CompiledStates(form, vectors, kernels, row_math)
             self.compiled = states.mixer if order is None else None
+        elif row_math.kernels == "triton":
+            # Only here, as they need triton.
+            from edgespec.model.triton_states import TritonStates, usable_states
+
+            if usable_states(device):
+                self._math = TritonStates(form, vectors, dtype)
 
     def __call__(
         self, rows: torch.Tensor, rotary: Rotary, cache: RowCache | JointCache, seen: Seen
@@ -112,71 +111,46 @@ class StateMixer:
     def _mix(self, cache: RowCache, projected: torch.Tensor, seen: Visibility) -> torch.Tensor:
         """The rows [R, inner] before the last product, of one request, whose slots have room."""
         assert isinstance(cache, TwoRegionCache)
-        rows, made = cache.folded, []
-        assert rows is not None
-        given, mine = self._math.given(rows, self._index, seen), rows.states[self._index]
-        steps = seen.states.get(tuple(mine))
-        if steps is None:
-            places = seen.rows.tolist()
-            prefixes = [given.prefix(row) for row in range(len(places))]
-            steps = steps_of(rows, self._index, places, prefixes)
-            seen.states[tuple(mine)] = steps
-        states: list[torch.Tensor | None] = [*mine.values()]
-        states += [None] * (steps.numbers - len(mine))
-        for step in steps.steps:
-            if step.state == NONE:
-                state = self._own_state(rows, step.boundary, given, step.first)
-            else:
-                state = states[step.state] = self._state(step, states, given)
-            made.append(given.rows(projected[step.first : step.end], *step[:3], state))
-        kept = {boundary: states[number] for boundary, number in steps.left.items()}
-        rows.states[self._index] = {at: one for at, one in kept.items() if one is not None}
-        return torch.cat(made) if len(made) > 1 else made[0]
-
-    def _state(self, step: Step, states: list[torch.Tensor | None], given: _Given) -> torch.Tensor:
-        """The state of the first slots, which caches that begin alike share, so none that was there
-        before the pass is written to."""
-        state = None if step.source == NONE else states[step.source]
-        if step.source != step.state:
-            state = given.zeros() if state is None else state.clone()
-        assert state is not None
-        for slot in range(step.begin, step.boundary, STRIDE):
-            given.fold(slot, STRIDE, state)
-        return state
-
-    def _own_state(self, rows: FoldedRows, boundary: int, given: _Given, row: int) -> torch.Tensor:
-        """The state that a row's own path has left, which is not kept."""
-        mine = rows.states[self._index]
-        begin = rows.before(min(boundary, given.prefix(row)), mine)
-        state = mine[begin].clone() if begin else given.zeros()
-        for slot, count in given.path(row, begin, boundary):
-            given.fold(slot, count, state)
-        return state
+        assert cache.folded is not None
+        return read_states(self._math, self._index, cache.folded, projected, seen)
 
 
-class _Given(Protocol):
-    """One pass of rows of one request."""
+def read_states(
+    math: StateMath, layer: int, rows: FoldedRows, projected: torch.Tensor, seen: Visibility
+) -> torch.Tensor:
+    """What projections [R, ...] of one request's rows read in a layer, [R, inner]: the states that
+    they need are made of those that are there, and left for the next ones."""
+    given, mine = math.given(rows, layer, seen, projected), rows.states[layer]
+    steps = seen.states.get(tuple(mine))
+    if steps is None:
+        steps = steps_of(rows, layer, seen.rows.tolist(), given.prefixes())
+        seen.states[tuple(mine)] = steps
+    # Caches that begin alike share states: none that was there before is written to.
+    states, shape, kind = [*mine.values()], math.form.state, wide(projected.dtype)
+    while len(states) < steps.numbers:
+        states.append(projected.new_empty(shape, dtype=kind))
+    for step in steps.steps:
+        source = None if step.source == NONE else states[step.source]
+        runs: Iterable[tuple[int, int]]
+        if step.state == NONE:
+            state = projected.new_empty(shape, dtype=kind)
+            runs = given.path(step.first, step.begin, step.boundary)
+        else:
+            state, count = states[step.state], step.boundary - step.begin
+            runs = [(step.begin, count)] if count else []
+        given.read(step, source, runs, state)
+    rows.states[layer] = {at: states[number] for at, number in steps.left.items()}
+    return given.out()
 
-    def prefix(self, row: int) -> int:
-        """How many slots from the first one on a row of it sees without a gap."""
 
-    def path(self, row: int, first: int, end: int) -> Iterator[tuple[int, int]]:
-        """Where its path's rows at these positions are: runs of slots, a first one and how many."""
+class StateMath(Protocol):
+    """What makes and reads states of a form."""
 
-    def rows(
-        self, projected: torch.Tensor, first: int, end: int, boundary: int, state: torch.Tensor
-    ) -> torch.Tensor:
-        """What rows `first` to `end` of the pass, which read the state of one boundary, read."""
+    form: StateForm
 
-    def zeros(self) -> torch.Tensor:
-        """The state before all rows."""
-
-    def fold(self, slot: int, count: int, state: torch.Tensor) -> None:
-        """Take the rows in `count` slots into a state, where it is."""
-
-
-class _StateMath(Protocol):
-    def given(self, rows: FoldedRows, index: int, seen: Visibility) -> _Given:
+    def given(
+        self, rows: FoldedRows, index: int, seen: Visibility, projected: torch.Tensor
+    ) -> StatePass:
         """For new rows of layer `index`, whose slots are there."""
 
 
@@ -185,29 +159,32 @@ class _CompiledStates:
         self, form: StateForm, vectors: Vectors, kernels: StateKernels, row_math: CompiledRows
     ) -> None:
         self.form, self.kernels, self._row_math = form, kernels, row_math
-        numbers = {name: getattr(form, name) for name in _NUMBERS}
-        low, high = form.steps
-        self.mixer = CompiledMixer(vectors, step_low=low, step_high=high, **numbers)
+        self.mixer = CompiledMixer(vectors, **form.numbers)
 
-    def given(self, rows: FoldedRows, index: int, seen: Visibility) -> _CompiledPass:
-        return _CompiledPass(self, rows, index, seen.rows, self._row_math.runs(seen, None))
+    def given(
+        self, rows: FoldedRows, index: int, seen: Visibility, projected: torch.Tensor
+    ) -> _CompiledPass:
+        return _CompiledPass(self, rows, index, seen, projected)
+
+    def runs(self, seen: Visibility) -> Runs:
+        return self._row_math.runs(seen, None)
 
 
-class _CompiledPass:
+class _CompiledPass(InTurn):
     def __init__(
         self,
         states: _CompiledStates,
         rows: FoldedRows,
         layer: int,
-        places: torch.Tensor,
-        runs: Runs,
+        seen: Visibility,
+        projected: torch.Tensor,
     ) -> None:
+        super().__init__(projected)
         self._states, self._held_as, self._slots = states, rows.dtype, rows.slots(layer)
-        self._runs, self._places = runs, places
+        self._runs, self._places = states.runs(seen), seen.rows
 
-    def prefix(self, row: int) -> int:
-        first, end = self._runs.ends[self._runs.firsts[row]].tolist()
-        return 0 if first else int(end)
+    def prefixes(self) -> list[int]:
+        return self._runs.prefixes()
 
     def path(self, row: int, first: int, end: int) -> Iterator[tuple[int, int]]:
         position = 0
@@ -218,19 +195,13 @@ class _CompiledPass:
                 yield begin + low - position, high - low
             position += after - begin
 
-    def rows(
-        self, projected: torch.Tensor, first: int, end: int, boundary: int, state: torch.Tensor
-    ) -> torch.Tensor:
+    def rows(self, first: int, end: int, boundary: int, state: torch.Tensor) -> torch.Tensor:
         runs = Runs(self._runs.firsts[first : end + 1], self._runs.ends)
         kernels, mixer = self._states.kernels, self._states.mixer
-        places = self._places[first:end]
+        projected, places = self.projected[first:end], self._places[first:end]
         return kernels.rows(
             mixer, projected, runs, places, boundary, self._held_as, self._slots, state
         )
-
-    def zeros(self) -> torch.Tensor:
-        form = self._states.form
-        return torch.zeros((form.heads, form.key, form.value), dtype=wide(self._held_as))
 
     def fold(self, slot: int, count: int, state: torch.Tensor) -> None:
         kernels, mixer = self._states.kernels, self._states.mixer

@@ -4,7 +4,8 @@ yet are made, in the order of the rows. They are the same in all layers that kee
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -21,8 +22,8 @@ NONE = -1
 class Step(NamedTuple):
     """Rows `first` to `end` of a pass read state number `state`, of `boundary`. It is there if
     `begin` is that boundary; else it is made of number `source`, or of nothing if that is NONE, by
-    the rows in the slots from `begin` on. `state` NONE: each of its rows reads one that it makes
-    for itself, as its path is not that of the first slots."""
+    the rows in the slots from `begin` on. `state` NONE: its one row reads one that is made for it
+    alone, by its own path from there on, as that is not the first slots."""
 
     first: int
     end: int
@@ -49,12 +50,14 @@ def steps_of(rows: FoldedRows, layer: int, places: Sequence[int], prefixes: Sequ
     LocalProtocolError for rows that are too far behind.
     """
     left = {boundary: number for number, boundary in enumerate(rows.states[layer])}
-    known = count = len(left)
+    there, known = dict(left), len(left)
+    count = known
     steps, spare, first = [], list[int](), 0
     while first < len(places):
         boundary, end = boundary_of(places[first]), first + 1
         if prefixes[first] < boundary:
-            steps.append(Step(first, end, boundary, NONE, NONE, boundary))
+            begin = rows.before(prefixes[first], there)
+            steps.append(Step(first, end, boundary, NONE, there.get(begin, NONE), begin))
             first = end
             continue
         while end < len(places) and boundary_of(places[end]) == boundary <= prefixes[end]:
@@ -74,6 +77,68 @@ def steps_of(rows: FoldedRows, layer: int, places: Sequence[int], prefixes: Sequ
         steps.append(Step(first, end, boundary, left[boundary], source, begin))
         first = end
     return Steps(steps, count, left)
+
+
+class StatePass(ABC):
+    """A pass of rows of one request through a layer that keeps states."""
+
+    @abstractmethod
+    def prefixes(self) -> list[int]:
+        """How many slots from the first one on each row sees without a gap."""
+
+    @abstractmethod
+    def path(self, row: int, first: int, end: int) -> Iterable[tuple[int, int]]:
+        """Where its path's rows at these positions are: runs of slots, a first one and how many."""
+
+    @abstractmethod
+    def read(
+        self,
+        step: Step,
+        source: torch.Tensor | None,
+        runs: Iterable[tuple[int, int]],
+        state: torch.Tensor,
+    ) -> None:
+        """Make `state` of the `source`, of nothing without one, by the rows in runs of slots; then
+        read what the step's rows do."""
+
+    @abstractmethod
+    def out(self) -> torch.Tensor:
+        """What all have read, [R, inner]."""
+
+
+class InTurn(StatePass):
+    """One whose states are made before they are read."""
+
+    def __init__(self, projected: torch.Tensor) -> None:
+        """Of projections [R, ...]."""
+        self.projected = projected
+        self._made: list[torch.Tensor] = []
+
+    def read(
+        self,
+        step: Step,
+        source: torch.Tensor | None,
+        runs: Iterable[tuple[int, int]],
+        state: torch.Tensor,
+    ) -> None:
+        if source is None:
+            state.zero_()
+        elif source is not state:
+            state.copy_(source)
+        for slot, count in runs:
+            self.fold(slot, count, state)
+        self._made.append(self.rows(step.first, step.end, step.boundary, state))
+
+    def out(self) -> torch.Tensor:
+        return torch.cat(self._made) if len(self._made) > 1 else self._made[0]
+
+    @abstractmethod
+    def fold(self, slot: int, count: int, state: torch.Tensor) -> None:
+        """Take the rows in `count` slots into a state, where it is."""
+
+    @abstractmethod
+    def rows(self, first: int, end: int, boundary: int, state: torch.Tensor) -> torch.Tensor:
+        """What rows `first` to `end` of the pass, which read the state of one boundary, read."""
 
 
 class CompiledFolding:

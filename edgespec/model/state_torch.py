@@ -4,13 +4,13 @@ for where nothing is compiled."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 
 import torch
 from torch.nn.functional import pad, silu, softplus
 
 from edgespec.model.folded_rows import FoldedRows
 from edgespec.model.state_form import StateForm, wide
+from edgespec.model.state_steps import InTurn
 from edgespec.model.tree_attention import Visibility
 
 Vectors = dict[str, torch.Tensor]
@@ -24,22 +24,37 @@ class TorchStates:
     def __init__(self, form: StateForm, vectors: Vectors) -> None:
         self.form, self.vectors = form, vectors
 
-    def given(self, rows: FoldedRows, index: int, seen: Visibility) -> TorchPass:
-        return TorchPass(self, rows, index, seen)
+    def given(
+        self, rows: FoldedRows, index: int, seen: Visibility, projected: torch.Tensor
+    ) -> TorchPass:
+        return TorchPass(self, rows, index, seen, projected)
 
 
-class TorchPass:
-    def __init__(self, states: TorchStates, rows: FoldedRows, layer: int, seen: Visibility) -> None:
-        self._states, self._kept = states, partial(rows.row, layer)
+class TorchPass(InTurn):
+    def __init__(
+        self,
+        states: TorchStates,
+        rows: FoldedRows,
+        layer: int,
+        seen: Visibility,
+        projected: torch.Tensor,
+    ) -> None:
+        super().__init__(projected)
+        self._states, (self._held, self._gone) = states, rows.held(layer)
         mask = seen.mask()[0, 0]
         self._paths = [row.nonzero().squeeze(1).tolist() for row in mask]
 
-    def prefix(self, row: int) -> int:
-        path = self._paths[row]
-        return next((at for at, slot in enumerate(path) if at != slot), len(path))
+    def prefixes(self) -> list[int]:
+        return [
+            next((at for at, slot in enumerate(path) if at != slot), len(path))
+            for path in self._paths
+        ]
 
     def path(self, row: int, first: int, end: int) -> Iterator[tuple[int, int]]:
         return ((slot, 1) for slot in self._paths[row][first:end])
+
+    def _kept(self, slot: int) -> torch.Tensor:
+        return self._held[slot - self._gone]
 
     def _terms(self, kept: torch.Tensor) -> torch.Tensor:
         """Of rows [..., width] what they add to the state, [..., terms]."""
@@ -49,10 +64,6 @@ class TorchPass:
         form = self._states.form
         begin = form.terms * wide(kept.dtype).itemsize // kept.dtype.itemsize
         return kept[..., begin : begin + form.conv]
-
-    def zeros(self) -> torch.Tensor:
-        form, decay = self._states.form, self._states.vectors["decay"]
-        return decay.new_zeros((form.heads, form.key, form.value))
 
     def fold(self, slot: int, count: int, state: torch.Tensor) -> None:
         form = self._states.form
@@ -69,11 +80,9 @@ class TorchPass:
         keys = keys.reshape(*before, form.groups, form.key)
         return keys, adds.reshape(*before, form.heads, form.value), decays
 
-    def rows(
-        self, projected: torch.Tensor, first: int, end: int, boundary: int, state: torch.Tensor
-    ) -> torch.Tensor:
+    def rows(self, first: int, end: int, boundary: int, state: torch.Tensor) -> torch.Tensor:
         paths = self._paths[first:end]
-        each = zip(projected, paths, strict=True)
+        each = zip(self.projected[first:end], paths, strict=True)
         return torch.stack([self._row(row, path[boundary:], state) for row, path in each])
 
     def _row(self, projected: torch.Tensor, path: list[int], state: torch.Tensor) -> torch.Tensor:

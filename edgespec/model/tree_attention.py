@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from edgespec.kernels.gpu.places import Places
+from edgespec.kernels.gpu.places import Paths, Places
 from edgespec.kernels.rows import Runs
 from edgespec.model.kv_cache import AnyHeld, Held
 from edgespec.model.row_codes import decoded
@@ -43,6 +43,7 @@ class Visibility:
         self.rows, self.slots = rows, slots
         self.runs: dict[int | None, Runs] = {}  # by window, for CompiledRows
         self.places: Places | None = None  # for TritonRows
+        self.paths: Paths | None = None  # for TritonStates
         self.states: dict[tuple[int, ...], Steps] = {}  # by the states that are there
         self._made: dict[tuple[int | None, int], torch.Tensor] = {}
         self._biases: dict[tuple[int | None, int], torch.Tensor] = {}

@@ -7,12 +7,14 @@ import torch
 from edgespec.kernels.gpu import rows as kernels
 from edgespec.kernels.gpu.attention import attention
 from edgespec.kernels.gpu.places import places_of
+from edgespec.kernels.gpu.states import convolved
 from edgespec.kernels.rows import CLAMPED, UNGATED, Clamp
 from edgespec.model.kv_cache import AnyHeld, Held
 from edgespec.model.rope import Rotary
-from edgespec.model.row_math import HeadNorm, Norm, RowMath
+from edgespec.model.row_math import HeadNorm, Norm, RowMath, Taps
 from edgespec.model.tree_attention import (
     AttentionForm,
+    JointVisibility,
     Seen,
     Visibility,
     pieces,
@@ -79,6 +81,14 @@ class TritonRows(RowMath):
         if query.shape[2] > _WIDEST:
             return super().attention(query, key, value, seen, form)
         return request_by_request(_attention, query, key, value, seen, form)
+
+    def convolved(self, held: AnyHeld, mixed: torch.Tensor, seen: Seen, taps: Taps) -> torch.Tensor:
+        if isinstance(seen, JointVisibility):
+            parts = zip(held, mixed.split(seen.rows), seen.parts, strict=True)
+            return torch.cat([self.convolved(*part, taps) for part in parts])
+        assert not isinstance(held, list)
+        every, behind = [piece[0] for piece in pieces(held)], seen.behind(len(taps.weights))
+        return convolved(every, *behind, taps.weights, taps.bias, mixed)
 
 
 def _attention(

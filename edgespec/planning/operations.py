@@ -26,9 +26,9 @@ LAYER_OPERATIONS = {
     "gemma4_text": 32,
     "lfm2": 19,  # whether it attends or convolves
     "lfm2_moe": 26,
-    # Of the layers that attend; states are read row by row where no kernel does it.
+    # Of the layers that attend.
     "granitemoehybrid": USUAL_OPERATIONS,
-    "falcon_h1": USUAL_OPERATIONS + 1,
+    "falcon_h1": 26,  # and keep a state
     "nemotron_h": 8,
     **{"qwen3_5_text": 30, "qwen3_5_moe_text": 45, "qwen3_next": 45},
     **{"qwen2_moe": 29, "glm4_moe": 38},
@@ -40,6 +40,13 @@ LAYER_OPERATIONS = {
     **{"hunyuan_v1_moe": 31, "ernie4_5_moe": 33},
 }
 """By model type; of mixtures without experts."""
+
+STATES_SAVE = {
+    "granitemoehybrid": 3,
+    **{"qwen3_5_text": 12, "qwen3_5_moe_text": 12, "qwen3_next": 11},
+}
+"""How many fewer a layer is made of that keeps a state in place of keys: a state takes four, as a
+GPU's kernels launch it. Torch without these goes row by row, which is not charged."""
 
 EXPERT_OPERATIONS = {
     "lfm2_moe": 10,
@@ -59,8 +66,11 @@ DRAFT_HEAD_OPERATIONS = 40
 most about so many; no test counts them."""
 
 
-def layer_operations(family: str, experts: float = 0.0, heads: int = 0) -> float:
-    """Of a layer of this model type, whose rows go through so many of its experts. `heads`: of
-    latents, whose two products are launched head by head, as GPUs do."""
-    of_heads = 2 * heads - 1 if heads else 0
-    return LAYER_OPERATIONS[family] + experts * EXPERT_OPERATIONS.get(family, 0) + of_heads
+def layer_operations(
+    family: str, experts: float = 0.0, states: float = 0.0, heads: int = 0
+) -> float:
+    """Of a layer of this model type, whose rows go through so many of its experts, or of the mean
+    one where a share of them keeps `states`. `heads`: of latents, whose two products are launched
+    head by head, as GPUs do."""
+    found = LAYER_OPERATIONS[family] - states * STATES_SAVE.get(family, 0)
+    return found + experts * EXPERT_OPERATIONS.get(family, 0) + (2 * heads - 1 if heads else 0)

@@ -1,12 +1,12 @@
-"""What products by codes are compiled to for GPUs that are not there, and what that predicts.
+"""What kernels are compiled to for GPUs that are not there, and what that predicts.
 
     python tests/benchmarks/gpu_code.py [--capability 87]
 
 Instructions a weight and thread in the innermost loop, by rows of a block, registers, shared memory
-and programs that a multiprocessor holds, of every form; then what an H200 took for the kernels of
-before beside the model (support.gpu_model), and what the model says of these, compiled for each: an
-H200, Orins and Thor, with what a million bytes of the larger matrix take. Markdown. Needs Triton;
-no GPU.
+and programs that a multiprocessor holds, of products by codes of every form; the same of what reads
+states; then what an H200 took for the kernels of before beside the model (support.gpu_model), and
+what the model says of these, compiled for each: an H200, Orins and Thor, with what a million bytes
+of the larger matrix take. Markdown. Needs Triton; no GPU.
 """
 
 from __future__ import annotations
@@ -45,6 +45,22 @@ def counted(compiled: list[Any], capability: int) -> Iterator[str]:
             f"| {name} | {each} | {first.registers} | {first.shared / 1024:.0f} | "
             f"{first.programs} |"
         )
+
+
+def states(compiled: list[Any], capability: int) -> Iterator[str]:
+    """A line for each published layer and kernel; instructions a row, where rows have a loop."""
+    from support.gpu_code import launch_states, loops_of, usage_of
+    from support.state_forms import PUBLISHED
+
+    yield "| layer of | kernel | registers | bytes shared | bytes spilled | programs | a row |"
+    yield "|" + " --- |" * 7
+    for name, form in PUBLISHED.items():
+        launch_states(form, torch.bfloat16)
+        for one in compiled[-4:]:
+            of, loops = usage_of(one, capability), loops_of(one)
+            row = max(map(len, loops)) if len(loops) > 1 else ""
+            shown = f"{of.registers} | {of.shared} | {of.spilled} | {of.programs} | {row}"
+            yield f"| {name} | {one.metadata.name} | {shown} |"
 
 
 def predicted(compiled: list[Any]) -> Iterator[str]:
@@ -117,7 +133,8 @@ def main() -> int:
     triton.runtime.driver.set_active(Device(options.capability))
     with tempfile.TemporaryDirectory() as folder:
         triton.knobs.cache.dir = folder
-        for part in (counted(compiled, options.capability), predicted(compiled)):
+        asked = compiled, options.capability
+        for part in (counted(*asked), states(*asked), predicted(compiled)):
             for line in (*part, ""):
                 print(line, flush=True)
     return 0

@@ -50,7 +50,7 @@ def tiny(folder: Path, *parts: str) -> dict[str, Any]:
     """What a tiny run finds, in an interpreter of its own."""
     if importlib.util.find_spec("triton") is None:
         pytest.skip("triton has no build for this machine")
-    command = [sys.executable, str(SCRIPT), "--tiny", "--out", str(folder)]
+    command = [sys.executable, str(SCRIPT), "--tiny", "--out", str(folder), "--minutes", "60"]
     done = subprocess.run(
         [*command, "--parts", ",".join(parts)],
         env=os.environ | {"OMP_NUM_THREADS": "1"},
@@ -68,7 +68,8 @@ def tiny(folder: Path, *parts: str) -> dict[str, Any]:
 
 
 def test_all_that_needs_no_other_process_goes_through_on_a_cpu(tmp_path: Path) -> None:
-    found = tiny(tmp_path, "right", "layers", "products", "attention", "passes", "d0")
+    parts = ("right", "layers", "products", "attention", "states", "passes", "d0")
+    found = tiny(tmp_path, *parts)
     checked = {line["what"] for line in found["right"]["lines"]}
     assert {
         "product, int4",
@@ -83,6 +84,10 @@ def test_all_that_needs_no_other_process_goes_through_on_a_cpu(tmp_path: Path) -
         *("none", "int4", "Q4_0", "none, cuBLAS", "int4, tinygemm", "int4-g32, tinygemm"),
         "nf4, bitsandbytes",
     ]
+    assert "layers of granitemoehybrid-mamba" in {line["what"] for line in found["layers"]["lines"]}
+    states = [(line["what"], line.get("way")) for line in found["states"]["lines"]]
+    ways = (None, "edgespec", "edgespec, by graph", "torch")
+    assert states == [(n, w) for n in ("states, gated delta", "short convolution") for w in ways]
 
 
 @pytest.mark.thorough

@@ -18,7 +18,7 @@ from support.operations import operations
 
 from edgespec.config import QUANTISATIONS
 from edgespec.model import block as block_module
-from edgespec.model import gemma4, latent, mixture
+from edgespec.model import gemma4, latent, mixture, state_mixer
 from edgespec.model.block import Block
 from edgespec.model.families import FAMILIES
 from edgespec.model.joint import CachedPart
@@ -26,6 +26,7 @@ from edgespec.model.loader import Checkpoint
 from edgespec.model.mixture import sum_of_experts
 from edgespec.model.row_math import BATCHED
 from edgespec.model.sources import quantising
+from edgespec.model.state_mixer import StateMath
 from edgespec.model.tree_attention import tree_mask
 from edgespec.planning.operations import (
     EXPERT_OPERATIONS,
@@ -92,9 +93,7 @@ def test_every_family_is_charged_what_its_layers_are_made_of(tmp_path: Path) -> 
         family = name.partition("-")[0]
         others = ("gemma4_text-experts", "nemotron_h-experts")
         if name.startswith(("granitemoehybrid-", "falcon_h1")) or name in others:
-            # Its layers turn no keys, which is less than is charged, or states are read row by row
-            # where no kernel does it, which is not charged; and see below.
-            continue
+            continue  # its layers turn no keys, which is less than is charged; and see below
         if name in ("lfm2-biases", "deepseek_v2-groups", "glm4_moe_lite-dense"):
             continue  # variants that no published model, or no small one, is of
         source = Checkpoint(write_family(tmp_path / name, name))
@@ -119,6 +118,30 @@ def test_heads_of_latents_are_launched_one_by_one_on_a_gpu(
     used = experts_used(run)
     found = operations(run)
     assert len(found) == layer_operations("glm4_moe_lite", used, heads=4), found
+
+
+def test_layers_with_states_are_charged_what_a_gpu_launches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four kernels (tests/kernels/interpreted/check_states.py counts them) in the place of torch,
+    which goes row by row."""
+    zeros = torch.zeros(2, 1024, dtype=torch.bfloat16)
+
+    def read(math: StateMath, layer: int, rows: object, projected: Any, seen: object) -> Any:
+        return zeros.flatten()[: 2 * math.form.inner].view(2, -1)
+
+    monkeypatch.setattr(state_mixer, "read_states", read)
+    for name, index in (
+        *(("granitemoehybrid-mamba", 2), ("falcon_h1", 2), ("nemotron_h", 0)),
+        *(("qwen3_5_text", 1), ("qwen3_5_moe_text", 1), ("qwen3_next", 1)),
+    ):
+        source = Checkpoint(write_family(tmp_path / name, name))
+        block = Block(source, index, index + 1, "bfloat16")
+        with case(name):
+            run, family = layer_of(block, 2), name.partition("-")[0]
+            used = experts_used(run) if block.has_experts else 0
+            found = operations(run)
+            assert len(found) + 4 == layer_operations(family, used, 1.0), found
 
 
 BESIDE = {

@@ -21,7 +21,8 @@ class Text:
 
     def __init__(self, block: Block, chunks: tuple[int, ...]) -> None:
         self.block, self.cache = block, block.new_cache(16)
-        self.tokens = torch.arange(PROMPT + len(TREE)) * 7 % block.vocab_size
+        self.prompt = sum(chunks)
+        self.tokens = torch.arange(self.prompt + len(TREE)) * 7 % block.vocab_size
         for count in chunks:
             first = self.cache.length
             self.run(np.tri(count, dtype=np.bool_), list(range(first, first + count)), first)
@@ -42,19 +43,23 @@ class Text:
         return self.tokens[rows].to(device), positions, self.cache, mask
 
     def tree(self) -> torch.Tensor:
-        return self.run(TREE, list(range(PROMPT, PROMPT + len(TREE))), PROMPT)
+        return self.run(*self.of_tree())
+
+    def of_tree(self) -> tuple[np.ndarray, list[int], int]:
+        """What `run` takes for the tree."""
+        return TREE, list(range(self.prompt, self.prompt + len(TREE))), self.prompt
 
     def path(self, nodes: list[int]) -> torch.Tensor:
         """The last row of a path of the tree, its rows one by one."""
         for number, node in enumerate(nodes):
             seen = np.ones((1, number + 1), np.bool_)
-            row = self.run(seen, [PROMPT + node], PROMPT)
+            row = self.run(seen, [self.prompt + node], self.prompt)
         return row[0]
 
 
 def jointly(texts: list[Text]) -> list[torch.Tensor]:
     """The trees of several texts, in one pass of the block that all have."""
-    every = [one.of(TREE, list(range(PROMPT, PROMPT + len(TREE))), PROMPT) for one in texts]
+    every = [one.of(*one.of_tree()) for one in texts]
     tokens, positions = (torch.cat([one[number] for one in every]) for number in range(2))
     parts = [CachedPart(number, one[2], one[3]) for number, one in enumerate(every)]
     out = texts[0].block.forward_joint(tokens, positions, parts)

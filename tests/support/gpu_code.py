@@ -14,7 +14,11 @@ import torch
 import triton
 
 from edgespec.kernels.gpu.code_words import Codes, chunk_of
+from edgespec.kernels.gpu.places import PATH, Paths
 from edgespec.kernels.gpu.products import CodesProduct, steps_of_turn
+from edgespec.kernels.gpu.states import GpuMixer
+from edgespec.model.state_form import StateForm
+from edgespec.model.triton_states import made_up
 
 TOOL = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
 """Of NVIDIA, beside Triton's own."""
@@ -30,11 +34,20 @@ _MOST = {87: (48, 16, 163), 90: (64, 32, 227), 110: (48, 24, 227)}
 programming guide)."""
 
 
+class Usage(NamedTuple):
+    """What one compiled kernel takes: registers of a thread, bytes of shared memory, bytes of a
+    thread that went to memory for want of registers, programs that a multiprocessor holds."""
+
+    registers: int
+    shared: int
+    spilled: int
+    programs: int
+
+
 class Code(NamedTuple):
     """One compiled kernel: instructions of a thread in one turn of the innermost loop that has
     tensor cores' ones, by name, and those besides at the end of a section, which other turns jump
-    over; registers of a thread, bytes of shared memory and programs that a multiprocessor holds at
-    once."""
+    over; the rest as Usage."""
 
     loop: Sequence[str]
     ending: Sequence[str]
@@ -45,22 +58,44 @@ class Code(NamedTuple):
 
 def code_of(compiled: Any, capability: int) -> Code:
     """Of a kernel that Triton compiled. Raises FileNotFoundError without NVIDIA's tool."""
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(compiled.asm["cubin"])
-        file.flush()
-        listing, usage = (_dump(file.name, option) for option in ("-sass", "-res-usage"))
-    lines = [(int(at, 16), text) for at, text in _INSTRUCTION.findall(listing)]
-    jumps = [(at, int(to[1], 16)) for at, text in lines if (to := _JUMP.search(text))]
-    loops = []
-    for end, first in jumps:
-        body = {at: text for at, text in lines if first <= at <= end}
-        if any("MMA" in text for text in body.values()):
-            loops.append(body)
+    loops = [body for body in loops_of(compiled) if any("MMA" in text for text in body.values())]
     loop = min(loops, key=len)
     over = {
-        at for begin, to in jumps for at in loop if begin in loop and begin < at < to <= max(loop)
+        at
+        for begin, to in _jumps(_lines(compiled))
+        for at in loop
+        if begin in loop and begin < at < to <= max(loop)
     }
-    found = re.search(r"REG:(\d+)", usage)
+    usage = usage_of(compiled, capability)
+    return Code(
+        [text for at, text in loop.items() if at not in over],
+        [loop[at] for at in sorted(over)],
+        *(usage.registers, usage.shared, usage.programs),
+    )
+
+
+def _lines(compiled: Any) -> list[tuple[int, str]]:
+    listing = _dump(compiled, "-sass")
+    return [(int(at, 16), text) for at, text in _INSTRUCTION.findall(listing)]
+
+
+def _jumps(lines: list[tuple[int, str]]) -> list[tuple[int, int]]:
+    return [(at, int(to[1], 16)) for at, text in lines if (to := _JUMP.search(text))]
+
+
+def loops_of(compiled: Any) -> list[dict[int, str]]:
+    """The instructions of its loops, by address."""
+    lines = _lines(compiled)
+    return [
+        {at: text for at, text in lines if first <= at <= end}
+        for end, first in _jumps(lines)
+        if first < end
+    ]
+
+
+def usage_of(compiled: Any, capability: int) -> Usage:
+    """As code_of."""
+    found = re.search(r"REG:(\d+) STACK:(\d+).* LOCAL:(\d+)", _dump(compiled, "-res-usage"))
     assert found is not None
     registers, shared = int(found[1]), int(compiled.metadata.shared)
     warps, programs, room = _MOST[capability]
@@ -69,16 +104,15 @@ def code_of(compiled: Any, capability: int) -> Code:
         *(programs, warps // compiled.metadata.num_warps, _REGISTERS // each),
         room * 1024 // (shared + 1024),
     )
-    return Code(
-        [text for at, text in loop.items() if at not in over],
-        [loop[at] for at in sorted(over)],
-        *(registers, shared, min(fit)),
-    )
+    return Usage(registers, shared, int(found[2]) + int(found[3]), min(fit))
 
 
-def _dump(path: str, option: str) -> str:
-    done = subprocess.run([TOOL, option, path], capture_output=True, text=True, check=True)
-    return done.stdout
+def _dump(compiled: Any, option: str) -> str:
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(compiled.asm["cubin"])
+        file.flush()
+        command = [TOOL, option, file.name]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
 class Form(NamedTuple):
@@ -151,3 +185,18 @@ def each_weight(product: CodesProduct, rows: int, code: Code) -> float:
     steps, (_, strips, _, words) = steps_of(product, rows), product.matrix.words.shape
     turn = len(code.loop) + len(code.ending) * steps / product.section
     return turn / (4 * words / 64 * (strips / product.tiles) * steps)
+
+
+def launch_states(form: StateForm, dtype: torch.dtype, began: bool = True) -> None:
+    """Launch what a pass of a few rows does in such a layer, over a state, or over none."""
+    cpu = torch.device("cpu")
+    vectors, before, projected = made_up(form, 1, 5)
+    mixer = GpuMixer(vectors, dtype, form.folded(dtype), **form.numbers)
+    kept, _ = before(dtype, cpu).held(0)
+    slots = torch.zeros((5, PATH), dtype=torch.int32)
+    paths, rows = Paths(slots, slots.flatten(), 30), projected.to(dtype)
+    state, out = torch.zeros(form.state), torch.zeros(5, form.inner)
+    entered = mixer.enter(rows, kept, paths)
+    folds = paths.every[:16]
+    mixer.read(kept, paths, entered, state if began else None, folds, state, (0, 5), out)
+    mixer.leave(rows, out)

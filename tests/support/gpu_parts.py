@@ -41,15 +41,19 @@ from edgespec.model.quantised.nf4 import library
 from edgespec.model.quantised.rounding import Packed
 from edgespec.model.quantised.selftest import made_up
 from edgespec.model.row_codes import CODED, as_held, coded_width
-from edgespec.model.row_math import BATCHED, Norm, RowMath
+from edgespec.model.row_math import BATCHED, Norm, RowMath, Taps
 from edgespec.model.sources import open_source
-from edgespec.model.tree_attention import AttentionForm, Visibility
+from edgespec.model.state_form import StateForm, wide
+from edgespec.model.state_mixer import StateMath, read_states
+from edgespec.model.state_torch import TorchStates
+from edgespec.model.tree_attention import AttentionForm, Visibility, tree_mask
 from edgespec.planning.profile import ROWS
 
-from .block_texts import PROMPT, TREE, Text, jointly
+from .block_texts import Text, jointly
 from .checkpoints import write_family
 from .cuda_graphs import GraphMaker, graphs_on
 from .packed_forms import FORMS
+from .state_forms import PUBLISHED, TINY_DELTA
 
 Line = Mapping[str, object]
 Product = Callable[[torch.Tensor], torch.Tensor]
@@ -60,6 +64,9 @@ _COPIES = 1 << 28
 _EXACT = {torch.float16: 6e-4, torch.bfloat16: 4e-3, torch.float32: 1e-6}
 """How far a product may be off: a rounding of the result."""
 
+_TEXT = 60
+"""Rows before those over states: more than a first state's boundary, fewer than slots are given."""
+
 _LAYERS_OFF = 0.05
 """How far a block in 16 bit may be off float64."""
 
@@ -68,9 +75,10 @@ _LAYERS_OFF = 0.05
 class Sizes:
     """What is measured. `matrices` [out, in]; `checked`: that of whose products every bit is
     compared, of `rows`, and `long`: one of which few rows' sections are shared out, many rows' not;
-    `packed`: forms of files; `copied`: bytes that go from a file to the device; `heads`, those of
-    keys, and their width; `texts`: cached rows before those that attend; `draft_rows`: of a draft's
-    pass; `rings`: stages, draft and temperature; `model`: whose answers these are;
+    `packed`: forms of files; `copied`: bytes that go from a file to the device; `prompt`: rows of a
+    family's text; `states`: layers that keep some; `convolved`: numbers of a row that is; `heads`,
+    those of keys, and their width; `texts`: cached rows before those that attend; `draft_rows`: of
+    a draft's pass; `rings`: stages, draft and temperature; `model`: whose answers these are;
     `profile_seconds`: what `edgespec profile` is given."""
 
     matrices: Sequence[tuple[int, int]] = ((28672, 4096), (4096, 4096), (4096, 14336), (6144, 4096))
@@ -83,9 +91,15 @@ class Sizes:
     forms: Sequence[str] = ("int4", "int4-g128", "int4-g32", "int8", "nf4")
     packed: Sequence[str] = ("Q4_K", "Q6_K")
     copied: int = 1 << 28
-    families: Sequence[str] = ("llama", "qwen3", "gemma2", "phi3", "mistral")
+    families: Sequence[str] = (
+        *("llama", "qwen3", "gemma2", "phi3", "mistral"),
+        *("granitemoehybrid-mamba", "qwen3_5_text", "lfm2", "glm4_moe_lite-dense"),
+    )
     family_layers: int = 4
+    prompt: int = 70
     family_settings: Mapping[str, int] = field(default_factory=dict)
+    states: Mapping[str, StateForm] = field(default_factory=lambda: PUBLISHED)
+    convolved: int = 2048
     texts: Sequence[int] = (256, 1024, 4096, 16384)
     trees: Sequence[int] = (1, 16, 64)
     heads: tuple[int, int, int] = (32, 8, 128)
@@ -105,6 +119,11 @@ class Sizes:
     new_tokens: int = 48
     seconds: float = 1.0  # for each line that is timed
 
+    @property
+    def most(self) -> int:
+        """Rows of any part."""
+        return max(self.rows, *self.counts, *self.batches)
+
 
 TINY = Sizes(
     matrices=((128, 128),),
@@ -117,9 +136,12 @@ TINY = Sizes(
     forms=("int4",),
     packed=("Q4_0",),
     copied=1 << 20,
-    families=("llama",),
+    families=("llama", "granitemoehybrid-mamba"),
     family_layers=1,
+    prompt=5,
     family_settings={"num_attention_heads": 2, "num_key_value_heads": 1},
+    states={"gated delta": TINY_DELTA},
+    convolved=20,
     texts=(5,),
     trees=(2,),
     heads=(2, 1, 16),
@@ -227,21 +249,22 @@ def layers(place: Place) -> Iterator[Line]:
             settings = place.sizes.family_settings
             source = open_source(write_family(Path(folder), family, **settings))
             end = place.sizes.family_layers
-            expected = Text(Block(source, 0, end, "float64"), (PROMPT,)).tree()
+            prompt = place.sizes.prompt
+            expected = Text(Block(source, 0, end, "float64"), (prompt,)).tree()
             for dtype in map(_name, place.sizes.dtypes):
                 block = Block(source, 0, end, dtype, place.device)
-                whole = Text(block, (PROMPT,)).tree()
+                whole = Text(block, (prompt,)).tree()
                 wrong = []
                 off = relative_error(whole.cpu(), expected)
                 if not off < _LAYERS_OFF:
                     wrong.append("float64")
-                alone = Text(block, (3, PROMPT - 4, 1)).path([0, 1, 3])
+                alone = Text(block, (3, prompt - 4, 1)).path([0, 1, 3])
                 if not torch.equal(alone, whole[3]):
                     wrong.append("alone")
-                joint = jointly([Text(block, (PROMPT,)), Text(block, (PROMPT - 1, 1))])
+                joint = jointly([Text(block, (prompt,)), Text(block, (prompt - 1, 1))])
                 if not all(torch.equal(one, whole) for one in joint):
                     wrong.append("jointly")
-                if not _tree_by_graph_is(place, Text(block, (PROMPT,)), whole):
+                if not _tree_by_graph_is(place, Text(block, (prompt,)), whole):
                     wrong.append("graphs")
                 line = {"what": f"layers of {family}", "dtype": dtype, "off": f"{off:.1e}"}
                 yield line | ({"wrong": ", ".join(wrong)} if wrong else {})
@@ -299,6 +322,38 @@ def attention(place: Place) -> Iterator[Line]:
         share = 2 * kv_heads * text * row / took[place.sizes.trees[0]] / place.memory
         line = {"cached": text, "heads": f"{heads[0]} of {dim}", "way": name}
         yield line | _microseconds(took) | {"of memory": f"{share:.0%}"}
+
+
+def states(place: Place) -> Iterator[Line]:
+    """What one layer does with rows over a state, and with a short convolution: against float64 and
+    in any batches, then microseconds by rows, beside torch's way, with launching, and by graph."""
+    from edgespec.model.triton_states import TritonStates  # needs triton
+
+    ways: dict[str, list[Product]] = {}
+    for name, form in place.sizes.states.items():
+        ways[f"states, {name}"] = [
+            _reading(place, form, partial(TritonStates, dtype=place.dtype), place.dtype),
+            _reading(place, form, TorchStates, place.dtype),
+            _reading(place, form, TorchStates, torch.float64),
+        ]
+    maths = (blocks.row_math(place.device, place.dtype), BATCHED)
+    ways["short convolution"] = [
+        *(_convolving(place, math, place.dtype) for math in maths),
+        _convolving(place, BATCHED, torch.float64),
+    ]
+    numbers = torch.arange(place.sizes.most, device=place.device)
+    for what, (own, other, exact) in ways.items():
+        rows = numbers[: place.sizes.rows]
+        yield _compared(place, what, own, rows, exact(rows.cpu()))
+        for way, work in (("edgespec", own), ("edgespec, by graph", own), ("torch", other)):
+            works: dict[int, Callable[[], object]] = {}
+            for count in place.sizes.counts:
+                run: Callable[[], object] = partial(work, numbers[:count])
+                run()  # makes the tables, which a pass has once for all layers
+                if way.endswith("graph"):
+                    run = _captured(place, run) or run
+                works[count] = partial(_settled, run, place.device)
+            yield {"what": what, "way": way} | _microseconds(place.timed(works))
 
 
 def passes_by_graph(place: Place) -> Iterator[Line]:
@@ -424,15 +479,16 @@ def answers(place: Place) -> Iterator[Line]:
 
 
 PARTS: dict[str, tuple[Callable[[Place], Iterator[Line]], float]] = {
-    "right": (right, 130.0),  # most of it is compiling, about a second for each kind
+    "right": (right, 120.0),  # most of it is compiling, about a second for each kind
     "layers": (layers, 45.0),
     "products": (products, 60.0),
     "attention": (attention, 25.0),
-    "passes": (passes_by_graph, 50.0),
+    "states": (states, 25.0),
+    "passes": (passes_by_graph, 45.0),
     "d0": (d0, 15.0),
     "memory": (memory, 15.0),
     "profile": (profile, 45.0),
-    "answers": (answers, 95.0),
+    "answers": (answers, 85.0),
 }
 """In order of worth, each with its share of eight minutes, in seconds."""
 
@@ -509,13 +565,13 @@ def _captured(place: Place, work: Callable[[], object]) -> Callable[[], None] | 
 def _tree_by_graph_is(place: Place, text: Text, whole: torch.Tensor) -> bool:
     """Whether a pass over the text's tree that was captured, and done again, gives these rows."""
     block = text.block
-    tokens, positions, cache, mask = text.of(TREE, list(range(PROMPT, PROMPT + len(TREE))), PROMPT)
-    if block.has_experts or block.token_rows is not None:
+    tokens, positions, cache, mask = text.of(*text.of_tree())
+    if block.has_experts or block.token_rows is not None or cache.folded is not None:
         return True  # they look at the rows on the way, or at the host's memory
     out, inputs = list[torch.Tensor](), block.embedded(tokens)
 
     def work() -> None:
-        cache.gather(PROMPT, np.arange(0))
+        cache.gather(text.prompt, np.arange(0))
         found = block.forward(inputs, positions, cache, mask)
         assert found is not None
         out[:] = [found]
@@ -628,6 +684,53 @@ def _attention(
         return row_math.attention(some, held[0], held[1], known[key], form)
 
     return attend
+
+
+def _reading(
+    place: Place, form: StateForm, make: Callable[..., StateMath], dtype: torch.dtype
+) -> Product:
+    """What some rows, by number, read that all follow one text: by what `make` makes of a form and
+    its vectors; in float64 on the CPU."""
+    from edgespec.model.triton_states import made_up
+
+    device = torch.device("cpu") if dtype == torch.float64 else place.device
+    vectors, before, projected = made_up(form, _TEXT, place.sizes.most)
+    math = make(form, {name: one.to(device, wide(dtype)) for name, one in vectors.items()})
+    rows, projected = before(dtype, device), projected.to(device, dtype)
+    rows.place(_TEXT, len(projected))
+    known: dict[int, Visibility] = {}
+
+    @torch.inference_mode()
+    def read(numbers: torch.Tensor) -> torch.Tensor:
+        count = len(numbers)
+        if count not in known:
+            places = torch.arange(_TEXT + count, device=device).clamp(max=_TEXT)
+            sees = tree_mask(_TEXT, np.eye(count, dtype=np.bool_), device)
+            known[count] = Visibility(sees, places[_TEXT:], places)
+        return read_states(math, 0, rows, projected.index_select(0, numbers), known[count])
+
+    return read
+
+
+def _convolving(place: Place, math: RowMath, dtype: torch.dtype) -> Product:
+    """The same of a short convolution."""
+    device = torch.device("cpu") if dtype == torch.float64 else place.device
+    width, most = place.sizes.convolved, place.sizes.most
+    taps = Taps(_by_chance(width, 1, 3).to(device, dtype), None)
+    held = _by_chance(1, 1, _TEXT + most, width).to(place.dtype).to(device, dtype)
+    mixed = _by_chance(most, 3 * width).to(place.dtype).to(device, dtype)
+    places = torch.arange(_TEXT + most, device=device).clamp(max=_TEXT)
+    sees = tree_mask(_TEXT, np.eye(most, dtype=np.bool_), device)
+    known: dict[tuple[int, int], Visibility] = {}
+
+    @torch.inference_mode()
+    def convolve(numbers: torch.Tensor) -> torch.Tensor:
+        key = len(numbers), numbers.data_ptr()
+        if key not in known:
+            known[key] = Visibility(sees[:, :, numbers], places[_TEXT:][numbers], places)
+        return math.convolved(held, mixed.index_select(0, numbers), known[key], taps)
+
+    return convolve
 
 
 @torch.inference_mode()

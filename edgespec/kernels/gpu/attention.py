@@ -70,7 +70,7 @@ def attention(
     wide = max(16, next_power_of_2(head_dim))
     block = max(_LEAST_BLOCK, min(_BLOCK, _BLOCK_BYTES // (wide * query.element_size())))
     sums = query.new_empty((sections, count, heads, wide + _SCALES), dtype=torch.float32)
-    pieces = None if len(keys) == 1 else _addresses(keys, values)
+    pieces = None if len(keys) == 1 else addresses_of(keys, values)
     device = query.get_device()
     tile = lanes // next_power_of_2(group)
     _sections_launcher(
@@ -144,7 +144,7 @@ def _join_launcher(heads: int, head_dim: int, wide: int, sinks: bool) -> Launche
     )
 
 
-def _addresses(keys: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> torch.Tensor:
+def addresses_of(keys: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> torch.Tensor:
     """Of each piece its first slot, where its keys and values lie, and elements between heads of
     either: int64 [pieces, 5]."""
     found, first = [], 0
@@ -155,7 +155,7 @@ def _addresses(keys: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> 
 
 
 @triton.jit
-def _held(pieces, count, slots, head, like, COLUMN: tl.constexpr, ROW: tl.constexpr):
+def held_at(pieces, count, slots, head, like, COLUMN: tl.constexpr, ROW: tl.constexpr):
     """Pointers to the rows of slots, of the keys (`COLUMN` 1) or values (2) of one head."""
     first = tl.zeros_like(slots).to(tl.int64)
     address = first
@@ -171,7 +171,7 @@ def _held(pieces, count, slots, head, like, COLUMN: tl.constexpr, ROW: tl.conste
 
 
 @triton.jit
-def _numbers(at, there, lane, like, DIM: tl.constexpr, ROW: tl.constexpr):
+def numbers_at(at, there, lane, like, DIM: tl.constexpr, ROW: tl.constexpr):
     """The rows that begin at these pointers, as numbers like those."""
     inside = there[:, None] & (lane < DIM)[None, :]
     rows = tl.load(at[:, None] + lane[None, :], mask=inside, other=0)
@@ -210,12 +210,12 @@ def _attend(
     there = slots >= 0
     least = tl.maximum(slots, 0).to(tl.int64)
     if PIECED:
-        key_at = _held(pieces, piece_count, least, head, keys, 1, ROW)
-        value_at = _held(pieces, piece_count, least, head, values, 2, ROW)
+        key_at = held_at(pieces, piece_count, least, head, keys, 1, ROW)
+        value_at = held_at(pieces, piece_count, least, head, values, 2, ROW)
     else:
         key_at = keys + head * key_stride + least * ROW
         value_at = values + head * value_stride + least * ROW
-    key = _numbers(key_at, there, lane, query, DIM, ROW)
+    key = numbers_at(key_at, there, lane, query, DIM, ROW)
     scores = tl.dot(query, tl.trans(key), input_precision="ieee") * scaling
     if CAPPED:
         scores = (2.0 * tl.sigmoid(2.0 * (scores / softcap)) - 1.0) * softcap
@@ -226,7 +226,7 @@ def _attend(
     weights = tl.exp(scores - base[:, None])
     before = tl.exp(most - base)
     total = tl.fma(total, before, tl.sum(weights, 1))
-    value = _numbers(value_at, there, lane, query, DIM, ROW)
+    value = numbers_at(value_at, there, lane, query, DIM, ROW)
     sums = tl.dot(weights.to(value.dtype), value, sums * before[:, None], input_precision="ieee")
     return greatest, total, sums
 

@@ -1,10 +1,16 @@
-"""Where rows find the keys that they see, by position: what attention on a GPU goes by."""
+"""Where rows find what they see, by position: what attention and states on a GPU go by."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
 import torch
+
+from edgespec.types.boundaries import AHEAD, STRIDE
+
+PATH = 64
+"""Slots in a row's path over a state: a power of two, with room for more than a row has."""
+assert PATH > AHEAD + STRIDE
 
 
 class Places(NamedTuple):
@@ -35,3 +41,13 @@ def places_of(mask: torch.Tensor, rows: torch.Tensor, slots: torch.Tensor) -> Pl
     agree = ((table == common) | (table < 0)).all(0)
     shared = agree.to(torch.int32).cumprod(0, dtype=torch.int32).sum(0, dtype=torch.int32)
     return Places(table.contiguous(), common, shared.view(1), rows)
+
+
+class Paths(NamedTuple):
+    """Where R rows over states find what they read, counted from the first slot that was not given
+    back: `slots` int32 [R, PATH], those of a row's path from its boundary on, the last one its own,
+    before them -1; `every` int32 [T], all in order; from `new` on those of these rows."""
+
+    slots: torch.Tensor
+    every: torch.Tensor
+    new: int

@@ -158,7 +158,7 @@ def _code_launcher(width: int, scale_at: int) -> Launcher:
 
 
 @triton.jit
-def _normed(x, gain, eps, WIDTH: tl.constexpr):
+def normed_row(x, gain, eps, WIDTH: tl.constexpr):
     """RMSNorm of one row, in float32."""
     return x * (1.0 / tl.sqrt_rn(tl.sum(x * x, 0) / WIDTH + eps)) * gain
 
@@ -187,12 +187,12 @@ def _norm(
     if ADDED:
         y = tl.load(more + at, mask=there, other=0.0).to(tl.float32)
         if ADDED_NORMED:
-            y = _normed(y, tl.load(more_gain + lane, mask=there, other=0.0), eps, WIDTH)
+            y = normed_row(y, tl.load(more_gain + lane, mask=there, other=0.0), eps, WIDTH)
         whole = (x + y * share).to(rows.dtype.element_ty)
         tl.store(out + at, whole, mask=there)
         x = whole.to(tl.float32)
     if NORMED:
-        x = _normed(x, tl.load(gain + lane, mask=there, other=0.0), eps, WIDTH)
+        x = normed_row(x, tl.load(gain + lane, mask=there, other=0.0), eps, WIDTH)
         tl.store(normed + at, x.to(rows.dtype.element_ty), mask=there)
 
 

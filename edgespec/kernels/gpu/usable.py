@@ -44,6 +44,11 @@ def complaint(device: torch.device) -> str:
     major, minor = torch.cuda.get_device_capability(device)
     if (major, minor) < _CAPABILITY:
         return f"it has compute capability {major}.{minor}, and they need 8.0"
+    return tried(trial, device)
+
+
+def tried(trial: Callable[[torch.device], str], device: torch.device) -> str:
+    """What a trial of kernels says of a device, or what came of it."""
     try:
         return trial(device)
     except ImportError as error:

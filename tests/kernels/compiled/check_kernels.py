@@ -1,5 +1,5 @@
-"""Every kernel compiles for an Orin, 16-bit rows are multiplied by its tensor cores, and a product
-by codes takes few instructions a weight."""
+"""Every kernel compiles for an Orin, 16-bit rows are multiplied by its tensor cores, a product by
+codes takes few instructions a weight, and all that states are read by fits into registers."""
 
 from __future__ import annotations
 
@@ -8,13 +8,24 @@ from typing import Any
 import pytest
 import torch
 import triton
-from support.gpu_code import FORMS, TOOL, Form, code_of, each_weight, empty
+from support.gpu_code import (
+    FORMS,
+    TOOL,
+    Form,
+    code_of,
+    each_weight,
+    empty,
+    launch_states,
+    usage_of,
+)
+from support.state_forms import GRANITE, PUBLISHED, QWEN
 from support.triton_device import Device
 
 from edgespec.kernels.gpu import rows as rows_kernels
 from edgespec.kernels.gpu.attention import attention
 from edgespec.kernels.gpu.places import Places
 from edgespec.kernels.gpu.plain_product import plain_product
+from edgespec.kernels.gpu.states import convolved
 from edgespec.model.row_codes import CODED, as_held
 
 HALF, BRAIN, FLOAT = torch.float16, torch.bfloat16, torch.float32
@@ -82,6 +93,24 @@ def check_attention(compiled: list[Any]) -> None:
         query = torch.zeros(5, heads, dim, dtype=dtype)
         attention(query, key, key, places, 0.1, softcap, window)
     assert len(compiled) == 2 * (len(HEADS) + len(NARROW_HEADS))
+
+
+@pytest.mark.skipif(not TOOL.exists(), reason=f"{TOOL.name} is not beside Triton here")
+@pytest.mark.parametrize("capability", [87, 90, 110])
+def check_states(compiled: list[Any], capability: int) -> None:
+    triton.runtime.driver.set_active(Device(capability))
+    for name, form in PUBLISHED.items() if capability == 87 else [("", QWEN)]:
+        launch_states(form, BRAIN)
+        found = [usage_of(one, capability) for one in compiled[-4:]]
+        assert not any(one.spilled for one in found), (name, found)
+        assert found[2].programs >= 12, (name, found)  # of one warp, which waits for memory
+    launch_states(GRANITE, FLOAT, began=False)
+    held, slots = torch.zeros(1, 64, 2048, dtype=HALF), torch.zeros(5, 3, dtype=torch.int64)
+    gains, mixed = torch.zeros(3, 2048), torch.zeros(5, 3 * 2048, dtype=HALF)
+    absent = torch.zeros(5, 3, 1, dtype=torch.bool)
+    for pieces in (1, 2):
+        convolved([held] * pieces, slots, absent, gains, gains[0] if pieces > 1 else None, mixed)
+    assert len({one.metadata.name for one in compiled}) == 5
 
 
 def check_rows(compiled: list[Any]) -> None:

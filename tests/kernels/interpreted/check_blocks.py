@@ -18,7 +18,11 @@ from edgespec.model.sources import open_source
 @pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore:overflow encountered in exp")  # of a gate, whose tanh is 1 then
 @pytest.mark.parametrize(
-    ("family", "end"), [("llama", 2), ("gemma2", 2), ("qwen3", 2), ("gemma4_text-shared", 5)]
+    ("family", "end"),
+    [
+        *(("llama", 2), ("gemma2", 2), ("qwen3", 2), ("gemma4_text-shared", 5)),
+        *(("lfm2", 2), ("granitemoehybrid-mamba", 2), ("qwen3_5_text", 1)),
+    ],
 )
 def check_rows_do_not_know_their_batch(tmp_path: Path, family: str, end: int) -> None:
     source = open_source(write_family(tmp_path / "m", family))
