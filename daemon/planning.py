@@ -28,7 +28,6 @@ from edgespec.model.manifest import Manifest, manifest_of
 from edgespec.planning.architecture import Architecture, architecture_of, longest_context
 from edgespec.planning.catalogue import MODELS
 from edgespec.planning.cost_model import (
-    ARCHITECTURES,
     NO_DRAFT,
     NO_FILE,
     PUBLISHED,
@@ -66,12 +65,14 @@ GGUF_HEAD_BITS = 9
 @dataclass(frozen=True, slots=True)
 class Quants:
     """What `--quant`, `--head-quant` and `--draft-quant` say; "auto": as daemon.precision chooses,
-    or as block files have it. `caches`: `--cache-dtype`, of which 8 bits count alone."""
+    or as block files have it. `caches`: `--cache-dtype`, of which 8 bits count alone. `dtype`: of
+    rows, and of what is held as values of a packed file."""
 
     stages: str = AUTO
     head: str = AUTO
     draft: str = AUTO
     caches: str = AUTO
+    dtype: str = "bfloat16"
 
 
 class _DeviceEntry(FileStruct, frozen=True):
@@ -127,7 +128,7 @@ def planned_needs(
     """
     held = (config.quantisation, config.head_quantisation, config.draft_quantisation)
     stages, head, drafts = (one.name for one in held)
-    quants = Quants(stages, head, drafts, config.cache_dtype)
+    quants = Quants(stages, head, drafts, config.cache_dtype, config.dtype)
     draft = config.draft if with_draft else ""
     try:
         asked = model_to_plan(config.model, quants, draft or NONE)
@@ -153,7 +154,7 @@ def _base(model: str, quants: Quants) -> ModelToPlan:
     known = MODELS.get(known_name(model))
     packed = known is not None and model == known.gguf
     if known is None or Path(model).exists() or (packed and is_here(model)):
-        return stored_model(model, quants.stages, quants.head)
+        return stored_model(model, quants)
     of, quantisation = known.sizes, quantisation_for(model, quants.stages)
     head = head_quantisation_for(model, quantisation, quants.head)
     planned = PlannedModel(
@@ -208,7 +209,7 @@ def measured_share(profile: Profile) -> tuple[int, int]:
 # --- models -------------------------------------------------------------------------------------
 
 
-def stored_model(model: str, quant: str, head_quant: str = AUTO) -> ModelToPlan:
+def stored_model(model: str, quants: Quants) -> ModelToPlan:
     """A model whose files are here: a folder, a file, or a hub id that was downloaded.
 
     Of a packed model also the forms of its matrices are looked up, which imports torch. Raises
@@ -216,19 +217,19 @@ def stored_model(model: str, quant: str, head_quant: str = AUTO) -> ModelToPlan:
     """
     config, where = read_config(model)
     of = architecture_of(config, where)
-    made = manifest_of(model)
+    made, quant = manifest_of(model), quants.stages
     if made is not None and quant not in (AUTO, made.quantisation.name):
         raise ConfigError(
             f"{model} holds block files in {made.quantisation.name}, not {quant}; leave --quant "
             "out, or give the folder of the original model"
         )
     quantisation = quantisation_for(model, quant)
-    head = head_quantisation_for(model, quantisation, head_quant)
+    head = head_quantisation_for(model, quantisation, quants.head)
     planned = PlannedModel(
         known_name(model) or Path(model).resolve().name,
         of,
         quantisation,
-        file=_file_of(model, made) if quantisation == FILE else NO_FILE,
+        file=_file_of(model, made, quants.dtype) if quantisation == FILE else NO_FILE,
         head=head,
         head_file_bytes=_head_file_bytes(model, made) if head == FILE else 0,
     )
@@ -236,8 +237,8 @@ def stored_model(model: str, quant: str, head_quant: str = AUTO) -> ModelToPlan:
     return ModelToPlan(planned, longest_context(config, where), split)
 
 
-def _file_of(model: str, made: Manifest | None) -> FileBytes:
-    """The largest layer, each matrix held in the form that its file has."""
+def _file_of(model: str, made: Manifest | None, dtype: str) -> FileBytes:
+    """The largest layer, each matrix held in the form that its file has, or in `dtype`."""
     import torch
 
     from edgespec.model.block_file import BlockFile
@@ -259,7 +260,7 @@ def _file_of(model: str, made: Manifest | None) -> FileBytes:
     for one in needed:
         if one.looked_up:
             continue
-        held = held_bytes(one.form, one.shape, torch.bfloat16)
+        held = held_bytes(one.form, one.shape, getattr(torch, dtype))
         layers[one.layer] += held
         experts[one.layer] += held if ".experts." in one.name else 0
         unpacked = unpacked or one.form.kind == "fp8"
@@ -301,8 +302,7 @@ def _draft(choice: DraftChoice, base: PlannedModel, quantisation: Quantisation) 
     one = next((one for one in choice.members if one.weights or one.name in _HEADS), None)
     if one is None:
         return replace(NO_DRAFT, name=_names(choice))
-    listed = MODELS.get(base.name)  # whose sizes alone do not say of which family they are
-    of = ARCHITECTURES[base.name] if listed and listed.sizes == base.of else base.of
+    of = base.of
     if one.name == "mtp" and of.family not in DELTA:
         raise ConfigError(
             f"{base.name} ships no MTP head that edgespec reads; plan another --draft"
@@ -321,7 +321,7 @@ def _draft(choice: DraftChoice, base: PlannedModel, quantisation: Quantisation) 
     packed = NO_FILE
     if quantisation == FILE:
         here = known is None or is_here(one.folder)
-        packed = _file_of(one.folder, None) if here else _usual_file(one.folder, of)
+        packed = _file_of(one.folder, None, Quants().dtype) if here else _usual_file(one.folder, of)
     return draft_costs_of(name, of, quantisation, draft_head(base.head), packed)
 
 

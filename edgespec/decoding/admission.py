@@ -45,8 +45,9 @@ class CoordinatorSettings:
     source. `live`: requests that are answered at once, at most.
     `vocabulary`: how many tokens the model has. `own_stage`: the stage on the coordinator's device,
     0: none. `usual`: how it is sampled where a request does not say. `folds`: some layers fold
-    rows into states (types.boundaries): guesses are not far ahead, and no request begins with rows
-    of another; then a request counts as `state_rows` more, for what these take however long it is.
+    rows into states (types.boundaries): guesses are not far ahead, and a request begins with rows
+    of another only where that ended, in its place; each counts as `state_rows` more, for what these
+    take however long it is.
     """
 
     stages: int

@@ -65,7 +65,7 @@ class CoordinatorMachine:
     def __init__(self, ring: CoordinatorSettings, codec: TextCodec) -> None:
         self._ring, self._codec = ring, codec
         self._state = RingState(ring.recovery)
-        self.rows = RowAccount(ring.kept_rows, ring.shares_prefixes)
+        self.rows = RowAccount(ring.kept_rows, ring.shares_prefixes, ring.folds, ring.state_rows)
         self._holdings = Holdings(self.rows, ring.needs if ring.draft else None, ring.folds)
         self._flights = Flights(ring.stages, ring.vocabulary)
         self._numbers, self.learnt = 0, Learnt()

@@ -36,7 +36,7 @@ class Holdings:
         long as there is room beside `live_rows` of live requests."""
         # A draft source that needs hidden rows cannot go on from rows that it has not read.
         known = request.policy.drafts or not self._needs_hidden
-        if not answered or not known or request.tree is None or self._folds:
+        if not answered or not known or request.tree is None:
             return self.free_all([request])
         gone = self._rows.keep(request.number, _cached_prefix(request), live_rows)
         kept = [] if request.number in gone else _last_effects(request)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 
 from edgespec.planning.memory import STEP
 from edgespec.tree import stems
@@ -45,10 +46,12 @@ class PrefixCache(dict[int, CachedPrefix]):
     preamble: those rows are in the caches already. They stay there until their room is needed.
     """
 
-    def __init__(self, across_askers: bool = False) -> None:
-        """`across_askers`: rows of one asker may be of use to another."""
+    def __init__(self, across_askers: bool = False, folds: bool = False) -> None:
+        """`across_askers`: rows of one asker may be of use to another. `folds`: rows are folded
+        into states, so that only all rows of a request can be gone on with."""
         super().__init__()
         self._across = across_askers
+        self._least_shared = inf if folds else stems.LEAST_ROWS
 
     @property
     def rows(self) -> int:
@@ -89,7 +92,7 @@ class PrefixCache(dict[int, CachedPrefix]):
         shared = {
             number: rows
             for number, rows in common.items()
-            if rows >= (LEAST_ROWS if number in whole else stems.LEAST_ROWS)
+            if rows >= (LEAST_ROWS if number in whole else self._least_shared)
         }
         if not shared:
             return None
@@ -112,11 +115,14 @@ class RowAccount:
     every stage: until then its end is put off.
     """
 
-    def __init__(self, limit: int, across_askers: bool = False) -> None:
+    def __init__(
+        self, limit: int, across_askers: bool = False, folds: bool = False, state_rows: int = 0
+    ) -> None:
         """`limit`: rows that live and answered requests may take up together; with 0 nothing is
-        kept. `across_askers`: see PrefixCache."""
+        kept. `across_askers`, `folds`: see PrefixCache; `state_rows`: how many an answered request
+        counts as more, as live ones do, for what their states take."""
         self.limit = limit
-        self._cache = PrefixCache(across_askers)
+        self._cache, self._state_rows = PrefixCache(across_askers, folds), state_rows
         self._stems = stems.Stems()
         self._begun: dict[int, ReusedPrefix | None] = {}  # those whose opening has not left
         self._opening: dict[int, int] = {}  # the bases of requests whose opening is on its way
@@ -156,7 +162,8 @@ class RowAccount:
 
     def used(self, live: int) -> int:
         """Rows that are held if live requests hold `live`, shared ones counted for each of them."""
-        return live + self._cache.rows - self.saved
+        kept = self._cache.rows + self._state_rows * len(self._cache)
+        return live + kept - self.saved
 
     def status(self, live: int) -> tuple[int, int, int]:
         """What a status says of them: of live requests, kept beside those, and the limit."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import mul
 from typing import Any
 
@@ -167,6 +167,11 @@ class Architecture:
         return self.layers - self.convolutions - self.alone - others
 
     @property
+    def attentive(self) -> Architecture:
+        """The same with attention and an MLP in every layer, as draft heads for it have them."""
+        return replace(self, convolutions=0, states=0, beside=False, alone=0)
+
+    @property
     def convolution_matrices(self) -> Matrices:
         """Shapes [out, in] of the matrices around a convolution."""
         return ((3 * self.hidden, self.hidden), (self.hidden, self.hidden))
@@ -297,10 +302,11 @@ class Architecture:
     @property
     def request_bytes(self) -> int:
         """Bytes that one layer holds of a request however long it is: states and the rows that are
-        not folded into them, in 32 bit, and in 16 bit their convolution's inputs."""
+        not folded into them, and their convolution's inputs: in 32 bit, which is too much for the
+        inputs where a ring computes in 16."""
         keys = self.state_groups * self.state_key
         inner = self.state_heads * self.state_value
-        row = 4 * (keys + inner + self.state_heads) + 2 * (2 * keys + inner)
+        row = 4 * (3 * keys + 2 * inner + self.state_heads)
         state = HELD_STATES * 4 * inner * self.state_key
         return self.states * (state + HELD_ROWS * row) // self.layers
 

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from importlib import resources
 from typing import Annotated
 
-from msgspec import Meta, field
+from msgspec import Meta, field, structs
 
 from edgespec.planning.architecture import FAMILIES, Architecture, gguf_bytes
 from edgespec.planning.refused import Refusal, refusal_of
@@ -94,7 +95,11 @@ class _Catalogue(FileStruct, frozen=True):
 
 def _read() -> _Catalogue:
     file = resources.files(__package__) / _FILE
-    return read_as(_Catalogue, file.read_bytes(), _FILE, "install edgespec again", _VERSION)
+    found = read_as(_Catalogue, file.read_bytes(), _FILE, "install edgespec again", _VERSION)
+    for name, model in found.models.items():
+        sizes = replace(model.sizes, family=model.family)
+        found.models[name] = structs.replace(model, sizes=sizes)
+    return found
 
 
 def squeezed(name: str) -> str:

@@ -25,7 +25,7 @@ EAGLE3_VOCAB = 32000
 PLAIN, HEAD = QUANTISATIONS["none"], QUANTISATIONS["int8"]
 """How output heads are held: in 16 bit where the layers are, in 8 where these have 4 or 8."""
 
-ARCHITECTURES = {name: replace(model.sizes, family=model.family) for name, model in MODELS.items()}
+ARCHITECTURES = {name: model.sizes for name, model in MODELS.items()}
 """From the models' published config.json files."""
 
 
@@ -165,10 +165,12 @@ class CostModel:
         """Bytes of one row's hidden state on the wire, 16 bit."""
         return 2 * self.hidden_size
 
-    def operations(self, rows: int) -> float:
-        """Of which a layer is made that `rows` rows go through."""
+    def operations(self, rows: int, by_head: bool = False) -> float:
+        """Of which a layer is made that `rows` rows go through; `by_head`: products by matrices of
+        single heads are launched one by one."""
         experts = self.experts_of(rows) if self.experts else 0.0
-        return layer_operations(self.family, experts, self.of.states / self.of.layers)
+        heads = self.of.heads if by_head and self.of.latent else 0
+        return layer_operations(self.family, experts, self.of.states / self.of.layers, heads)
 
     def experts_of(self, rows: int) -> float:
         """How many experts of a layer `rows` rows go through, if each chooses by chance.
@@ -276,6 +278,7 @@ def eagle_costs(base: str, of: Architecture, bits: int, head: HeadCosts) -> Draf
     In front of the layer a matrix of 2 hidden × hidden joins a token's embedding and the base's
     hidden state. The head is there anyway, the base's embedding and rows of the head are not.
     """
+    of = of.attentive
     weights = of.layer_weights + 2 * of.hidden * of.hidden
     vocab, rows = min(of.vocab, DRAFT_VOCABULARY), HeadCosts(0)
     if vocab < of.vocab:
@@ -299,6 +302,7 @@ def eagle3_costs(base: str, of: Architecture, bits: int, head: HeadCosts) -> Dra
     The matrix that joins three hidden states runs over committed rows only: it is held, and not
     charged. The base's embedding, which D0 needs too, stays in its file.
     """
+    of = of.attentive
     wider = of.hidden * (of.width + 2 * of.kv_width)
     form = draft_head(NAMED[head.quantisation])
     own = head_costs(min(of.vocab, EAGLE3_VOCAB), of.hidden, form)
@@ -316,9 +320,9 @@ def eagle3_costs(base: str, of: Architecture, bits: int, head: HeadCosts) -> Dra
 
 
 def mtp_costs(base: str, of: Architecture, bits: int, head: HeadCosts) -> DraftCosts:
-    """The MTP head that a base ships: as EAGLE-2's, its layer one of those that attend; of mixtures
-    the experts of one row are charged. The base's embedding stays in its file."""
-    costs = eagle_costs(base, replace(of, states=0, convolutions=0), bits, head)
+    """The MTP head that a base ships: as EAGLE-2's; of mixtures the experts of one row are
+    charged. The base's embedding stays in its file."""
+    costs = eagle_costs(base, of, bits, head)
     idle = of.mlp_weights * (of.experts - of.active) // max(1, of.experts)
     unread = packed_bytes(idle, bits)
     return replace(
@@ -346,6 +350,7 @@ def one_pass_costs(
     A committed row is charged as one that goes through whole layers, which is too much, as only its
     keys and values are made.
     """
+    of = of.attentive
     attention = of.layer_weights - of.mlp_weights
     weights = round(form.attention * attention + form.mlp * of.mlp_weights)
     scored = form.vocab if form.vocab < 1 else min(1.0, DRAFT_VOCABULARY / of.vocab)

@@ -72,7 +72,7 @@ class NodeCosts:
         model = self.model
         dense_bytes = model.layer_bytes - model.expert_bytes
         dense = self._matrices(rows, dense_bytes, model.bits)
-        launch = self._launch(requests, model.operations(rows))
+        launch = self._launch(requests, model.operations(rows, self.profile.launches_ahead))
         read = model.kv_bytes * model.of.seen_share
         return self._layer(dense + self._experts(rows), seen, read, launch)
 

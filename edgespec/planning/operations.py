@@ -32,7 +32,7 @@ LAYER_OPERATIONS = {
     "nemotron_h": 8,
     **{"qwen3_5_text": 30, "qwen3_5_moe_text": 45, "qwen3_next": 45},
     **{"qwen2_moe": 29, "glm4_moe": 38},
-    # With one product for all heads, as on a CPU; a GPU launches one for each.
+    # With one product for all heads, as on a CPU; see layer_operations.
     **{"deepseek_v2": 37, "deepseek_v3": 49, "glm4_moe_lite": 43},
     **{"seed_oss": 17, "ministral3": 18, "hunyuan_v1_dense": 19, "exaone4": 19, "ernie4_5": 20},
     **{"olmo2": 21, "olmo3": 21, "gemma": 21, "glm4": 22, "cohere2": 22},
@@ -66,8 +66,11 @@ DRAFT_HEAD_OPERATIONS = 40
 most about so many; no test counts them."""
 
 
-def layer_operations(family: str, experts: float = 0.0, states: float = 0.0) -> float:
+def layer_operations(
+    family: str, experts: float = 0.0, states: float = 0.0, heads: int = 0
+) -> float:
     """Of a layer of this model type, whose rows go through so many of its experts, or of the mean
-    one where a share of them keeps `states`."""
-    saved = states * STATES_SAVE.get(family, 0)
-    return LAYER_OPERATIONS[family] - saved + experts * EXPERT_OPERATIONS.get(family, 0)
+    one where a share of them keeps `states`. `heads`: of latents, whose two products are launched
+    head by head, as GPUs do."""
+    found = LAYER_OPERATIONS[family] - states * STATES_SAVE.get(family, 0)
+    return found + experts * EXPERT_OPERATIONS.get(family, 0) + (2 * heads - 1 if heads else 0)

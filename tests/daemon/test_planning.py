@@ -8,8 +8,9 @@ from itertools import product
 from pathlib import Path
 
 import pytest
+import torch
 from support.checkpoints import write_checkpoint, write_family
-from support.ggufs import tokenizer_values, write_gguf
+from support.ggufs import all_as, tokenizer_values, write_gguf
 from support.packed_folders import fp8, write_mxfp4, write_packed
 
 from edgespec.config import FILE, QUANTISATIONS
@@ -25,8 +26,10 @@ from edgespec.daemon.planning import (
 from edgespec.daemon.profiles import profile_named
 from edgespec.errors import ConfigError
 from edgespec.model.hub import ModelFiles, model_files
+from edgespec.model.inventory import block_parts
 from edgespec.model.manifest import MANIFEST, BlockEntry, Manifest
 from edgespec.model.sharding import Sharding
+from edgespec.model.sources import open_source
 from edgespec.planning.catalogue import MODELS
 from edgespec.planning.cost_model import COST_MODELS
 from edgespec.planning.costs import NodeCosts
@@ -83,7 +86,8 @@ def test_known_models_are_planned_without_asking_the_hub(monkeypatch: pytest.Mon
     for name, known in MODELS.items():
         drafts = ["none", *{"independent", "eagle3"} & {one.source for one in known.drafts}]
         for model, draft in product(filter(None, (name, known.hub, known.gguf)), drafts):
-            assert model_to_plan(resolved(model), Quants(), draft).model.name == name, model
+            asked = model_to_plan(resolved(model), Quants(), draft).model
+            assert (asked.name, asked.costs.family) == (name, known.family), model
 
 
 def test_block_files_say_how_they_are_quantised_and_cut(tmp_path: Path) -> None:
@@ -125,6 +129,24 @@ def test_layers_of_a_packed_file_count_as_the_largest_is_held(tmp_path: Path) ->
     Sharding(str(file), FILE, FILE).into(sharded, ((0, 1), (1, 2)), lambda what, done, layers: None)
     again = model_to_plan(str(sharded), Quants(draft="none"), "")
     assert (again.model.file, again.split) == (asked.file, (1, 1))
+
+
+def test_what_latents_need_as_values_is_counted_in_what_a_ring_computes_in(tmp_path: Path) -> None:
+    """An older file has what makes keys turned, so its values are taken: loading counts them, too,
+    and in a ring of CPUs they take 32 bits."""
+    sizes = {"kv_lora_rank": 64, "qk_nope_head_dim": 64, "v_head_dim": 32, "hidden_size": 64}
+    sizes |= {"intermediate_size": 64, "moe_intermediate_size": 32, "q_lora_rank": 32}
+    file = tmp_path / "m.gguf"
+    types = all_as("Q8_0")
+    write_gguf(
+        write_family(tmp_path / "plain", "glm4_moe_lite", **sizes), file, types, heads_apart=False
+    )
+    parts, planned = block_parts(open_source(file, FILE), 1, 2), []
+    for dtype in ("bfloat16", "float32"):
+        asked = model_to_plan(str(file), Quants(draft="none", dtype=dtype), "none").model
+        assert asked.file.layer == parts.held_bytes(getattr(torch, dtype))
+        planned.append(asked.file.layer)
+    assert planned[1] - planned[0] > 2 * 4 * 64 * 64, "of four heads"
 
 
 def test_experts_that_are_packed_closer_are_charged_apart(tmp_path: Path) -> None:

@@ -51,6 +51,20 @@ def test_rows_are_counted_once_and_kept_ones_give_way() -> None:
     assert rows.saved == len(rows) == 0
 
 
+def test_of_folded_rows_only_all_are_gone_on_with() -> None:
+    """Each kept request counts its states."""
+    rows = RowAccount(1000, folds=True, state_rows=200)
+    opened(rows, 1, range(300))
+    assert rows.keep(1, prefix(range(300)), 0) == []
+    assert rows.used(0) == 500
+    assert begun(rows, 2, [*range(299), 7, 8]) is None
+    whole = begun(rows, 3, range(310))
+    assert whole is not None
+    assert whole.ends
+    opened(rows, 4, range(400, 500))
+    assert rows.keep(4, prefix(range(400, 500)), 800) == [4], "its states have no room"
+
+
 def test_a_base_is_not_freed_before_the_openings_of_all_that_begin_with_it() -> None:
     rows = RowAccount(1000)
     opened(rows, 1, range(300))

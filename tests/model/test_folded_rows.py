@@ -6,6 +6,7 @@ alone for test_row_invariance.
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,7 @@ from edgespec.model.block import Block
 from edgespec.model.folded_rows import FoldedRows
 from edgespec.model.row_math import SingleRows
 from edgespec.model.sources import open_source
+from edgespec.planning.architecture import architecture_of
 from edgespec.tree.ledger import RetainSet, Rows
 from edgespec.types.boundaries import AHEAD, HELD_ROWS, HELD_STATES
 
@@ -74,6 +76,26 @@ def test_what_is_held_does_not_grow_with_the_text(block: Block) -> None:
         assert order is not None
         stage.cache.gather(place, order)
     assert all(len(mine) <= 2 for mine in held(stage).states.values())
+
+
+@pytest.mark.parametrize("name", ["granitemoehybrid-mamba", "qwen3_5_text"])
+def test_what_is_planned_of_a_request_is_what_layers_hold_in_32_bit(
+    tmp_path: Path, name: str
+) -> None:
+    """With sizes whose rows end with a line of memory, as those of published models."""
+    settings: dict[str, dict[str, int]] = {
+        "granitemoehybrid-mamba": {"mamba_d_state": 16, "mamba_n_heads": 16, "mamba_n_groups": 1},
+        "qwen3_5_text": {"linear_num_value_heads": 16, "linear_value_head_dim": 16},
+    }
+    folder = write_family(tmp_path / name, name, **settings[name])
+    of = architecture_of(json.loads((folder / "config.json").read_text()), name)
+    stage = Stage(Block(open_source(folder), 0, 4, "float32"))
+    rows = held(stage)
+    rows.place(0, HELD_ROWS)
+    for mine in rows.states.values():
+        for boundary in range(HELD_STATES):
+            mine[boundary] = torch.zeros(of.state_heads, of.state_key, of.state_value)
+    assert rows.nbytes == of.request_bytes * of.layers == of.states * (rows.nbytes // 3)
 
 
 def test_guesses_farther_ahead_fold_their_own_path(block: Block) -> None:

@@ -18,7 +18,7 @@ from support.operations import operations
 
 from edgespec.config import QUANTISATIONS
 from edgespec.model import block as block_module
-from edgespec.model import gemma4, mixture, state_mixer
+from edgespec.model import gemma4, latent, mixture, state_mixer
 from edgespec.model.block import Block
 from edgespec.model.families import FAMILIES
 from edgespec.model.joint import CachedPart
@@ -106,6 +106,18 @@ def test_every_family_is_charged_what_its_layers_are_made_of(tmp_path: Path) -> 
             if name == "lfm2":
                 attending = operations(layer_of(Block(source, 1, 2, "bfloat16"), 2))
                 assert len(attending) == len(found), attending
+
+
+def test_heads_of_latents_are_launched_one_by_one_on_a_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = Checkpoint(write_family(tmp_path / "m", "glm4_moe_lite"))
+    monkeypatch.setattr(latent, "RowProduct", int)  # as if none were compiled
+    block = Block(source, 2, 3, "bfloat16")
+    run = layer_of(block, 2)
+    used = experts_used(run)
+    found = operations(run)
+    assert len(found) == layer_operations("glm4_moe_lite", used, heads=4), found
 
 
 def test_layers_with_states_are_charged_what_a_gpu_launches(

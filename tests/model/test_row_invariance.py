@@ -7,6 +7,8 @@ requests and stems see tests/backends (test_joint_parts, test_shared_rows).
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -16,16 +18,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.cases import case
 from support.checkpoints import FAMILY_SETTINGS, FOLDING, write_family
+from support.live_trees import LiveTrees, Model, Play, plays
+from support.one_by_one import OneByOne
 from support.pipelines import CUTS, Grower, Pipeline, random_tokens
 from support.tiers import examples, thorough, tiered
 
 from edgespec.model import block as block_module
-from edgespec.model.block import Block
 from edgespec.model.ends import OutputHead
-from edgespec.model.kv_cache import TwoRegionCache
 from edgespec.model.row_math import SingleRows
 from edgespec.model.sources import open_source
-from edgespec.model.tree_attention import tree_mask
 
 DTYPES = ("bfloat16", "float16", "float32")
 NARROW = ("float32+int8", "bfloat16+int8", "float32+float16")
@@ -34,31 +35,6 @@ NAMES = list(FAMILY_SETTINGS)
 STATES = [name for name in FOLDING if name != "nemotron_h-experts"]
 """Without one whose states are another's."""
 QUICK = ["llama", "gemma2", "phi3", "gpt_oss", "granite", "lfm2"]
-
-
-class OneByOne:
-    """A model whose rows are run one a pass, in one block: what all others are compared with."""
-
-    def __init__(self, folder: Path, dtype: str) -> None:
-        source, (dtype, _, held) = open_source(folder), dtype.partition("+")
-        self._block = Block(source, 0, source.layers, dtype, cache_dtype=held)
-        # By path, the row at its end and a cache that holds the path and nothing else.
-        self._known: dict[tuple[int, ...], tuple[torch.Tensor, TwoRegionCache]] = {}
-
-    def row(self, path: list[int]) -> torch.Tensor:
-        """The hidden row [H] at the end of a path."""
-        known = tuple(path)
-        while known and known not in self._known:
-            known = known[:-1]
-        for place in range(len(known), len(path)):
-            before = self._known.get(tuple(path[:place]))
-            cache = self._block.new_cache(1) if before is None else before[1].fork(0, place)
-            mask = tree_mask(place, np.ones((1, 1), np.bool_))
-            token, position = torch.tensor([path[place]]), torch.tensor([place])
-            row = self._block.forward(token, position, cache, mask)
-            assert row is not None
-            self._known[tuple(path[: place + 1])] = row[0], cache
-        return self._known[tuple(path)][0]
 
 
 class ExactGrower(Grower):
@@ -102,6 +78,16 @@ class Zoo:
 def zoo(tmp_path_factory: pytest.TempPathFactory) -> Zoo:
     torch.set_num_threads(1)
     return Zoo(tmp_path_factory.mktemp("zoo"))
+
+
+Models = Callable[[str, str], Model]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
+    torch.set_num_threads(1)
+    root = tmp_path_factory.mktemp("models")
+    return cache(lambda name, dtype: Model(root / name, name, dtype))
 
 
 def differing(pair: tuple[Pipeline, OneByOne], seed: int, steps: list[int]) -> float:
@@ -169,6 +155,26 @@ def test_random_trees_behind_folded_rows(
     """At any place between two boundaries, rows before them given back."""
     grower = ExactGrower(*zoo.pair(name, dtype), seed, longest=180)
     assert sum(grower.grow(n) if n > 0 else grower.prune(late=-n) for n in steps) == 0
+
+
+@given(play=plays())
+@examples(8)
+@pytest.mark.parametrize("dtype", tiered(DTYPES, ["float16"]))
+@pytest.mark.parametrize("name", tiered([*FOLDING, "lfm2", "lfm2_moe"], ["qwen3_5_text"]))
+def test_random_plays_of_several_requests(
+    models: Models, name: str, dtype: str, play: Play
+) -> None:
+    """Joint segments, forks, stages that prune early, another turn: see also benchmarks/trees.py,
+    which runs as many as one likes."""
+    LiveTrees(models(name, dtype), play).run()
+
+
+def test_a_play_sees_rows_of_another_dtype(models: Models, zoo: Zoo) -> None:
+    model = models("lfm2", "bfloat16")
+    model.alone = zoo.pair("lfm2", "float32")[1]
+    play = Play(3, frozenset((2,)), (20,), (None,), 8, 5, (), 0)
+    with pytest.raises(AssertionError, match="another row at position 0"):
+        LiveTrees(model, play).run()
 
 
 @pytest.mark.parametrize("name", tiered(NAMES, ["gemma2", "lfm2", *STATES]))

@@ -263,7 +263,7 @@ def test_a_layer_with_a_state_holds_as_much_however_long_the_text_is() -> None:
     of = architecture_of(GRANITE_H, "config.json")
     assert (of.layers, of.states, of.state_value) == (40, 36, 64)
     assert of.kv_bytes == 4 * 2 * 2 * 512 // 40, "of the layers that attend"
-    row = 4 * (128 + 4096 + 64) + 2 * (2 * 128 + 4096)
+    row = 4 * (128 + 4096 + 64) + 4 * (2 * 128 + 4096)
     state = 4 * 4096 * 128
     assert of.request_bytes == 36 * (3 * state + 256 * row) // 40
     assert replace(ARCHITECTURES["granite-4-h-micro"], head_dim=64) == of

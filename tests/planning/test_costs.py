@@ -24,7 +24,11 @@ from edgespec.planning.cost_model import (
     HeadCosts,
     cost_model_named,
     cost_model_of,
+    eagle3_costs,
+    eagle_costs,
     head_costs,
+    mtp_costs,
+    one_pass_costs,
     packed_bytes,
 )
 from edgespec.planning.costs import LinkCosts, NodeCosts, RingCosts, ring_costs
@@ -106,6 +110,21 @@ def test_every_model_has_an_eagle_head_of_each_kind() -> None:
     assert eagle.head == HeadCosts((4096 + 2) * DRAFT_VOCABULARY, 8, "int8"), "rows of the base's"
     assert eagle3.head == HeadCosts((4096 + 2) * 32000, 8, "int8")
     assert model.draft_of("independent") == model.draft_of("easyspec") == model.draft
+
+
+def test_a_head_over_a_hybrid_base_attends_and_keeps_no_state() -> None:
+    """Its layer's keys are those of one layer that attends, not the mean of the base's."""
+    of, head = ARCHITECTURES["qwen3.5-4b"], HeadCosts(1, 8, "int8")
+    keys, inner = 2 * 2 * of.kv_heads * of.head_dim, 3 * of.hidden * of.intermediate
+    attention = of.hidden * (3 * of.heads + 2 * of.kv_heads) * of.head_dim
+    assert of.kv_bytes * 4 == keys, "every fourth attends"
+    form = HeadForm(layers=1, taps=0)
+    for made in (eagle_costs, eagle3_costs, mtp_costs):
+        assert made("m", of, 4, head).kv_bytes == keys, made
+    joined = attention + inner + 2 * of.hidden * of.hidden
+    assert eagle_costs("m", of, 4, head).layer_bytes == packed_bytes(joined, 4)
+    one = one_pass_costs("m", of, 4, head, form)
+    assert (one.kv_bytes, one.layer_bytes) == (keys, packed_bytes(attention + inner, 4))
 
 
 def test_a_one_pass_head_is_charged_by_the_pass_and_by_the_rows_that_are_ranked() -> None:
@@ -261,6 +280,15 @@ def test_launching_goes_by_the_operations_of_a_layer() -> None:
     assert gemma.operations(4) == LAYER_OPERATIONS["gemma2"]
     assert COST_MODELS["qwen3-8b"].operations(4) == LAYER_OPERATIONS["qwen3"]
     assert COST_MODELS["qwen3-8b"].draft.operations == LAYER_OPERATIONS["qwen3"]
+    of = ARCHITECTURES["glm-4.7-flash"]
+    latents = replace(cost_model_of("m", of, QUANTISATIONS["int4"], MODEL.head), experts=0)
+    latents = replace(latents, layer_bytes=1, expert_bytes=0, kv_bytes=0)
+    one, each = (
+        NodeCosts(structs.replace(NANO, launches_ahead=gpu), latents, 1).layer_seconds(1, 0)
+        for gpu in (False, True)
+    )
+    assert each == pytest.approx((43 + 2 * 20 - 1) * launch), "head by head"
+    assert one == pytest.approx(43 * launch + NANO.layer_seconds.value)
 
 
 def test_a_processor_launches_and_then_computes() -> None:

@@ -22,7 +22,7 @@ HEADING = "## Published speeds"
 MOST_OFF = 0.15
 """By so much a prediction may be off without a reason beside it."""
 
-REASONS = {"launches", "head", "vocabulary", "engine", "mode", "memory"}
+REASONS = {"launches", "head", "engine", "mode", "memory"}
 """Each is explained below the table."""
 
 
