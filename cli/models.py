@@ -15,7 +15,8 @@ from rich.text import Text
 from edgespec.cli import options
 from edgespec.cli.tables import show_table
 from edgespec.config import HEADS, MOST_STAGES
-from edgespec.daemon.model_names import known_name, resolved
+from edgespec.daemon.bundled_models import HYBRID
+from edgespec.daemon.model_names import known_name, resolved, spoken
 from edgespec.daemon.planning import (
     DEFAULT_CONTEXT,
     Quants,
@@ -68,7 +69,7 @@ def models(
         raise ConfigError(f"{stages} stages; a ring has 1 to {MOST_STAGES}")
     only = known_name(name)
     if name and not only:
-        raise ConfigError(f"{name} has no short name; `edgespec models` lists those that have one")
+        raise ConfigError(f"{spoken(name)} is not in the list; `edgespec models` shows what is")
     shown = {only: MODELS[only]} if only else MODELS
     others = {} if only else _others()
     if as_json:
@@ -235,7 +236,7 @@ def _show_all(stages: int, others: dict[str, int]) -> None:
         f"GiB: of each board of {stages}, in 4 bits, {DEFAULT_CONTEXT} tokens of context",
         "edgespec models NAME shows one, or why it does not run; edgespec pull NAME downloads it",
         *(f"here too: {hub}, {size_text(size)}" for hub, size in others.items()),
-        "without --model: the bundled toy pair",
+        f"without --model: the bundled toy pair; --model {HYBRID}: a bundled toy with states",
     ]
     for line in lines:
         console.print(line, soft_wrap=True)

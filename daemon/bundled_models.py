@@ -5,9 +5,12 @@ from __future__ import annotations
 from importlib import resources
 from pathlib import Path
 
+HYBRID = "toy-hybrid"
+"""The name, wherever a model is named, of the bundled one that attends in few of its layers."""
+
 
 def bundled(part: str) -> str:
-    """Path of the bundled "base" or "draft" folder (see edgespec/models/MODEL_CARD.md)."""
+    """Path of a bundled folder: "base" or "draft" (see edgespec/models/MODEL_CARD.md), HYBRID."""
     return str(resources.files("edgespec") / "models" / part)
 
 

@@ -6,7 +6,7 @@ import logging
 import secrets
 import socket
 from contextlib import ExitStack, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -23,7 +23,7 @@ from edgespec.daemon.cluster import ClusterFolder
 from edgespec.daemon.emulation import coordinator_pace, described, emulated_costs
 from edgespec.daemon.health import UNKNOWN, SensorReader
 from edgespec.daemon.layer_assignment import LayerAssignment
-from edgespec.daemon.memory import yet_to_take
+from edgespec.daemon.memory import give_back, yet_to_take
 from edgespec.daemon.model_names import names_of, published_sampling
 from edgespec.daemon.notify import Notifier
 from edgespec.daemon.own_stage import OwnStage, address_beside, admitted, machine_needs
@@ -63,6 +63,7 @@ if TYPE_CHECKING:
 
     from edgespec.daemon.ring_model import RingModel
     from edgespec.drafting.grower import TreeGrower
+    from edgespec.drafting.vocabulary import AnswerTokens
     from edgespec.model.ends import OutputHead
     from edgespec.model.tokenizer import Tokenizer
 
@@ -204,6 +205,8 @@ def _build(home: Home, trace: Trace | None) -> tuple[CoordinatorNode, BlockServe
         home.access_policy,
         Instrumentation(home.transport, pace, trace),
     )
+    if (own := loaded.answers) is not None:
+        node.answered = lambda answer: own.add(answer.token_ids, idle=not machine.is_working)
     return node, blocks
 
 
@@ -219,12 +222,15 @@ class Loaded:
     codec: Tokenizer
     usual: UsualSampling
     """How it is sampled where a request does not say."""
+    answers: AnswerTokens | None = None
+    """Which tokens answers have, if that decides what is guessed; None: all tokens are."""
 
     @staticmethod
     def load(home: Home) -> Loaded:
         # torch and transformers take seconds to import: not before the address is taken.
         from edgespec.daemon.ring_model import RingModel
         from edgespec.drafting.registry import BaseParts, build_draft
+        from edgespec.drafting.vocabulary import AnswerTokens
         from edgespec.model.ends import OutputHead
         from edgespec.model.tensors import best_device
 
@@ -232,7 +238,8 @@ class Loaded:
         model, device = RingModel(config), best_device()
         if not config.head_last:
             log.info("loading the output head of %s", config.model)
-            head = OutputHead(model.kept_head(), config.dtype, device)
+            head = OutputHead(kept := model.kept_head(), config.dtype, device)
+            give_back(kept, device)
         choice = parse_draft(config.draft)
         if choice.members:
             log.info("loading the draft source %s", choice)
@@ -241,9 +248,16 @@ class Loaded:
             *(model.tokenizer, model.head, head, config.dtype, device),
             *(config.draft_quantisation, own_head),
         )
+        answers = None
+        if choice.members and base.guessed is not None:
+            file = home.cluster.path / f"answer-tokens-{base.vocab_size}"
+            answers = AnswerTokens(file, base.vocab_size)
+            home.ends.callback(answers.save)
+            base = replace(base, counts=answers.counts)
         draft = build_draft(choice, base)
         usual = own_sampling(model.tokenizer, published_sampling(config.model))
-        return Loaded(config, model, device, head, draft, _codec(model, home.ends), usual)
+        codec = _codec(model, home.ends)
+        return Loaded(config, model, device, head, draft, codec, usual, answers)
 
     @property
     def context_length(self) -> int:

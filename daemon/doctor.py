@@ -23,6 +23,8 @@ from edgespec.daemon.extras import EXTRAS, missing
 from edgespec.daemon.memory import available_memory
 from edgespec.daemon.settings import RingOptions, served_config
 from edgespec.errors import EdgespecError
+from edgespec.planning.memory import RUNTIME_BYTES, Need
+from edgespec.planning.partition import blocks_of
 
 OK, WARNING, BLOCKED = "ok", "warning", "blocked"
 
@@ -56,7 +58,7 @@ def examine(
     yield from guarded("board", lambda: check_board(root))
     yield from guarded("speed", lambda: check_speed(root))
     yield from guarded("memory", lambda: [check_memory(root)])
-    yield from guarded("GPU memory", lambda: check_gpu_memory(root))
+    yield from guarded("GPU memory", lambda: check_gpu_memory(cluster, root))
     yield from guarded("both here", lambda: machine_memory(cluster, root))
     yield from guarded("swap", lambda: check_swap(root))
     yield from guarded("kernels", lambda: [check_kernels()])
@@ -251,13 +253,49 @@ for step in (
 """A process that takes of a GPU what each one does, and waits after every step."""
 
 
-def check_gpu_memory(root: Path) -> Iterator[Finding]:
-    """What each process takes of a GPU before its first weight; nothing without one."""
-    if gpu_facts():
-        taken = taken_before_weights("cuda", lambda: available_memory("cuda", root).bytes)
-        parts = ", ".join(f"{size / 2**20:.0f} MiB {what}" for what, size in taken.items())
-        total = f"{sum(taken.values()) / 2**20:.0f} MiB"
-        yield Finding("GPU memory", OK, f"a process takes {total} before its first weight: {parts}")
+def check_gpu_memory(cluster: Path, root: Path = ROOT) -> Iterator[Finding]:
+    """What each process takes of a GPU before its first weight and, of a coordinator, what it and
+    each stage are planned to take besides; nothing without a GPU."""
+    if not gpu_facts():
+        return
+    from edgespec.daemon.torch_checks import allocator_problem
+
+    if problem := allocator_problem(root):
+        yield Finding("GPU memory", WARNING, problem)
+    taken = taken_before_weights("cuda", lambda: available_memory("cuda", root).bytes)
+    parts = ", ".join(f"{size / 2**20:.0f} MiB {what}" for what, size in taken.items())
+    before = sum(taken.values())
+    text = f"a process takes {before / 2**20:.0f} MiB before its first weight: {parts}"
+    yield Finding("GPU memory", OK, text)
+    for name, need in planned_places(cluster):
+        work = need.overhead - RUNTIME_BYTES
+        each = {"weights": need.weights, "rows": need.cache, "work space": work}
+        parts = ", ".join(f"{what} {size / _GIB:.2f}" for what, size in each.items())
+        total = (before + need.weights + need.cache + work) / _GIB
+        text = f"before weights {before / _GIB:.2f} GiB, {parts}: {total:.2f} by plan"
+        yield Finding(f"GPU memory, {name}", OK, text)
+
+
+def planned_places(cluster: Path) -> Iterator[tuple[str, Need]]:
+    """D0 and the stages, and what each is planned to take; none where this coordinates nothing, or
+    the planner does not know the model."""
+    from edgespec.daemon.planning import planned_needs
+
+    try:
+        folder = ClusterFolder.open(cluster)
+        if not folder.is_coordinator:
+            return
+        config = served_config(folder.settings, RingOptions("", "", 0, ""), None)
+        needs = planned_needs(config, config.context, "what devices need is not known")
+    except EdgespecError:
+        return  # another finding says what is wrong with the folder
+    if needs is not None:
+        of = needs.model.of
+        yield "D0", needs.coordinator()
+        for number, (first, end) in enumerate(
+            blocks_of(of.layers, config.stages, config.layers, of.bound), 1
+        ):
+            yield f"stage {number}", needs.stage(end - first, last=number == config.stages)
 
 
 def taken_before_weights(device: str, free: Callable[[], int]) -> dict[str, int]:

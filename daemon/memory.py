@@ -7,10 +7,16 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import psutil
 
 from edgespec.daemon.device import ROOT, is_jetson, meminfo, system_text
+
+if TYPE_CHECKING:
+    import torch
+
+    from edgespec.model.source import TensorSource
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +66,15 @@ def bound_gpu(most: int) -> None:
     total = torch.cuda.mem_get_info()[1]
     share = (torch.cuda.memory_reserved() + most) / total
     torch.cuda.set_per_process_memory_fraction(min(1.0, share))
+
+
+def give_back(source: TensorSource, device: torch.device) -> None:
+    """Where the GPU shares the memory, what it has of a block file by now is not to stay in the
+    system's cache of files besides: drivers do not take memory that it would give up."""
+    from edgespec.model.block_file import BlockFile
+
+    if device.type == "cuda" and isinstance(source, BlockFile) and is_unified():
+        source.give_back()
 
 
 def is_unified(root: Path = ROOT) -> bool:

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from edgespec.config import check_path
-from edgespec.daemon.bundled_models import bundled_weights
+from edgespec.daemon.bundled_models import HYBRID, bundled, bundled_weights
 from edgespec.errors import ModelError
 from edgespec.model.hub import GGUF
 from edgespec.planning.catalogue import MODELS, NAMES, REFUSED, KnownModel, squeezed
@@ -27,13 +27,16 @@ def resolved(model: str) -> str:
 
     NAME, or any other name that the catalogue has for it, stands for the model as it was published,
     or for the file of an installed package, NAME.gguf for its file on the hub that is packed
-    already. Everything else (a folder, a file, a hub id, "") stays as it is, and what is here comes
-    before a name. Raises ModelError for what can only be a name and is none, and for a model by its
-    name or hub id that does not run; ConfigError for a name that is not valid UTF-8.
+    already, HYBRID for a bundled folder. Everything else (a folder, a file, a hub id, "") stays as
+    it is, and what is here comes before a name. Raises ModelError for what can only be a name and
+    is none, and for a model by its name or hub id that does not run; ConfigError for a name that is
+    not valid UTF-8.
     """
     check_path("model", model)
     if not model or Path(model).exists():
         return model
+    if model == HYBRID:
+        return bundled(HYBRID)
     name = model.lower().removesuffix(GGUF)
     ending = model[len(name) :].lower()
     _require_running(model)
@@ -81,6 +84,8 @@ def known_name(model: str) -> str:
 
 def spoken(model: str) -> str:
     """A resolved model as a user would name it: by its short name, if it has one."""
+    if model == bundled(HYBRID):
+        return HYBRID
     name = known_name(model)
     return f"{name}{GGUF}" if name and model == MODELS[name].gguf else name or model
 

@@ -29,8 +29,6 @@ from edgespec.runtime.trace import Trace
 from edgespec.wire.messages import Assign, Join
 
 if TYPE_CHECKING:
-    import torch
-
     from edgespec.model.source import TensorSource
 
 LEFT_FREE = 2 << 30
@@ -241,6 +239,7 @@ def _load(
     stop: Callable[[], bool],
 ) -> StageCompute:
     from edgespec.backends.torch_backend import TorchBlock, TorchHead
+    from edgespec.daemon.memory import give_back
     from edgespec.model.block import Block
     from edgespec.model.ends import OutputHead
     from edgespec.model.tensors import best_device
@@ -263,16 +262,6 @@ def _load(
         head = TorchHead(OutputHead(ends, assign.dtype, device, share=block))
         give_back(ends, device)
     return StageCompute(TorchBlock(block), head, keeps_tokens=block.token_rows is not None)
-
-
-def give_back(source: TensorSource, device: torch.device) -> None:
-    """Where the GPU shares the memory, what it has by now is not to stay in the system's cache of
-    files besides: drivers do not take memory that it would give up."""
-    from edgespec.daemon.memory import is_unified
-    from edgespec.model.block_file import BlockFile
-
-    if device.type == "cuda" and isinstance(source, BlockFile) and is_unified():
-        source.give_back()
 
 
 def _require_memory(assign: Assign, ends: TensorSource | None, reserved: int, needed: int) -> None:

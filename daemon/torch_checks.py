@@ -92,6 +92,18 @@ def why_no_cuda(root: Path = ROOT) -> str:
     return f"torch {torch.__version__} for CUDA {built} finds no GPU; is its driver loaded?"
 
 
+def allocator_problem(root: Path) -> str:
+    """Why torch's allocator cannot work here as the environment says; "" if it can. Jetsons lack
+    what expandable segments need (github.com/unslothai/unsloth-zoo/pull/1235)."""
+    for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
+        if is_jetson(root) and "expandable_segments:True" in os.environ.get(name, ""):
+            return (
+                f'{name} asks for expandable segments, which on Jetsons end with "CUDA driver '
+                'error: out of memory" at the first tensors: unset it'
+            )
+    return ""
+
+
 def _is_closed(file: Path) -> bool:
     return file.exists() and not os.access(file, os.R_OK | os.W_OK)
 

@@ -99,7 +99,7 @@ def test_the_bundled_models_are_found() -> None:
     models = importlib.resources.files("edgespec") / DATA_FOLDER
     assert (models / "MODEL_CARD.md").read_text(encoding="utf-8").strip()
     json.loads((models / "metrics.json").read_text(encoding="utf-8"))
-    for model in ("base", "draft"):
+    for model in ("base", "draft", "toy-hybrid"):
         config = json.loads((models / model / "config.json").read_text(encoding="utf-8"))
         assert config["vocab_size"] > 0
         assert any(entry.name.endswith(".safetensors") for entry in (models / model).iterdir())

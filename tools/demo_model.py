@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as functional
@@ -73,16 +75,18 @@ def start_draft(base: LlamaForCausalLM, draft: LlamaForCausalLM) -> None:
 
 
 def make_optimizers(
-    base: LlamaForCausalLM, draft: LlamaForCausalLM, rate: float, draft_rate: float
+    models: Iterable[tuple[torch.nn.Module, float]],
 ) -> list[torch.optim.Optimizer]:
-    """Muon for the inner matrices; AdamW for the embeddings and the norms."""
-    matrices, others = [], []
-    for model, peak in ((base, rate), (draft, draft_rate)):
+    """Muon for the inner matrices; AdamW for the rest. With each model the peak of its rate."""
+    matrices: list[dict[str, Any]] = []
+    others: list[dict[str, Any]] = []
+    for model, peak in models:
         named = list(model.named_parameters())
         inner = [weight for name, weight in named if weight.ndim == 2 and "embed" not in name]
         outer = [weight for name, weight in named if weight.ndim != 2 or "embed" in name]
         matrices.append({"params": inner, "peak": peak})
         others.append({"params": outer, "peak": peak})
+    rate = matrices[0]["peak"]
     return [
         torch.optim.Muon(matrices, lr=rate, weight_decay=0.1, adjust_lr_fn="match_rms_adamw"),
         torch.optim.AdamW(others, lr=rate, betas=(0.9, 0.95), weight_decay=0.0, fused=True),

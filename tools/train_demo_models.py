@@ -80,7 +80,7 @@ class Trainer:
         self.base = build_model(BASE_SHAPE, self.tokenizer)
         self.draft = build_model(DRAFT_SHAPE, self.tokenizer)
         self.optimizers = make_optimizers(
-            self.base, self.draft, args.learning_rate, args.draft_learning_rate
+            [(self.base, args.learning_rate), (self.draft, args.draft_learning_rate)]
         )
         self.parameters = pair_parameters(self.base, self.draft)
         self.mixture: Mixture | None = None

@@ -12,6 +12,7 @@ from edgespec.decoding.effects import (
     CloseCache,
     CloseDraft,
     Draft,
+    FindMasks,
     ForkCache,
     GatherRows,
     MoveCache,
@@ -19,10 +20,10 @@ from edgespec.decoding.effects import (
     OpenDraft,
     RunHead,
 )
-from edgespec.decoding.events import Drafted, HeadDone
+from edgespec.decoding.events import Drafted, HeadDone, Masks, MasksFound
 from edgespec.drafting.grower import Further, TreeGrower
 from edgespec.drafting.steps import Steps, alone, together
-from edgespec.errors import RemoteProtocolError
+from edgespec.errors import EdgespecError, RemoteProtocolError
 from edgespec.machines.effects import Effect, RunBlock
 from edgespec.machines.events import BlockDone, Event
 from edgespec.policy.base import Deepen, Expand, Grow
@@ -40,12 +41,12 @@ STAGE_COMPUTE = (
     GatherRows,
     RunHead,
 )
-COORDINATOR_COMPUTE = (OpenDraft, CloseDraft, Draft, RunHead)
+COORDINATOR_COMPUTE = (OpenDraft, CloseDraft, Draft, RunHead, FindMasks)
 COMPUTE = STAGE_COMPUTE + COORDINATOR_COMPUTE
 """Effects that go to the worker, in order; all others go to the sockets."""
 
-FIRST = (RunHead, RunHeads)
-"""Of these, what the worker does before anything else that waits: the ring waits for a head, and it
+FIRST = (RunHead, RunHeads, FindMasks)
+"""Of these, what the worker does before anything else that waits: the ring waits for it, and it
 depends on no draft."""
 
 UNHURRIED = (GatherRows,)
@@ -115,6 +116,8 @@ class CoordinatorCompute:
         worker does then: a draft is never stopped."""
         if isinstance(effect, RunHead | RunHeads):
             return _run_heads(self._head, effect)
+        if isinstance(effect, FindMasks):
+            return _found_masks(effect)
         if self._draft is None:
             raise TypeError(f"{type(effect).__name__} without a draft source")
         self._draft.take_work()  # of the effect before: where nothing is charged nobody did
@@ -157,6 +160,17 @@ def _drafted(draft: Draft, found: DraftedTree | Children | Exception) -> Event:
     if isinstance(found, Exception):
         return failure(draft, found)
     return Drafted(draft.job, draft.request, found)
+
+
+def _found_masks(effect: FindMasks) -> MasksFound:
+    found: list[tuple[int, Masks]] = []
+    for request, grammar, answers in effect.asked:
+        try:
+            masks = [None if grammar.has_ended(one) else grammar.allowed(one) for one in answers]
+            found.append((request, tuple(masks)))
+        except EdgespecError as problem:
+            found.append((request, str(problem)))
+    return MasksFound(effect.seq, tuple(found))
 
 
 def _run_heads(head: Head | None, effect: RunHead | RunHeads) -> Event:

@@ -13,6 +13,7 @@ from edgespec.decoding.effects import (
     CloseCache,
     CloseDraft,
     Draft,
+    FindMasks,
     ForkCache,
     GatherRows,
     MoveCache,
@@ -58,9 +59,12 @@ def segment_bytes(costs: RingCosts, segment: Segment) -> int:
         return costs.verdict_bytes(
             rows, len(segment.cost), chosen, numbers, requests=len(segment.parts)
         )
+    choosing = [part.choosing for part in segment.parts if part.choosing is not None]
+    told = [mask for one in choosing if one.allowed for mask in one.allowed.masks]
     tokens = any(len(part.tokens) for part in segment.parts)
     ran = 0 if hidden is None else max(len(segment.cost), 1)
     total = costs.segment_bytes(rows, ran, tokens, requests=len(segment.parts))
+    total += sum(len(mask.data) for mask in told)
     if segment.ppd_tokens is not None:
         total += segment.ppd_tokens.shape[0] * costs.row_bytes
     if aux_hidden is not None and hidden is not None:
@@ -187,6 +191,8 @@ class CoordinatorDurations:
         match effect:
             case OpenDraft(base=request) | CloseDraft(request):
                 self._context.pop(request, None)
+                return 0.0
+            case FindMasks():
                 return 0.0
             case RunHead() | RunHeads():
                 seconds = self._taking.chosen(effect, done)

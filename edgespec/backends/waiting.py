@@ -76,15 +76,16 @@ class Waiting:
 
     def _take_heads(self, free_at: float) -> tuple[float, Effect]:
         at, first = self._heads.popleft()
-        assert isinstance(first, RunHead)
+        if not isinstance(first, RunHead):
+            return at, first
         joined, rows, later = [first], len(first.rows), deque[tuple[float, Effect]]()
         for when, head in self._heads:
-            assert isinstance(head, RunHead)
-            rows += len(head.rows)
-            if later or when > max(at, free_at) or rows > PASS_ROWS:
-                later.append((when, head))
-            else:
-                joined.append(head)
+            if isinstance(head, RunHead) and not later and when <= max(at, free_at):
+                rows += len(head.rows)
+                if rows <= PASS_ROWS:
+                    joined.append(head)
+                    continue
+            later.append((when, head))
         self._heads = later
         return at, RunHeads(tuple(joined)) if len(joined) > 1 else first
 

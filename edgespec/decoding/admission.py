@@ -112,7 +112,7 @@ def admit(
     if not (submit.messages or submit.prompt or submit.prompt_ids):
         raise ConfigError("the prompt is empty; give at least one character")
     answer = Answer(codec, submit.stop, submit.max_new_tokens, submit.stop_token_ids)
-    rules = _rules_of(ring, submit, answer, shape.repetition_penalty)
+    rules = _rules_of(submit, answer, shape.repetition_penalty)
     if submit.prompt and not _is_chat(codec, submit):
         codec.check_length(submit.prompt, most_tokens(ring))
     own = shape.own_words([name for name in NAMES if getattr(submit, name) is not None])
@@ -126,18 +126,12 @@ def admit(
 
 
 def _shape(ring: CoordinatorSettings, submit: Submit) -> UsualSampling:
-    """How the request is sampled: what it does not say is as the model publishes it. A last stage
-    that chooses tokens knows no penalty, so that the model's is left out there."""
-    usual = ring.usual
-    if ring.head_last:
-        usual = structs.replace(usual, repetition_penalty=1.0)
+    """How the request is sampled: what it does not say is as the model publishes it."""
     given = {name: value for name in NAMES if (value := getattr(submit, name)) is not None}
-    return structs.replace(usual, **given)
+    return structs.replace(ring.usual, **given)
 
 
-def _rules_of(
-    ring: CoordinatorSettings, submit: Submit, answer: Answer, repetition: float
-) -> Rules:
+def _rules_of(submit: Submit, answer: Answer, repetition: float) -> Rules:
     """What the request's logits are changed by, but for the grammar."""
     presence, frequency = submit.presence_penalty, submit.frequency_penalty
     for name, value, most in [
@@ -158,12 +152,6 @@ def _rules_of(
         rules = replace(rules, least=submit.min_tokens, ends=tuple(sorted(answer.ends)))
     if submit.thinking_budget >= 0 and (marks := answer.codec.thought_marks):
         rules = replace(rules, thought=ThoughtLimit(submit.thinking_budget, *marks))
-    if ring.head_last and (rules or submit.grammar):
-        raise ConfigError(
-            "the output head of this ring is on the last stage, which knows no grammar, schema, "
-            "penalty, logit_bias, min_tokens or budget of thoughts; its owner can start the ring "
-            "with --head coordinator for them"
-        )
     return rules
 
 

@@ -8,7 +8,7 @@ them all (`_pause`), and the next ring starts them again.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from edgespec.decoding import admission
@@ -19,6 +19,7 @@ from edgespec.decoding.effects import EncodePrompt, Renew
 from edgespec.decoding.events import (
     Drafted,
     HeadDone,
+    MasksFound,
     PromptEncoded,
     SegmentArrived,
     StageBeat,
@@ -26,6 +27,7 @@ from edgespec.decoding.events import (
 from edgespec.decoding.finish import finished
 from edgespec.decoding.flights import Flights
 from edgespec.decoding.holdings import Holdings
+from edgespec.decoding.masking import Ends
 from edgespec.decoding.ppd_rows import ChainValues
 from edgespec.decoding.queue import RequestQueue
 from edgespec.decoding.request import Request
@@ -61,14 +63,12 @@ class CoordinatorMachine:
     """D0 without I/O: `handle(event, now)` answers with effects."""
 
     def __init__(self, ring: CoordinatorSettings, codec: TextCodec) -> None:
-        self._ring = ring
-        self._codec = codec
+        self._ring, self._codec = ring, codec
         self._state = RingState(ring.recovery)
         self.rows = RowAccount(ring.kept_rows, ring.shares_prefixes)
         self._holdings = Holdings(self.rows, ring.needs if ring.draft else None, ring.folds)
-        self._numbers = 0
         self._flights = Flights(ring.stages, ring.vocabulary)
-        self.learnt = Learnt()
+        self._numbers, self.learnt = 0, Learnt()
         self._begin_empty()
 
     def _begin_empty(self) -> None:
@@ -92,8 +92,8 @@ class CoordinatorMachine:
         """
         effects = self._react(event, now)
         if self._waiting.has_changed:
-            places = len(self._scheduler), self._ring.live
-            effects += self._waiting.tell(self._state.missing, *places)
+            live, most = len(self._scheduler), self._ring.live
+            effects += self._waiting.tell(self._state.missing, live, most)
         return effects
 
     def reset(self) -> list[Effect]:
@@ -122,8 +122,11 @@ class CoordinatorMachine:
                 return self._on_submit(peer, submit, now)
             case MessageArrived(peer, Cancel(tag)):
                 return self._on_cancel(peer, tag, now)
-            case MessageArrived(_, Fault(request, reason)):
-                return self._on_refused(request, reason, now)
+            case MessageArrived(_, Fault(request, reason, invalid=invalid)):
+                return self._on_refused(request, reason, now, "invalid" if invalid else "")
+            case MasksFound():
+                effects, failed = self._scheduler.take_masks(event)
+                return effects + self._fail_each(failed, now, "invalid")
             case MessageArrived(peer, Subscribe() as asked):
                 return self._snapshot.watch(peer, asked, now) + self._show(now)
             case MessageArrived(_, StageActivity(runs)):
@@ -216,8 +219,8 @@ class CoordinatorMachine:
         return [request.client.reply(reply), *self._forget(request, now, answered=True)]
 
     def _fail(self, request: Request, reason: str, now: float, kind: str = "") -> list[Effect]:
-        told = request.client.reply(Failed(request.client.tag, reason, kind))
-        return [told, *self._forget(request, now)]
+        client = request.client
+        return [client.reply(Failed(client.tag, reason, kind)), *self._forget(request, now)]
 
     def _forget(self, request: Request, now: float, answered: bool = False) -> list[Effect]:
         """Free the request everywhere, except rows that a next turn may begin with. Its segments
@@ -232,8 +235,8 @@ class CoordinatorMachine:
         effects = self._holdings.leave(request, self._scheduler.rows, answered=answered)
         return effects + self._start_next(now)
 
-    def _fail_each(self, lost: Iterable[tuple[Request, str]], now: float) -> list[Effect]:
-        return [effect for r, why in lost for effect in self._fail(r, why, now, "lost")]
+    def _fail_each(self, ends: Ends, now: float, kind: str = "lost") -> list[Effect]:
+        return [effect for r, why in ends for effect in self._fail(r, why, now, kind)]
 
     # --- requests come and go -----------------------------------------------------------------
 
@@ -287,13 +290,13 @@ class CoordinatorMachine:
         request = self._requests.get(number)
         return [] if request is None else self._fail(request, reason, now, kind)
 
-    def _on_refused(self, number: int, reason: str, now: float) -> list[Effect]:
+    def _on_refused(self, number: int, reason: str, now: float, kind: str) -> list[Effect]:
         """A stage could not go on with a request, and dropped its rows: those that were to begin
         with them start once more, without."""
         was_kept, again = self.rows.refused(number)
         effects = self._holdings.free([number] if was_kept else [])
         effects += self._pause([r for r in self._scheduler.live if r.number in again], BEGINS)
-        return effects + self._on_fault(number, reason, now) + self._start_next(now)
+        return effects + self._on_fault(number, reason, now, kind) + self._start_next(now)
 
     def _on_tick(self, now: float) -> list[Effect]:
         effects = self._fail_overdue(now)
@@ -332,8 +335,7 @@ class CoordinatorMachine:
         self._snapshot.ended()
         effects = self._holdings.close_drafts(self.rows.clear())
         effects += self._fail_overdue(now)
-        fruitless = self._state.fruitless(self._scheduler.live, reason)
-        effects += self._fail_each(fruitless, now)
+        effects += self._fail_each(self._state.fruitless(self._scheduler.live, reason), now)
         return effects + self._pause(self._scheduler.live, RING_AGAIN)
 
     def _pause(self, live: Sequence[Request], told: str) -> list[Effect]:

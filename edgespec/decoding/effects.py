@@ -13,7 +13,7 @@ from edgespec.tree.stems import Fork
 from edgespec.types.features import NO_FEATURES, Features
 from edgespec.types.record import NO_IDS
 from edgespec.types.tensor import Tensor
-from edgespec.verify.rules import Grammar, RulesAt
+from edgespec.verify.rules import Answer, Grammar, RulesAt
 from edgespec.verify.sampling import Sampling
 from edgespec.wire.client_messages import Submit
 from edgespec.wire.segment import Segment
@@ -141,6 +141,15 @@ class Draft(Effect):
     paths: tuple[tuple[int, ...], ...] = ()
     features: Features = NO_FEATURES
     scores: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class FindMasks(Effect):
+    """Ask grammars what may come behind rows of the segment of that number, which waits for it;
+    comes back as MasksFound. `asked`: of each request the answers up to those rows."""
+
+    seq: int
+    asked: tuple[tuple[int, Grammar, tuple[Answer, ...]], ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from edgespec.machines.events import Event
 from edgespec.tree.drafted import Children, DraftedTree
-from edgespec.verify.rules import Grammar
+from edgespec.verify.rules import Grammar, Mask
 from edgespec.verify.sampling import Choice
 from edgespec.verify.top_logprobs import TopLogprobs
 from edgespec.wire.segment import Segment
@@ -42,6 +42,19 @@ class HeadDone(Event):
     request: int
     choice: Choice
     top_logprobs: TopLogprobs | None = None
+
+
+Masks = tuple[Mask | None, ...] | str
+"""What may come behind some rows, None where the answer has ended; or why that is not known, fit
+for a user."""
+
+
+@dataclass(frozen=True, slots=True)
+class MasksFound(Event):
+    """FindMasks ended, of each request with the masks behind its rows."""
+
+    seq: int
+    found: tuple[tuple[int, Masks], ...]
 
 
 @dataclass(frozen=True, slots=True)

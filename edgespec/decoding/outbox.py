@@ -10,6 +10,7 @@ import numpy as np
 
 from edgespec.decoding.flights import Returned
 from edgespec.decoding.row_account import ReusedPrefix
+from edgespec.decoding.told_rules import MaskBook
 from edgespec.tree.draft_tree import DraftTree
 from edgespec.tree.ledger import IntArray, RetainSet, Rows
 from edgespec.types.record import NO_IDS
@@ -93,6 +94,7 @@ class Outbox:
         self.retains = RetainLog(number, len(prefix))
         self._scored_from = scored_from
         self.in_flight = self.last_sent_seq = self.rows_before = 0
+        self.masks = MaskBook()
         self._sent = self.reused_rows
         self._number = number
         self._leaving: deque[Leaving] = deque()

@@ -25,6 +25,7 @@ from edgespec.decoding.prompt_scores import PromptScores
 from edgespec.decoding.row_account import ReusedPrefix
 from edgespec.decoding.shared import Shared
 from edgespec.decoding.target_walk import chosen
+from edgespec.decoding.told_rules import told_choosing
 from edgespec.errors import LocalProtocolError
 from edgespec.machines.effects import Effect, SendStages
 from edgespec.machines.events import Event
@@ -70,14 +71,12 @@ class Request:
         self.asked: Submit | None = submit  # until its prompt is encoded
         self.scores, self.top_logprobs = PromptScores(submit, client, answer.codec), submit.top
         self.sampling, self.policy, self.choosing = sampling, policy, choosing
-        self.rules = rules
-        self.needs = needs
+        self.rules, self.needs = rules, needs
         self.answer, self.stats = answer, RequestStats(client.asked_at)
         self.prompt: tuple[int, ...] = ()
         self.thinks = False  # the prompt ends within a thought
         self.estimates = shared.learnt[policy.name]
-        self._pace = Pace(self.estimates.plain_time, free=has_free_guesses)
-        self._shared = shared
+        self._pace, self._shared = Pace(self.estimates.plain_time, free=has_free_guesses), shared
         self._last_position = self._capacity = self.recoveries = 0
         self.begin(number)
 
@@ -86,6 +85,7 @@ class Request:
         rows of another request may stand for the first ones."""
         self.number = number
         self.opening = True  # no result has committed a token yet
+        self.choosing = told_choosing(self.choosing, self.rules, self.answer.token_ids)
         self.outbox = Outbox(number, self.context, reused, self.scores.next_row)
         self.stats.reused(self.outbox.reused_rows)
         self.drafting = Drafting(

@@ -19,7 +19,9 @@ import numpy as np
 
 from edgespec.decoding.d0_times import D0Times
 from edgespec.decoding.effects import SendRing
+from edgespec.decoding.events import MasksFound
 from edgespec.decoding.flights import Flights, Returned
+from edgespec.decoding.masking import Ends, Masking
 from edgespec.decoding.request import Request
 from edgespec.decoding.row_account import RowAccount
 from edgespec.machines.effects import Effect
@@ -46,6 +48,7 @@ class Scheduler:
         self._rows = rows
         self._live: dict[int, Request] = {}
         self._over: dict[int, Request] = {}
+        self._masking = Masking()
         self._most_chunk = 1
         # Of each segment that came home: when, with how many, and those of them that decide.
         self._deciding: list[tuple[float, int, set[Request]]] = []
@@ -361,7 +364,14 @@ class Scheduler:
             layers = layers or request.needs.aux_layers
             if request.drafting.ppd_rows is not None:  # the table is the same for all
                 vectors = request.drafting.ppd_rows.vectors(tokens)
-        return [SendRing(Segment(Header(seq, layers), tuple(parts), ppd_tokens=vectors))]
+        segment = Segment(Header(seq, layers), tuple(parts), ppd_tokens=vectors)
+        if self._masking.waiting or any(one and one.is_masked for one in choosing):
+            return [self._masking.send(segment, self._live, self._flights.flying)]
+        return [SendRing(segment)]
+
+    def take_masks(self, event: MasksFound) -> tuple[list[Effect], Ends]:
+        """See Masking.take."""
+        return self._masking.take(event, self._live, self._flights.flying)
 
 
 def _in_turn(requests: list[Request]) -> list[Request]:

@@ -77,8 +77,8 @@ class StageMachine:
                 return self._on_head_done(event, now) + self._runs.tell(now)
             case Tick():
                 return self._runs.tell(now)
-            case ComputeFailed(job, request, reason):
-                return self._on_compute_failed(job, request, reason, now)
+            case ComputeFailed():
+                return self._on_compute_failed(event, now)
             case _:
                 raise LocalProtocolError(f"a stage cannot handle {type(event).__name__}")
 
@@ -177,10 +177,10 @@ class StageMachine:
             live = Rows.none()
             try:
                 stay = self._staying(part, part.ids)
+                self._begin_walk(part)
                 if len(stay):
                     if self._keeps_tokens and not len(part.tokens):
                         raise RemoteProtocolError("they lack their tokens")
-                    self._begin_walk(part)
                     live = part.rows().take(stay)
                     blocks.append(self._held.book(part, live))
                     index.append(first + stay)
@@ -209,8 +209,11 @@ class StageMachine:
         return np.arange(len(ids)) if part.committed else np.flatnonzero(held.keep.keeps(ids))
 
     def _begin_walk(self, part: Part) -> None:
-        if part.choosing is not None:
-            self._held[part.request].begin_walk(part.choosing)
+        held = self._held.get(part.request)
+        if held is not None and part.choosing is not None and part.committed:
+            held.begin_walk(part.choosing)
+        if held is not None and held.walk is not None and held.walk.rules is not None:
+            held.walk.rules.allow(part.choosing.allowed if part.choosing is not None else None)
 
     def _on_block_done(
         self, job: int, hidden: Tensor | None, aux_hidden: Tensor | None, now: float
@@ -381,30 +384,32 @@ class StageMachine:
         ended = self._held.end(request)
         return [*ended, *self._abort_unwanted(request)] if ended else []
 
-    def _on_compute_failed(self, job: int, request: int, reason: str, now: float) -> list[Effect]:
+    def _on_compute_failed(self, failed: ComputeFailed, now: float) -> list[Effect]:
+        job, reason = failed.job, failed.reason
         if self._was_given_up(job):
             return []
         if self._running is not None and job in self._running.heads:
             running, _, place = self._finish_head(job)  # it fails alone
-            faults = self._fault(running.segment.parts[place], reason)
+            invalid = failed.kind == "invalid"
+            faults = self._fault(running.segment.parts[place], reason, invalid=invalid)
             return faults + self._chose(running, place, None, now)
         if job != NO_JOB:
             segment = self._finish_job(job).segment
             faults = [effect for part in segment.parts for effect in self._fault(part, reason)]
             return [*faults, *self._hand_on(self._emptied(segment)), *self._start_next(now)]
-        return self._refuse(request, reason)
+        return self._refuse(failed.request, reason)
 
-    def _fault(self, part: Part, reason: str) -> list[Effect]:
+    def _fault(self, part: Part, reason: str, *, invalid: bool = False) -> list[Effect]:
         """The part's request cannot go on here: free it, with the one that ends with it."""
-        effects = self._refuse(part.request, reason)
+        effects = self._refuse(part.request, reason, invalid=invalid)
         return effects + (self._end(part.fork_of) if part.fork_ends else [])
 
-    def _refuse(self, request: int, reason: str) -> list[Effect]:
-        """Say that a request cannot go on, and free it."""
+    def _refuse(self, request: int, reason: str, *, invalid: bool = False) -> list[Effect]:
+        """Say that a request cannot go on, and free it. `invalid`: see Fault."""
         if request not in self._held:
             return []
         self.stats.refused()
-        return [SendCoordinator(Fault(request, reason)), *self._end(request)]
+        return [SendCoordinator(Fault(request, reason, invalid=invalid)), *self._end(request)]
 
 
 _NOTHING: IntArray = np.zeros(0, np.int64)

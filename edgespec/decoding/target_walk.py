@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from edgespec.decoding.effects import RunHead
 from edgespec.decoding.events import HeadDone
+from edgespec.decoding.told_rules import FollowedRules
 from edgespec.tree.ledger import IntArray, Rows
 from edgespec.types.tensor import Tensor
 from edgespec.verify.sampling import Choice, Sampling
@@ -35,6 +36,7 @@ class TargetWalk:
         one = choosing
         self.sampling = Sampling(one.temperature, one.top_k, one.top_p, one.min_p, one.seed)
         self.top = choosing.top
+        self.rules = FollowedRules(one.rules) if one.rules else None
         self._last: tuple[int, int] | None = None  # the last row, and its target token
 
     def rows_on_walk(self, part: Part) -> IntArray:
@@ -56,6 +58,8 @@ class TargetWalk:
         path = head.rows.ids[choice.rows]
         if len(head.walk):
             self._last = int(path[-1]), int(choice.tokens[-1])
+            if self.rules is not None:
+                self.rules.chose(choice.tokens[len(head.known) :].tolist())
         figures, top = choice.margins[:, None], _NOTHING
         if others is not None:
             figures = np.hstack([figures, others.log_probs[:, None], others.top_log_probs])
@@ -110,8 +114,11 @@ def heads_of(
         ours = walk.rows_on_walk(part) if walk is not None else _NOTHING
         if len(ours) and walk is not None:
             job, hidden, rows = first_job + len(heads), done.hidden.take(first + ours), part.rows()
-            asked = walk.sampling, walk.top, None, part.known
-            head = RunHead(job, part.request, hidden, rows.take(ours), *asked)
+            rows, rules = rows.take(ours), None
+            if walk.rules is not None:
+                rules = walk.rules.at(rows.ids[len(part.known) :])
+            asked = walk.sampling, walk.top, rules, part.known
+            head = RunHead(job, part.request, hidden, rows, *asked)
             heads[job] = head, place
         elif walk is not None and len(part.ids):
             parts[place] = replace(part, verdict=NO_VERDICT)

@@ -6,21 +6,22 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import nn
 
-from edgespec.config import FILE, QUANTISATIONS, Quantisation
+from edgespec.config import Quantisation
 from edgespec.drafting.base import Guesser, TokenPath
 from edgespec.drafting.launches import Launches
 from edgespec.drafting.ranking import Ranking
 from edgespec.drafting.steps import Steps, call
+from edgespec.drafting.weight_file import HeadFiles
 from edgespec.errors import ModelError, RemoteProtocolError
 from edgespec.model.aux_hidden import unpacked
-from edgespec.model.ends import InputEmbedding, OutputHead
+from edgespec.model.ends import InputEmbedding, OutputHead, output_product
 from edgespec.model.kv_cache import RowForm, TwoRegionCache
-from edgespec.model.matrices import Product, plain_product
+from edgespec.model.matrices import Product
 from edgespec.model.quantised.exact import ExactLinear, row_product
 from edgespec.model.quantised.linear import linear_from, pack
 from edgespec.model.source import TensorSource
@@ -82,32 +83,41 @@ Request = TypeVar("Request", bound=HeadRequest)
 class HeadGuesser(Guesser, Generic[Request]):
     """A Guesser: a head beside the base's ends, which it may borrow."""
 
-    _matrix: Product | None = None
-    """The product with its output matrix; None where that is the base's own."""
-
     def __init__(
         self,
         name: str,
         taps: Sequence[int],
+        files: HeadFiles[Any],
         base: OutputHead,
         source: TensorSource,
-        embedding: torch.Tensor | None,
-        tokens: torch.Tensor | None,
         dtype: str,
         device: torch.device | str,
+        own: Quantisation,
+        lent: Quantisation,
     ) -> None:
         """`taps`: the base's layers whose incoming rows it reads, none: it reads those that the
-        output head does. `embedding` [V, hidden]: None for that of the base, whose tensors are in
-        `source`; `tokens` int64 [vocab]: the base's token of each column, None where column v is
-        token v. Raises ModelError if the base has nothing to lend."""
+        output head does. `base` and its tensors `source` are lent where `files` has no embedding or
+        output matrix. That is held as `own` says if it is the head's, as `lent` does if it is some
+        rows of the base's. Raises ModelError for what cannot be lent or held so."""
         super().__init__(name, DraftNeeds(not taps, Layers(tuple(sorted(taps)))))
         self._base, self._taps = base, taps
         self._dtype, self._device = compute_dtype(dtype), torch.device(device)
         embed: Embed
-        if embedding is None:
+        if files.embedding is None:
             embed = InputEmbedding(source, dtype, device, share=base).rows
         else:
-            embed = embedding.to(self._device, self._dtype, copy=True).__getitem__
+            embed = files.embedding.to(self._device, self._dtype, copy=True).__getitem__
+        matrix, tokens = files.matrix, files.tokens
+        self._matrix: Product | None = None  # that of an output matrix of its own
+        if matrix is not None:
+            try:
+                self._matrix = output_product(matrix, own, self._dtype, self._device)
+            except ModelError as problem:
+                what = f"the output matrix of the {name} head"
+                raise ModelError(f"cannot hold {what} as {own.name}: {problem}") from problem
+        elif tokens is not None:
+            base = OutputHead(source, dtype, device, tokens=tokens, few_as=lent)
+        self._lent = base
         self._parts = GuesserParts(embed, self._dtype, self._device, self.ran, self.between_layers)
         self._tokens = None if tokens is None else tokens.numpy()
         self._launches = Launches(device)
@@ -181,7 +191,7 @@ class HeadGuesser(Guesser, Generic[Request]):
         """Logits [R, vocab] of rows [R, hidden] as the output matrix takes them, in float32 at
         least."""
         if self._matrix is None:
-            return self._base.logits(rows)
+            return self._lent.logits(rows)
         logits = self._matrix(rows)
         return logits if self._dtype == torch.float64 else logits.float()
 
@@ -225,14 +235,3 @@ def filled(
         owner, _, leaf = name.rpartition(".")
         setattr(head.get_submodule(owner), leaf, nn.Parameter(own(name), requires_grad=False))
     return head.eval()
-
-
-def output_product(
-    matrix: torch.Tensor, quantisation: Quantisation, dtype: torch.dtype, device: torch.device
-) -> Product:
-    """The product with a head's own output matrix [vocab, hidden], held so; in 8 bits where the
-    base's head has the codes of its file, of which this matrix has none."""
-    if quantisation.kind == "none":
-        return plain_product(matrix.to(device, dtype, copy=True))
-    form = QUANTISATIONS["int8"] if quantisation == FILE else quantisation
-    return linear_from(pack(matrix, form), None, matrix.shape, form, dtype, device)

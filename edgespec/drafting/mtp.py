@@ -13,26 +13,23 @@ from collections.abc import Sequence
 
 import torch
 
-from edgespec.config import DRAFT_VOCABULARY, Quantisation
+from edgespec.config import Quantisation
 from edgespec.drafting.eagle.guesser import PLAIN, PairGuesser
 from edgespec.drafting.eagle.rows import NextPairs, PairPasses
-from edgespec.drafting.held_head import GuesserParts, output_product
+from edgespec.drafting.held_head import GuesserParts
+from edgespec.drafting.weight_file import HeadFiles
 from edgespec.errors import ModelError
 from edgespec.model.block import row_math
 from edgespec.model.ends import OutputHead
-from edgespec.model.families import logits_from
 from edgespec.model.joint import CachedPart, JointPass
 from edgespec.model.layer_form import LayerForm, layer_form
 from edgespec.model.layers import OwnLayers
 from edgespec.model.matrices import MatrixReader
 from edgespec.model.model_config import FULL, ModelConfig
-from edgespec.model.source import EMBEDDING, LM_HEAD, TensorSource, check_names
-from edgespec.model.token_rows import Table
+from edgespec.model.source import TensorSource, check_names
 from edgespec.planning.text_part import DELTA
 
 NAME = "mtp"
-LAST = 1024
-"""So many of the last tokens are always guessed: those that end a turn are among them."""
 
 _JOIN, _NORMS = "eh_proj", ("enorm", "hnorm", "shared_head.norm")
 """Beside the layer's own tensors, as DeepSeek's and GGUF files call them: what joins a token and a
@@ -85,26 +82,16 @@ class MtpGuesser(PairGuesser):
         dtype: str = "float32",
         device: torch.device | str = "cpu",
         head_quantisation: Quantisation = PLAIN,
+        guessed: torch.Tensor | None = None,
     ) -> None:
         """`ends` and `layer`: the base's tensors, its embedding's and as the head's layer is to be
-        held; `head_quantisation`: of the rows of its output matrix, if not all are scored with.
-        Raises ModelError if it has no such head."""
-        tokens = guessed_tokens(base.vocab_size)
-        super().__init__(NAME, (), base, ends, None, tokens, dtype, device)
+        held; `guessed` int64, ascending: the tokens that it guesses, None: all;
+        `head_quantisation`: of their rows of its output matrix. Raises ModelError if it has no such
+        head."""
+        files = HeadFiles(None, {}, tokens=guessed)
+        held = dtype, device, head_quantisation, head_quantisation
+        super().__init__(NAME, (), files, base, ends, *held)
         self._passes = MtpPasses(layer, self._parts)
-        if tokens is not None:
-            name = EMBEDDING if ends.config.tie_word_embeddings else LM_HEAD
-            every = Table(ends, name, torch.Size((base.vocab_size, base.hidden_size)))
-            lent = output_product(every(tokens), head_quantisation, self._dtype, self._device)
-            self._matrix = lambda out: logits_from(ends.config, lent(out))
-
-
-def guessed_tokens(vocab: int) -> torch.Tensor | None:
-    """The tokens that such a head guesses, int64, ascending; None: all. Of many the first ones, as
-    byte pairs are learnt by how frequent they are, and the last ones."""
-    if vocab <= DRAFT_VOCABULARY:
-        return None
-    return torch.cat((torch.arange(DRAFT_VOCABULARY - LAST), torch.arange(vocab - LAST, vocab)))
 
 
 def has_mtp(source: TensorSource) -> bool:

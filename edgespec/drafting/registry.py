@@ -23,6 +23,7 @@ from edgespec.drafting.mtp import MtpGuesser, has_mtp
 from edgespec.drafting.ngram import NgramGuesser
 from edgespec.drafting.own import own_guesser
 from edgespec.drafting.ppd import PPDGuesser, read_ppd_tokens
+from edgespec.drafting.vocabulary import Counts, guessed_tokens
 from edgespec.model.ends import OutputHead
 from edgespec.model.hub import local_folder
 from edgespec.model.source import TensorSource
@@ -31,7 +32,10 @@ from edgespec.model.tokenizer import require_same_tokenizer
 
 log = logging.getLogger(__name__)
 
-HeadSettings = tuple[TensorSource, OutputHead, str, torch.device | str, Quantisation, Quantisation]
+Tokens = torch.Tensor | None
+HeadSettings = tuple[
+    TensorSource, OutputHead, str, torch.device | str, Quantisation, Quantisation, Tokens
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +44,8 @@ class BaseParts:
 
     `tokenizer`: the folder of the base's tokenizer. `source`: where the base's tensors are, those
     of its ends at least. `head`: None if it is on the last stage. `quantisation`: how layers of the
-    draft are held, `head_quantisation`: how its own output head is.
+    draft are held, `head_quantisation`: how its own output head is. `counts`: how often the base's
+    tokens came in its answers, as far as is known.
     """
 
     tokenizer: str | Path
@@ -50,10 +55,16 @@ class BaseParts:
     device: torch.device | str
     quantisation: Quantisation = PLAIN
     head_quantisation: Quantisation = PLAIN
+    counts: Counts | None = None
 
     @property
     def vocab_size(self) -> int:
         return int(self.source.config.vocab_size)
+
+    @property
+    def guessed(self) -> Tokens:
+        """The tokens that a draft guesses, if its files do not say which."""
+        return guessed_tokens(self.vocab_size, self.counts)
 
     def own_head(self) -> OutputHead:
         """The base's head, for a source that guesses with it."""
@@ -72,7 +83,7 @@ class BaseParts:
     def for_heads(self) -> HeadSettings:
         """What the loader of a head takes behind its folder: whose it is, and how it is held."""
         held = self.quantisation, self.head_quantisation
-        return self.source, self.own_head(), self.dtype, self.device, *held
+        return self.source, self.own_head(), self.dtype, self.device, *held, self.guessed
 
 
 def _independent(folder: str, base: BaseParts) -> Guesser:
@@ -83,6 +94,7 @@ def _independent(folder: str, base: BaseParts) -> Guesser:
         base.device,
         vocab_size=base.vocab_size,
         ends=base.draft_ends(folder),
+        guessed=base.guessed,
     )
 
 
@@ -94,7 +106,9 @@ def _easyspec(folder: str, base: BaseParts) -> Guesser:
         log.info("%s has %d layers, too few for groups: drafting plainly", folder, source.layers)
         return _independent(folder, base)
     model = GroupedModel(source, USUAL_SIZE, base.dtype, base.device)
-    head = OutputHead(base.draft_ends(folder), base.dtype, base.device)
+    guessed = base.guessed
+    tokens = None if guessed is None else guessed[guessed < model.vocab_size]
+    head = OutputHead(base.draft_ends(folder), base.dtype, base.device, tokens=tokens)
     limit = int(source.config.max_position_embeddings)
     return EasySpecGuesser(model, head, limit, base.vocab_size)
 
@@ -106,7 +120,7 @@ def _ppd(folder: str, base: BaseParts) -> Guesser:
 
 def _mtp(folder: str, base: BaseParts) -> Guesser:
     layer = base.draft(str(base.source.path)) if has_mtp(base.source) else base.source
-    held = base.own_head(), base.dtype, base.device, base.head_quantisation
+    held = base.own_head(), base.dtype, base.device, base.head_quantisation, base.guessed
     return MtpGuesser(base.source, layer, *held)
 
 

@@ -3,12 +3,16 @@ and written as safetensors."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Generic, TypeVar
 
 import torch
 from safetensors import safe_open
 
+from edgespec.drafting.dspark.shape import DSparkShape
+from edgespec.drafting.eagle.shape import HeadShape
 from edgespec.errors import ModelError
 from edgespec.model.hub import ModelFiles
 from edgespec.model.reading import reading
@@ -16,6 +20,28 @@ from edgespec.model.safetensors_writer import PADDING, SafetensorsWriter, Slot
 
 FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 """In which heads are stored."""
+
+_EMBEDDING, _MATRIX, _SCORED = "embed_tokens.weight", "lm_head.weight", ("d2t", "t2d")
+
+
+Shape = TypeVar("Shape", HeadShape, DSparkShape, None)
+HeadOf = TypeVar("HeadOf", HeadShape, DSparkShape)
+
+
+@dataclass(frozen=True)
+class HeadFiles(Generic[Shape]):
+    """One head as read.
+
+    `weights`: by the names of its module. `embedding` [V, hidden] and `matrix` [vocab, hidden] are
+    None where the base's are borrowed. `tokens` int64 [vocab]: the base's token of each column,
+    None where column v is token v; of a borrowed matrix, the rows that the head scores with.
+    """
+
+    shape: Shape
+    weights: dict[str, torch.Tensor]
+    embedding: torch.Tensor | None = None
+    matrix: torch.Tensor | None = None
+    tokens: torch.Tensor | None = None
 
 
 def read_tensors(
@@ -65,6 +91,56 @@ def check_tensor(name: str, tensor: torch.Tensor | None, size: tuple[int, ...], 
             f"{list(size)}: it is a head for another base, or its config.json is of another head; "
             "use the one that was trained for this base"
         )
+
+
+def narrowed(
+    files: HeadFiles[HeadOf], tokens: torch.Tensor | None, by_token: Sequence[str] = ()
+) -> HeadFiles[HeadOf]:
+    """That head, which guesses these tokens alone (None: all) if it does not say which it does;
+    `by_token`: its weights with a row for each that it guesses."""
+    if files.tokens is not None or tokens is None:
+        return files
+    weights = files.weights | {name: files.weights[name][tokens] for name in by_token}
+    matrix = None if files.matrix is None else files.matrix[tokens]
+    shape = replace(files.shape, vocab=len(tokens))
+    return replace(files, shape=shape, weights=weights, matrix=matrix, tokens=tokens)
+
+
+def checked_head(
+    shape: HeadOf,
+    stored: Mapping[str, torch.Tensor],
+    head: Callable[[HeadOf], torch.nn.Module],
+    kinds: str,
+    file: Path,
+    base_vocab: int,
+) -> HeadFiles[HeadOf]:
+    """A `head` of that shape by the tensors of its file; `kinds`: what messages call it.
+
+    Raises ModelError if they are others, or do not fit a base with so many tokens.
+    """
+    with torch.device("meta"):
+        own = {name: tuple(w.shape) for name, w in head(shape).named_parameters()}
+    strange = stored.keys() - own.keys() - {_EMBEDDING, _MATRIX, *_SCORED}
+    if strange:
+        # Leaving a bias or norm out would compute something else than the head.
+        raise ModelError(
+            f"{file} holds {min(strange)!r}, which no {kinds} head that edgespec knows has; "
+            "use another head for this base"
+        )
+    wanted = dict(own)
+    if shape.own_embedding:
+        wanted[_EMBEDDING] = (base_vocab, shape.hidden)
+    if shape.own_head:
+        wanted[_MATRIX] = (shape.vocab, shape.hidden)
+    for name, size in wanted.items():
+        check_tensor(name, stored.get(name), size, file)
+    return HeadFiles(
+        shape,
+        {name: stored[name] for name in own},
+        stored[_EMBEDDING] if shape.own_embedding else None,
+        stored[_MATRIX] if shape.own_head else None,
+        scored_tokens(shape.vocab, stored.get("d2t"), file, base_vocab),
+    )
 
 
 def scored_tokens(

@@ -2,22 +2,39 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch.nn.functional import embedding
 
+from edgespec.config import QUANTISATIONS, Quantisation
 from edgespec.errors import ModelError
 from edgespec.model.block import Block
 from edgespec.model.families import embedding_scale, logits_from
-from edgespec.model.matrices import Product, plain_product
-from edgespec.model.quantised.linear import linear_from
+from edgespec.model.matrices import Product, SideBySide, plain_product
+from edgespec.model.quantised.linear import linear_from, pack
 from edgespec.model.source import EMBEDDING, LM_HEAD, TensorSource, load_parameter
 from edgespec.model.tensors import compute_dtype
-from edgespec.model.token_rows import embedded_by
+from edgespec.model.token_rows import Table, embedded_by
+
+
+def output_product(
+    matrix: torch.Tensor,
+    quantisation: Quantisation,
+    dtype: torch.dtype,
+    device: torch.device | str,
+) -> Product:
+    """The product with a draft's output matrix [vocab, hidden], held so; in 8 bits where others
+    have the codes of their file, of which this matrix has none."""
+    if quantisation.kind == "none":
+        return plain_product(matrix.to(device, dtype, copy=True))
+    form = quantisation if quantisation in QUANTISATIONS.values() else QUANTISATIONS["int8"]
+    return linear_from(pack(matrix, form), None, matrix.shape, form, dtype, device)
 
 
 class OutputHead:
     """The model's output matrix alone, [vocab_size, hidden_size]: lm_head, or the embedding where
-    the two are tied. `weight`: the matrix if it is held plain, None if it is packed."""
+    the two are tied. `weight`: the matrix if it is held plain, None if it is packed. `tokens` int64
+    [vocab_size]: those of its rows, None for all."""
 
     def __init__(
         self,
@@ -26,10 +43,13 @@ class OutputHead:
         device: torch.device | str = "cpu",
         *,
         share: Block | None = None,
+        tokens: torch.Tensor | None = None,
+        few_as: Quantisation | None = None,
     ) -> None:
         """Read the matrix in the form that `source` has for it.
 
-        A plain one that is tied is that of the block `share`, which embeds. Raises ModelError if
+        A plain one that is tied is that of the block `share`, which embeds. With `tokens`, its rows
+        of these alone, held as `few_as` says, None: as the source holds it. Raises ModelError if
         the source does not have it, or cannot hold it in that form.
         """
         config = source.config
@@ -41,14 +61,29 @@ class OutputHead:
         tied = bool(config.tie_word_embeddings)
         name = EMBEDDING if tied else LM_HEAD
         shape = torch.Size((self.vocab_size, self.hidden_size))
-        self.form = source.form(name)
+        self.form, self.tokens = source.form(name), tokens
         self.weight: torch.nn.Parameter | None = None
+        self._product: Product
+        lent = share.embedding if tied and share is not None else None
+        if lent is not None and (lent.device, lent.dtype) != (self.device, self.dtype):
+            lent = None
+        held = self.form if few_as is None else few_as
+        if tokens is not None:
+            self.vocab_size = len(tokens)
+            if lent is not None and held.kind == "none":  # where they lie
+                ids = tokens.numpy()
+                runs = np.split(ids, np.flatnonzero(np.diff(ids) != 1) + 1)
+                rows = [lent[int(run[0]) : int(run[-1]) + 1] for run in runs]
+                self._product = SideBySide([plain_product(some) for some in rows])
+            else:
+                few = Table(source, name, shape)(tokens)
+                self._product = output_product(few, held, self.dtype, device)
+            return
         if self.form.kind != "none":
             packed = source.packed(name, shape)
-            self._product: Product = linear_from(packed, None, shape, self.form, self.dtype, device)
+            self._product = linear_from(packed, None, shape, self.form, self.dtype, device)
             return
-        lent = share.embedding if tied and share is not None else None
-        if lent is not None and (lent.device, lent.dtype) == (self.device, self.dtype):
+        if lent is not None:
             self.weight = lent
         else:
             self.weight = load_parameter(source, name, shape, self.dtype, device)

@@ -244,7 +244,8 @@ def draft_costs_of(
     A mixture is charged for the experts of one row only, as most passes have few rows. A tied head
     is the embedding only where both are in 16 bit.
     """
-    own = head_costs(of.vocab, of.hidden, head)
+    vocab = min(of.vocab, DRAFT_VOCABULARY)
+    own = head_costs(vocab, of.hidden, head)
     whole = cost_model_of(name, of, quantisation, own, file=file)
     unused = whole.expert_bytes - whole.expert_bytes * of.active // max(1, of.experts)
     shared = of.tied and head == PLAIN
@@ -256,7 +257,7 @@ def draft_costs_of(
         head=own,
         kv_bytes=of.kv_bytes,
         ends_bytes=of.head_bytes + (0 if shared else own.bytes) + of.layers * unused,
-        vocab=of.vocab,
+        vocab=vocab,
         operations=layer_operations(of.family, of.active, of.states / of.layers),
         request_bytes=of.request_bytes,
     )
@@ -270,12 +271,15 @@ def _independent(name: str, head: Quantisation) -> DraftCosts:
 
 
 def eagle_costs(base: str, of: Architecture, bits: int, head: HeadCosts) -> DraftCosts:
-    """EAGLE-2's head for a base: one layer like its, and the base's own output head.
+    """EAGLE-2's head for a base: one layer like its, and the base's own output head, or rows of it.
 
     In front of the layer a matrix of 2 hidden × hidden joins a token's embedding and the base's
-    hidden state. The head is there anyway, the base's embedding is not.
+    hidden state. The head is there anyway, the base's embedding and rows of the head are not.
     """
     weights = of.layer_weights + 2 * of.hidden * of.hidden
+    vocab, rows = min(of.vocab, DRAFT_VOCABULARY), HeadCosts(0)
+    if vocab < of.vocab:
+        head = rows = head_costs(vocab, of.hidden, draft_head(NAMED[head.quantisation]))
     return DraftCosts(
         name=f"{base}-eagle",
         layers=1,
@@ -283,8 +287,8 @@ def eagle_costs(base: str, of: Architecture, bits: int, head: HeadCosts) -> Draf
         bits=bits,
         head=head,
         kv_bytes=of.kv_bytes,
-        ends_bytes=of.head_bytes,
-        vocab=of.vocab,
+        ends_bytes=of.head_bytes + rows.bytes,
+        vocab=vocab,
     )
 
 
@@ -312,22 +316,16 @@ def eagle3_costs(base: str, of: Architecture, bits: int, head: HeadCosts) -> Dra
 
 
 def mtp_costs(base: str, of: Architecture, bits: int, head: HeadCosts) -> DraftCosts:
-    """The MTP head that a base ships: as EAGLE-2's, its layer one of those that attend, and of a
-    large vocabulary a part; of a mixture the experts of one row are charged. The base's embedding
-    stays in its file."""
+    """The MTP head that a base ships: as EAGLE-2's, its layer one of those that attend; of mixtures
+    the experts of one row are charged. The base's embedding stays in its file."""
     costs = eagle_costs(base, replace(of, states=0, convolutions=0), bits, head)
-    vocab = min(of.vocab, DRAFT_VOCABULARY)
-    form = draft_head(NAMED[head.quantisation])
-    own = head if vocab == of.vocab else head_costs(vocab, of.hidden, form)
     idle = of.mlp_weights * (of.experts - of.active) // max(1, of.experts)
     unread = packed_bytes(idle, bits)
     return replace(
         costs,
         name=f"{base}-mtp",
         layer_bytes=costs.layer_bytes - unread,
-        head=own,
-        ends_bytes=unread + (0 if own is head else own.bytes),
-        vocab=vocab,
+        ends_bytes=costs.ends_bytes - of.head_bytes + unread,
         operations=layer_operations(of.family, of.active),
     )
 
@@ -350,14 +348,17 @@ def one_pass_costs(
     """
     attention = of.layer_weights - of.mlp_weights
     weights = round(form.attention * attention + form.mlp * of.mlp_weights)
-    hidden, vocab = round(form.width * of.hidden), round(form.vocab * of.vocab)
+    scored = form.vocab if form.vocab < 1 else min(1.0, DRAFT_VOCABULARY / of.vocab)
+    hidden, vocab = round(form.width * of.hidden), round(scored * of.vocab)
 
     def held(weights: int) -> HeadCosts:
         return HeadCosts(packed_bytes(weights, bits), bits) if weights else HeadCosts(0)
 
-    scoring = replace(head, bytes=round(form.vocab * head.bytes))
+    scoring, is_more = head, form.own_matrix or vocab < of.vocab
     if form.own_matrix:
         scoring = head_costs(vocab, hidden, QUANTISATIONS[{4: "int4", 8: "int8", 16: "none"}[bits]])
+    elif is_more:
+        scoring = head_costs(vocab, of.hidden, draft_head(NAMED[head.quantisation]))
     markov, joining = held(form.markov_rank * vocab), held(form.taps * of.hidden * hidden)
     embeddings = of.head_bytes + 2 * of.vocab * form.markov_rank
     return DraftCosts(
@@ -367,10 +368,7 @@ def one_pass_costs(
         bits=bits,
         head=scoring,
         kv_bytes=round(form.keys * of.kv_bytes),
-        ends_bytes=embeddings
-        + markov.bytes
-        + joining.bytes
-        + (scoring.bytes if form.own_matrix else 0),
+        ends_bytes=embeddings + markov.bytes + joining.bytes + (scoring.bytes if is_more else 0),
         vocab=vocab,
         markov=markov,
         joining=joining,

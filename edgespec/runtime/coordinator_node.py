@@ -82,6 +82,8 @@ class CoordinatorNode(RingNode):
         """Logs every request and its end."""
         self.keep_holders: Callable[[tuple[str, ...]], None] = lambda keys: None
         """Remembers the keys of the stages' holders."""
+        self.answered: Callable[[Finished], None] = lambda answer: None
+        """Is told every answer that is whole."""
         self.drain = 0.0
         """Seconds that requests have to end when the node is to leave; new ones are refused."""
         self.unloads = False
@@ -202,9 +204,9 @@ class CoordinatorNode(RingNode):
                 return submit
             case Cancel() | Subscribe():
                 return message
-            case Fault(request, reason):
+            case Fault(reason=reason):
                 why = printable(reason, REASON_CHARS)  # it ends on a client's terminal
-                return Fault(request, f"{stage}: {why}")
+                return replace(message, reason=f"{stage}: {why}")
             case Credit() if stage:
                 return message
             case StageActivity(runs) if stage:
@@ -306,6 +308,8 @@ class CoordinatorNode(RingNode):
             message = replace(message, leaving=_ENDING)
         if self.requests is not None and isinstance(message, Finished | Failed):
             self.requests.answered(peer, message)
+        if isinstance(message, Finished):
+            self.answered(message)
         try:
             self.transport.send_control(peer, message)  # type: ignore[arg-type]
         except PeerLost:

@@ -153,10 +153,12 @@ class Rules:
 
 @dataclass(frozen=True, slots=True)
 class RulesAt:
-    """A request's rules, and its answer up to the first of some rows, its own token included."""
+    """A request's rules, and its answer up to the first of some rows, its own token included.
+    `told`: what says of each row, in the place of the rules' grammar, what may come behind it."""
 
     rules: Rules
     answer: Answer
+    told: tuple[Grammar, ...] = ()
 
     def along(self, logits: Callable[[int], Logits], rows: Rows) -> Callable[[int], Logits]:
         """The logits of each row by the rules; `logits(i)`: those of row i, all of which hang from
@@ -169,7 +171,8 @@ class RulesAt:
             while at:
                 path.append(int(rows.tokens[at]))
                 at = place[int(rows.parents[at])]
-            return self.rules.applied(logits(row), (*self.answer, *reversed(path)))
+            rules = replace(self.rules, grammar=self.told[row]) if self.told else self.rules
+            return rules.applied(logits(row), (*self.answer, *reversed(path)))
 
         return applied
 

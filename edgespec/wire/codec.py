@@ -28,7 +28,7 @@ from edgespec.wire.messages import Message, Retain
 from edgespec.wire.segment import Segment
 
 MAGIC: Final = "edgespec"
-VERSION: Final = 17
+VERSION: Final = 18
 
 TAGS = {kind.__struct_config__.tag: kind for kind in Message.__subclasses__()}
 """All messages by their tags. A peer names a number in it, never a type."""

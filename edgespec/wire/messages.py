@@ -220,11 +220,12 @@ ALL_REQUESTS, THIS_RING = -1, -2
 class Fault(Message, tag=23, frozen=True):
     """A stage cannot go on with a request. With ALL_REQUESTS it cannot go on in its place, with
     THIS_RING it can in another ring: segments of this one were lost or are wrong; `number` is then
-    that of its Assign."""
+    that of its Assign. `invalid`: what the request asks for cannot be done."""
 
     request: int
     reason: Text
     number: int = 0
+    invalid: bool = False
 
 
 class Credit(Message, tag=25, frozen=True):

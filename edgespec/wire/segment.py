@@ -6,11 +6,13 @@ from itertools import pairwise
 from typing import Annotated
 
 import numpy as np
+import numpy.typing as npt
 from msgspec import Meta
 
 from edgespec.tree.ledger import Rows
 from edgespec.types.record import (
     NO_IDS,
+    Buffer,
     Finite,
     IntArray,
     Record,
@@ -27,6 +29,12 @@ MOST_PARTS = 64
 
 MOST_LAYERS = 16
 """Layers that a draft source may tap."""
+
+MOST_TOKENS = 1 << 20
+"""Of a vocabulary of which a mask says what may come."""
+
+MOST_MASKS = 256
+"""Masks of a request that the last stage knows at a time."""
 
 
 class StageTime(Record, frozen=True):
@@ -53,11 +61,94 @@ class Header(Record, frozen=True):
             require(ascend, "aux_layers are not ascending")
 
 
+class ToldRules(Record, frozen=True):
+    """What changes a request's logits on the last stage, where a new answer or the rest of one
+    begins: the fields of verify.rules.Rules, `answer`: its tokens so far.
+
+    `bias` float64 [N] is added to tokens `biased`. `budget`, `opening` and `closing`: of
+    ThoughtLimit; -1: there is none. `masked`: a grammar says of each row what may come behind it
+    (see Allowed).
+    """
+
+    answer: IntArray
+    presence: Finite
+    frequency: Finite
+    biased: IntArray
+    bias: Tensor
+    repetition: Finite
+    prompt: IntArray
+    least: Whole
+    ends: IntArray
+    budget: Annotated[int, Meta(ge=-1)]
+    opening: IntArray
+    closing: IntArray
+    masked: bool
+
+    def __post_init__(self) -> None:
+        take_arrays(self, "answer", "biased", "prompt", "ends", "opening", "closing")
+
+    def check(self) -> None:
+        for numbers in (self.answer, self.biased, self.prompt, self.ends):
+            require(not len(numbers) or int(numbers.min()) >= 0, "a negative token")
+        fits = self.bias.dtype == "float64" and self.bias.shape == (len(self.biased),)
+        require(fits and bool(np.isfinite(self.biases).all()), "no bias for each token")
+        require(self.repetition > 0, "a repetition_penalty that is not above 0")
+
+    @property
+    def biases(self) -> npt.NDArray[np.float64]:
+        """What the `biased` get."""
+        return np.frombuffer(self.bias.data, "<f8")
+
+
+class TokenMask(Record, frozen=True):
+    """Which of `size` tokens may come, in the shorter of two ways: the lengths of the runs of those
+    that may not and those that may in turns, each 4 bytes, or a bit for each. The last stage
+    remembers it in that `slot`."""
+
+    slot: Annotated[int, Meta(ge=0, lt=MOST_MASKS)]
+    size: Annotated[int, Meta(ge=1, le=MOST_TOKENS)]
+    by_runs: bool
+    data: Buffer
+
+    def check(self) -> None:
+        size, length = self.size, len(self.data)
+        if self.by_runs:
+            fits = length % 4 == 0 and length <= -(-size // 8)
+            require(fits and int(self.runs.sum(dtype=np.uint64)) == size, "runs of another size")
+        else:
+            require(length == -(-size // 8), "bits of another size")
+
+    @property
+    def runs(self) -> npt.NDArray[np.uint32]:
+        """Their lengths, if it is by runs."""
+        return np.frombuffer(self.data, "<u4")
+
+
+class Allowed(Record, frozen=True):
+    """What a grammar allows behind the rows `ids` of a part: behind each the mask that the last
+    stage has in one of the `slots`, -1: the answer has ended. `masks`: those that are new there."""
+
+    ids: IntArray
+    slots: IntArray
+    masks: Some[TokenMask] = ()
+
+    def __post_init__(self) -> None:
+        take_arrays(self, "ids", "slots")
+
+    def check(self) -> None:
+        require(len(self.ids) == len(self.slots), "slots and ids differ in length")
+        known = not len(self.slots) or -1 <= int(self.slots.min()) <= int(self.slots.max())
+        require(known and bool((self.slots < MOST_MASKS).all()), "a slot that there is not")
+        for mask in self.masks:
+            mask.check()
+
+
 class Choosing(Record, frozen=True):
     """How the last stage chooses a request's tokens, if it holds the output head.
 
     The settings of verify.sampling.Sampling; `top`: how many of the likeliest tokens are wanted
-    beside each token, with log-probabilities; -1: neither.
+    beside each token, with log-probabilities; -1: neither. `rules`: what changes their logits;
+    `allowed`: what a grammar allows behind the part's rows.
     """
 
     temperature: Finite
@@ -66,6 +157,18 @@ class Choosing(Record, frozen=True):
     min_p: Finite
     seed: Whole
     top: Annotated[int, Meta(ge=-1)]
+    rules: ToldRules | None = None
+    allowed: Allowed | None = None
+
+    def check(self) -> None:
+        for told in (self.rules, self.allowed):
+            if told is not None:
+                told.check()
+
+    @property
+    def is_masked(self) -> bool:
+        """Whether a grammar says what may come."""
+        return self.rules is not None and self.rules.masked
 
 
 class Verdict(Record, frozen=True):
@@ -116,7 +219,8 @@ class Part(Record, frozen=True):
     tokens; after it they are empty, unless the last stage chooses.
 
     `choosing`: with the end of a prompt; from its last row on the last stage follows the walk along
-    target tokens, for the rows of this part and of all that follow. `known`: with it, the tokens
+    target tokens, for the rows of this part and of all that follow. With guesses, which change
+    nothing of that, if a grammar says what it allows there. `known`: with it, the tokens
     that come after the first of the rows that are wanted back; these are not chosen, but scored.
     What comes back then is its `verdict` in the place of hidden rows, without rows if none of the
     part's is on the walk.
@@ -151,8 +255,9 @@ class Part(Record, frozen=True):
         for numbers in (self.ids, self.positions, self.fork_ids, self.known):
             if len(numbers):
                 require(np.minimum.reduce(numbers) >= 0, "a negative id or position")
-        if self.verdict is not None:
-            self.verdict.check()
+        for told in (self.verdict, self.choosing):
+            if told is not None:
+                told.check()
 
     def rows(self) -> Rows:
         """The part's rows; tokens that did not travel are 0."""

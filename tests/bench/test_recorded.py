@@ -70,8 +70,10 @@ def test_a_coordinator_writes_every_request_and_its_end(tmp_path: Path) -> None:
     path.write_text("of another run")
     path.chmod(0o644)
     ends: list[Finished] = []
+    told: list[Finished] = []
     with closing(RequestLog(str(path))) as log, NodeRing(2) as ring, ring.client() as client:
         ring.threads[0].node.requests = log
+        ring.threads[0].node.answered = told.append
         ring.await_up()
         for ask in (submit(max_new_tokens=20), submit(max_new_tokens=7, policy="flowspec")):
             *_, end = client.ask(ask)
@@ -79,6 +81,7 @@ def test_a_coordinator_writes_every_request_and_its_end(tmp_path: Path) -> None:
             ends.append(end)
         with pytest.raises(RequestFailed):
             list(client.ask(submit(policy="no such")))
+    assert told == ends
     assert stat.S_IMODE(path.stat().st_mode) == 0o600, "it holds prompts and answers"
     recording = read_recording(path)
     assert [r.token_ids for r in recording] == [*(end.token_ids for end in ends), None]

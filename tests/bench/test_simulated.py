@@ -134,7 +134,7 @@ def test_a_stage_on_the_coordinators_device_shares_its_time() -> None:
 
 def test_the_head_on_the_last_stage_is_charged_there() -> None:
     """The same text; with a large vocabulary D0 is no longer what all wait for."""
-    model = cost_model_named("llama-3.1-8b")
+    model = cost_model_named("qwen3-4b")
     large = replace(SHORT, cost_model=model, profiles=(SLOW_HOST,) * 5, max_new_tokens=12)
     large = replace(large, loop_free=True)  # which has less to do there
     names = ("adaptive", "autoregressive")

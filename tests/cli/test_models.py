@@ -80,7 +80,8 @@ def test_one_model_and_the_json(here: Here, cache: Path) -> None:
     assert every["others_here"] == []
     assert set(every["refused"]) == set(REFUSED)
     here("models", "qwen-3:8").assert_refused("did you mean qwen3-8b or ")
-    here("models", "org/name").assert_refused("org/name has no short name")
+    here("models", "org/name").assert_refused("org/name is not in the list")
+    here("models", "toy-hybrid").assert_refused("error: toy-hybrid is not in the list")
     here("models", "--stages", "0").assert_refused("a ring has 1 to")
 
 

@@ -120,7 +120,10 @@ def own_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.thorough
 def test_the_head_on_the_last_stage_gives_the_same_text(own_cluster: None, tmp_path: Path) -> None:
     """Plainly and sampled, and after the loss of that stage, while its answer is on its way."""
-    asks = [["--temperature", "0"], ["--temperature", "0.8", "--seed", "7"]]
+    schema = tmp_path / "schema.json"
+    schema.write_text('{"type": "array", "items": {"type": "integer"}, "minItems": 3}')
+    sampled = ["--temperature", "0.8", "--seed", "7"]
+    asks = [["--temperature", "0"], sampled, [*sampled, "--schema", str(schema)]]
     long = ["Once upon a time", "--raw", "--max-new-tokens", "150", "--policy", "autoregressive"]
     texts = []
     for head in ("coordinator", "last-stage"):
@@ -137,7 +140,7 @@ def test_the_head_on_the_last_stage_gives_the_same_text(own_cluster: None, tmp_p
             _, last = stage(1), stage(2)
             ask = to_prompt(address, PROMPT, "--raw", "--max-new-tokens", "24", "--wait", "60")
             ends = [run(*ask, *one, "--json") for one in asks]
-            assert [end.code for end in ends] == [0, 0], ends
+            assert [end.code for end in ends] == [0, 0, 0], ends
             if head == "last-stage":
                 cut = stack.enter_context(Command(*to_prompt(address, *long)))
                 cut.until_out(" ")
@@ -147,7 +150,7 @@ def test_the_head_on_the_last_stage_gives_the_same_text(own_cluster: None, tmp_p
             else:
                 ends.append(run(*to_prompt(address, *long)))
             assert ends[-1].code == 0, ends[-1].err
-            texts.append([*(json.loads(end.out)["token_ids"] for end in ends[:2]), ends[2].out])
+            texts.append([*(json.loads(end.out)["token_ids"] for end in ends[:3]), ends[3].out])
             told = "loading the output head" in coordinator.err
             assert told == (head == "coordinator"), coordinator.err
     assert texts[0] == texts[1]

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ import pytest
 import torch
 
 from edgespec.daemon import device, doctor, storage, torch_checks
+from edgespec.daemon.cluster import ClusterFolder, ClusterSettings
 from edgespec.daemon.device import firmware_limits, warnings, zones
 from edgespec.daemon.health import SensorReader
 from edgespec.daemon.memory import available_memory
@@ -51,7 +53,8 @@ def test_what_a_process_takes_of_a_gpu_before_its_weights_is_told_by_step(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """By a real process, which uses the processor here, and a GPU whose memory is made up."""
-    assert list(doctor.check_gpu_memory(tmp_path)) == [], "there is none here"
+    nowhere = tmp_path / "none"
+    assert list(doctor.check_gpu_memory(nowhere, tmp_path)) == [], "there is none here"
     free = iter([2000, 1000, 700, 640, 650])
     taken = doctor.taken_before_weights("cpu", lambda: next(free) << 20)
     assert [size >> 20 for size in taken.values()] == [300, 60, 0]
@@ -59,8 +62,27 @@ def test_what_a_process_takes_of_a_gpu_before_its_weights_is_told_by_step(
         doctor.taken_before_weights("nothing", lambda: 0)
     monkeypatch.setattr(doctor, "gpu_facts", lambda: {"GPU": "Orin"})
     monkeypatch.setattr(doctor, "taken_before_weights", lambda *_: taken)
-    (found,) = doctor.check_gpu_memory(tmp_path)
+    (found,) = doctor.check_gpu_memory(nowhere, tmp_path)
     assert found.text.startswith("a process takes 360 MiB before its first weight: 300 MiB of its")
+    # Of a coordinator, what is planned for each place besides.
+    settings = ClusterSettings(stages=2, layers="5,3", context=512)
+    cluster = ClusterFolder.create(tmp_path / "cluster", settings)
+    _, *places = doctor.check_gpu_memory(cluster.path, tmp_path)
+    assert [one.name for one in places] == [
+        f"GPU memory, {p}" for p in ("D0", "stage 1", "stage 2")
+    ]
+    for one in places:
+        words = "before weights 0.35 GiB, weights (.*), rows (.*), work space (.*): (.*) by plan"
+        numbers = re.fullmatch(words, one.text)
+        assert numbers is not None
+        parts = [float(number) for number in numbers.groups()]
+        assert sum(parts[:3]) + 0.35 == pytest.approx(parts[3], abs=0.021)
+    assert "weights 0.00" not in places[1].text
+    # On a board whose driver lacks what an environment asks of torch's allocator.
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+    assert len(list(doctor.check_gpu_memory(nowhere, tmp_path))) == 1
+    found, _ = doctor.check_gpu_memory(nowhere, jetson(tmp_path / "orin"))
+    assert (found.state, found.text[-8:]) == ("warning", "unset it")
 
 
 def test_a_torch_that_cannot_speak_with_numpy_blocks(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -71,10 +71,17 @@ def test_all_that_needs_no_other_process_goes_through_on_a_cpu(tmp_path: Path) -
     parts = ("right", "layers", "products", "attention", "states", "passes", "d0")
     found = tiny(tmp_path, *parts)
     checked = {line["what"] for line in found["right"]["lines"]}
-    assert {"product, int4", "product, Q4_0", "product, plain", "norm", "gate"} <= checked
+    assert {
+        "product, int4",
+        "product, int4, long",
+        "product, Q4_0",
+        "product, plain",
+        "norm",
+        "gate",
+    } <= checked
     rows = found["products"]["lines"]
     assert [row["way"] for row in rows] == [
-        *("none", "int4", "none, cuBLAS", "int4, tinygemm", "int4-g32, tinygemm"),
+        *("none", "int4", "Q4_0", "none, cuBLAS", "int4, tinygemm", "int4-g32, tinygemm"),
         "nf4, bitsandbytes",
     ]
     assert "layers of granitemoehybrid-mamba" in {line["what"] for line in found["layers"]["lines"]}
@@ -84,8 +91,11 @@ def test_all_that_needs_no_other_process_goes_through_on_a_cpu(tmp_path: Path) -
 
 
 @pytest.mark.thorough
-def test_profile_and_whole_answers_go_through_on_a_cpu(tmp_path: Path) -> None:
-    found = tiny(tmp_path, "profile", "answers")
+def test_what_asks_other_processes_goes_through_on_a_cpu(tmp_path: Path) -> None:
+    found = tiny(tmp_path, "memory", "profile", "answers")
+    assert [line["what"] for line in found["memory"]["lines"]] == [
+        *("taken, MiB", "bytes of a file, as they are", "bytes of a file, by pinned pieces")
+    ]
     assert [line["policy"] for line in found["answers"]["lines"]] == ["autoregressive", "adaptive"]
     assert [line["what"] for line in found["profile"]["lines"]] == ["edgespec profile", "its file"]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from edgespec.daemon.bundled_models import bundled
+from edgespec.daemon.bundled_models import HYBRID, bundled
 from edgespec.daemon.model_names import (
     known_name,
     names_of,
@@ -30,8 +30,11 @@ def test_a_name_becomes_what_it_stands_for(tmp_path: Path, monkeypatch: pytest.M
     for other in ("", "org/name", "./qwen3-8b", "/none/x.gguf", bundled("base")):
         assert resolved(other) == other
     assert (spoken(QWEN), spoken("org/name"), known_name("")) == ("qwen3-8b", "org/name", "")
-    (tmp_path / "qwen3-8b").mkdir()  # a folder comes first
-    assert (resolved("qwen3-8b"), known_name("qwen3-8b")) == ("qwen3-8b", "")
+    assert resolved(HYBRID) == bundled(HYBRID)
+    assert names_of(resolved(HYBRID))[0] == spoken(resolved(HYBRID)) == HYBRID
+    for name in ("qwen3-8b", HYBRID):
+        (tmp_path / name).mkdir()  # a folder comes first
+        assert (resolved(name), known_name(name)) == (name, "")
 
 
 def test_other_spellings_stand_for_the_same() -> None:

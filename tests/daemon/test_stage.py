@@ -15,7 +15,7 @@ from edgespec.config import Address, Quantisation, StageConfig
 from edgespec.daemon import stage
 from edgespec.daemon.block_fetch import Wanted
 from edgespec.daemon.bundled_models import bundled
-from edgespec.daemon.memory import Available
+from edgespec.daemon.memory import Available, give_back
 from edgespec.daemon.stage import LEFT_FREE, _prepare, _require_memory, _Watch
 from edgespec.errors import CapacityError
 from edgespec.model.block import Block
@@ -117,8 +117,8 @@ def test_a_gpu_without_memory_of_its_own_has_weights_once(monkeypatch: pytest.Mo
     source = object.__new__(BlockFile)
     for unified, device in ((True, "cuda"), (False, "cuda"), (True, "cpu")):
         monkeypatch.setattr("edgespec.daemon.memory.is_unified", lambda one=unified: one)
-        stage.give_back(source, torch.device(device))
-        stage.give_back(Checkpoint(bundled("base")), torch.device(device))
+        give_back(source, torch.device(device))
+        give_back(Checkpoint(bundled("base")), torch.device(device))
     assert given == [source]
 
 

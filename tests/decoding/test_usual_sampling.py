@@ -46,12 +46,13 @@ def test_a_value_that_is_said_wins() -> None:
             admitted(structs.replace(NOT_SAID, **wrong))
 
 
-def test_a_last_stage_that_chooses_leaves_the_models_penalty_out() -> None:
+def test_a_last_stage_that_chooses_is_told_the_models_penalty() -> None:
     request = admitted(NOT_SAID, head_last=True)
-    assert (request.rules, request.sampling.temperature) == (None, 0.6)
-    assert "penalty" not in request.client.sampled
-    with pytest.raises(ConfigError, match="the output head of this ring is on the last stage"):
-        admitted(structs.replace(NOT_SAID, repetition_penalty=1.1), head_last=True)
+    assert request.rules is not None
+    assert request.choosing is not None
+    assert request.choosing.rules is not None
+    assert request.choosing.rules.repetition == request.rules.repetition == 1.05
+    assert request.client.sampled == admitted(NOT_SAID).client.sampled
 
 
 def test_a_model_that_publishes_nothing_is_greedy() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +13,6 @@ from support.checkpoints import write_checkpoint, write_family
 from support.mtp_heads import FILE, write_mtp
 
 from edgespec.config import Quantisation
-from edgespec.drafting import mtp
 from edgespec.drafting.choice import parse_draft
 from edgespec.drafting.mtp import MtpGuesser
 from edgespec.drafting.registry import BaseParts, build_draft
@@ -93,9 +93,9 @@ class Reference:
         return (self.t["lm_head.weight"] @ out).log_softmax(0)
 
 
-def guesser(folder: Path, dtype: str = "float64") -> MtpGuesser:
+def guesser(folder: Path, dtype: str = "float64", **held: Any) -> MtpGuesser:
     source = Checkpoint(folder)
-    return MtpGuesser(source, source, OutputHead(source, dtype), dtype)
+    return MtpGuesser(source, source, OutputHead(source, dtype), dtype, **held)
 
 
 def rows(count: int) -> torch.Tensor:
@@ -129,17 +129,9 @@ def test_how_the_rows_came_makes_no_difference(base: Path) -> None:
     np.testing.assert_allclose(*found, rtol=0, atol=1e-9)
 
 
-def test_of_many_tokens_the_first_and_the_last_are_guessed(
-    base: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert mtp.guessed_tokens(1 << 16) is None
-    every = mtp.guessed_tokens(248_320)
-    assert every is not None
-    assert (len(every), len(every.unique()), int(every[-1])) == (1 << 16, 1 << 16, 248_319)
-    monkeypatch.setattr(mtp, "DRAFT_VOCABULARY", 40)
-    monkeypatch.setattr(mtp, "LAST", 8)
+def test_of_many_tokens_some_are_guessed(base: Path) -> None:
     few = [*range(32), *range(88, 96)]
-    given, draft = rows(len(CONTEXT) - 1), guesser(base)
+    given, draft = rows(len(CONTEXT) - 1), guesser(base, guessed=torch.tensor(few))
     draft.open(1, Sampling())
     draft.read(1, CONTEXT, Features(from_torch(given)))
     children = draft.guess(1, [[]], 96)
@@ -148,8 +140,7 @@ def test_of_many_tokens_the_first_and_the_last_are_guessed(
     assert children.tokens.tolist() == [few[at] for at in best]
     np.testing.assert_allclose(children.scores, wanted[best], rtol=0, atol=1e-5)
     form = Quantisation.parse("int8")
-    source = Checkpoint(base)
-    held = MtpGuesser(source, source, OutputHead(source, "float64"), "float64", "cpu", form)
+    held = guesser(base, guessed=torch.tensor(few), head_quantisation=form)
     held.open(1, Sampling())
     held.read(1, CONTEXT, Features(from_torch(given)))
     assert set(held.guess(1, [[]], 96).tokens.tolist()) == set(few)

@@ -2,7 +2,7 @@
 an MLP or latents give plain decoding's text.
 
 The models are random and have the bundled pair's vocabulary. One that drafts for itself is right
-often, so that deep trees are sent, walked and pruned.
+often, so that deep trees are sent, walked and pruned. A trained hybrid: test_toy_hybrid.py.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from typing import Any
 
 import pytest
 from support.checkpoints import FOLDING, write_family
-from support.mtp_heads import write_fitted_mtp
 from support.tiers import thorough, tiered
 from support.torch_rings import BASE, CONTEXT, generated, prompts, request, torch_ring
 
@@ -29,7 +28,6 @@ LATENT = ("deepseek_v2", "glm4_moe_lite")
 LIBRARY = ("ernie4_5_moe", "hunyuan_v1_moe")
 FAMILIES = ("lfm2", "lfm2_moe", "qwen2_moe", "glm4_moe", *LIBRARY, *LATENT, *FOLDING)
 QUICK = ["lfm2", "qwen3_5_text"]
-MTP = "with a head of its own"
 DTYPES = ("bfloat16", "float16", "float32")
 NEW_TOKENS = 12
 TEXT = "Tell me of rings and of boards."
@@ -52,12 +50,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     root, vocab = tmp_path_factory.mktemp("hybrid"), Checkpoint(BASE).config.vocab_size
     sizes = {"vocab_size": vocab, "max_position_embeddings": 2048, "initializer_range": 0.3}
     found = {}
-    for family in (*FAMILIES, MTP):
-        if family == MTP:
-            even = sizes | {"eos_token_id": None, "initializer_range": 0.05}
-            found[family] = write_fitted_mtp(root / family, **even)
-        else:
-            found[family] = write_family(root / family, family, eos_token_id=None, **sizes)
+    for family in FAMILIES:
+        found[family] = write_family(root / family, family, eos_token_id=None, **sizes)
         for name in ("tokenizer.json", "tokenizer_config.json"):
             shutil.copy(Path(BASE) / name, root / family)
     return found
@@ -144,27 +138,3 @@ def test_live_requests_kept_rows_and_lost_rings_change_no_token(
     answer = ring.ask(request(again, "flowspec", NEW_TOKENS, tag=9, seed=5))
     assert (answer.cached_tokens > 0) == (family not in FOLDING)
     assert answer.token_ids == plain(folder, dtype, again, 0.0).token_ids
-
-
-@pytest.mark.parametrize("dtype", tiered(DTYPES, ["float32"]))
-def test_guesses_by_the_models_own_head_change_no_token(
-    folders: dict[str, Path], dtype: str
-) -> None:
-    """Nor does a ring that is lost."""
-    drafts, temperatures = cycle(("mtp", "hybrid:ngram+mtp")), cycle((0.0, 0.0, 0.8, 0.8))
-    ways = zip(cycle((3, 1, 2)), cycle((64, 5)), drafts, temperatures, strict=False)
-    guessed = {0.0: 0, 0.8: 0}
-    for policy, (stages, chunk, draft, temperature) in zip(POLICIES, ways, strict=False):
-        ring = torch_ring(stages, dtype, draft_name=draft, chunk=chunk, base=folders[MTP])
-        ring.replies.clear()
-        ring.submit(request(LONGER, policy, NEW_TOKENS, temperature=temperature, seed=5))
-        for _ in range(60):
-            ring.take(next(iter(ring.steps())))
-        ring.lose("a stage is lost")
-        ring.mend()
-        ring.run()
-        (answer,) = (end for end in ring.replies if isinstance(end, Finished))
-        wanted = plain(folders[MTP], dtype, LONGER, temperature)
-        assert answer.token_ids == wanted.token_ids, (policy, stages, chunk, draft)
-        guessed[temperature] += sum(one.alone for one in answer.sources if one.name == "mtp")
-    assert all(guessed.values()), "no guess was right"

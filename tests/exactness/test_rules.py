@@ -224,10 +224,12 @@ def test_guesses_that_lead_nowhere_by_the_grammar_end_no_answer(policy: str) -> 
     leads = spec("lark", 'start: "x" X | "yes, sir"\nX: /ab+/ & ~/ab.*/')
     x = tokenizer().encode("x")[-1]
     ask = asked(policy, grammar=leads, logit_bias=(TokenBias(x, -50.0),))
-    assert answer(torch_ring(3), ask).text == "yes, sir"
-    with pytest.raises(RequestFailed, match="leaves no token that may come after the first 1 tok"):
-        answer(torch_ring(3), replace(ask, logit_bias=(TokenBias(x, 50.0),)))
-    assert answer(torch_ring(3), ask).text == "yes, sir"
+    for ring in (torch_ring(3), torch_ring(2, head_last=True, draft_name="ngram")):
+        assert answer(ring, ask).text == "yes, sir"
+        words = "leaves no token that may come after the first 1 tok"
+        with pytest.raises(RequestFailed, match=words):
+            answer(ring, replace(ask, logit_bias=(TokenBias(x, 50.0),)))
+        assert answer(ring, ask).text == "yes, sir"
 
 
 @pytest.mark.parametrize(
@@ -245,7 +247,8 @@ def test_every_draft_source_gives_the_same_tokens(draft: str) -> None:
 @given(data=st.data())
 @examples(4)
 def test_several_live_requests_and_a_lost_ring_change_no_token(data: st.DataObject) -> None:
-    ring = torch_ring(3, kept_rows=4096, draft_name="ngram")
+    last = data.draw(st.booleans(), "head on the last stage")
+    ring = torch_ring(3, kept_rows=4096, draft_name="ngram", head_last=last)
     ring.replies.clear()
     seeds = data.draw(st.lists(st.integers(0, 20), min_size=2, max_size=3), "schemas")
     asks = [
@@ -399,11 +402,38 @@ def test_a_grammar_that_cannot_be_used_is_refused(grammar: str, words: str) -> N
         answer(torch_ring(3), asked("adaptive", grammar=grammar))
 
 
-def test_rings_whose_head_is_on_the_last_stage_refuse_rules() -> None:
-    ring = torch_ring(2, head_last=True, draft_name="ngram")
-    for rules in ({"grammar": json_spec(PERSON)}, {"presence_penalty": 1.0}):
-        with pytest.raises(RequestFailed, match="--head coordinator"):
-            answer(ring, asked("adaptive", **rules))
+RULES: list[dict[str, Any]] = [
+    {"grammar": json_spec(PERSON), "max_new_tokens": 40},
+    {"grammar": json_spec(SPELT), "presence_penalty": 0.5, "max_new_tokens": 40},
+    {**PENALTIES, "min_tokens": 12, "max_new_tokens": 12},
+    {"thinking_budget": 5, "max_new_tokens": 12, "top": 2},
+]
+
+
+@pytest.mark.parametrize(
+    ("policy", "temperature", "draft"),
+    [
+        ("adaptive", 0.8, "ngram"),
+        *(thorough(policy, t, "independent") for policy in sorted(POLICIES) for t in (0.0, 0.8)),
+        *(thorough("adaptive", t, "hybrid:ngram+independent") for t in (0.0, 0.8)),
+    ],
+)
+def test_the_head_on_the_last_stage_keeps_all_rules(
+    monkeypatch: pytest.MonkeyPatch, policy: str, temperature: float, draft: str
+) -> None:
+    """To the token, its margin and the log-probabilities that are told of it."""
+    closing = tuple(tokenizer().encode("</think>")[1:])
+    monkeypatch.setattr(Tokenizer, "thought_marks", ((3,), closing))
+    monkeypatch.setattr(Tokenizer, "opens_thought", lambda *_: True)
+    for rules in RULES:
+        ask, there = asked(policy, 3, temperature, **rules), torch_ring(3, head_last=True)
+        if draft != "independent":
+            there = torch_ring(2, head_last=True, draft_name=draft)
+        plain = answer(torch_ring(3), replace(ask, policy="autoregressive"))
+        found = answer(there, ask)
+        assert found.token_ids == plain.token_ids, rules
+        assert found.smallest_margin == plain.smallest_margin, rules
+        assert not any(stage.ledgers() for stage in there.stages)
 
 
 @pytest.mark.parametrize(

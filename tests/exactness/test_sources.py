@@ -21,7 +21,7 @@ Test = TypeVar("Test", bound=Callable[..., Any])
 GROUPED = f"easyspec:{BASE}"  # the bundled draft has too few layers for groups
 MIXED = ("hybrid:ngram+ppd", "hybrid:ngram+dspark")
 DRAFTS = (*(name for name in SOURCES if name != "mtp"), HYBRID, *MIXED, GROUPED)
-"""The bundled base has no head of its own: test_hybrid.py has a base that does."""
+"""The bundled base has no head of its own: test_toy_hybrid.py has a base that does."""
 POLICIES_THAT_DRAFT = tuple(name for name, policy in POLICIES.items() if policy.drafts)
 STAGES = (1, 3, 4)
 SAMPLED = ("gsm8k-test-3", "code-3")

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from edgespec.daemon.planning import Quants, devices_of, model_to_plan
+from edgespec.daemon.profiles import profile_named, profile_names
 from edgespec.drafting.choice import NONE
 from edgespec.errors import CapacityError
 from edgespec.planning.plan import plan
@@ -73,6 +74,18 @@ def test_every_deviation_from_what_was_published_is_named() -> None:
                 f"| {told[0]} | {told[1]} | {why or ('WHY?' if named else '')} |"
             )
     assert not wrong, "these rows of profiles/README.md should be:\n" + "\n".join(wrong)
+
+
+def test_what_is_charged_beside_what_is_predicted_of_our_kernel() -> None:
+    """The table of 10^9 bytes, of 4.5 bits a weight, where profiles count 4.25."""
+    text = README.read_text(encoding="utf-8").partition("| charged: 1 |")[2].partition("\n\n")[0]
+    lines = [[cell.strip(" `") for cell in line.split("|")[1:-1]] for line in text.splitlines()[2:]]
+    assert {name for name, *_ in lines} == {n for n in profile_names() if n.startswith("jetson")}
+    for name, *cells in lines:
+        steps = profile_named(name).four_bit
+        charged = [f"{steps.at(rows) * 1e3 * 4.25 / 4.5:.1f}" for rows in (1, 16, 64)]
+        assert cells[:3] == charged, name
+        assert all(float(a) > float(b) for a, b in zip(cells[:3], cells[3:], strict=True)), name
 
 
 def test_an_eight_billion_model_fits_a_board_of_8_gb() -> None:

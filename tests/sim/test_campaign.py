@@ -22,7 +22,7 @@ from support.campaign import (
 )
 from support.event_log import EventLog
 from support.faults import Crash, Late, SmallCache, harms_segments
-from support.scenario import Scenario, Setting, draw, draw_losses, policies_of
+from support.scenario import Scenario, Setting, draw, draw_hybrid, draw_losses, policies_of
 from support.tiers import thorough, tiered
 from support.worlds import CALM, CALM_ASK
 
@@ -33,6 +33,7 @@ from edgespec.machines.events import Event
 from edgespec.policy.registry import POLICIES
 from edgespec.schema import as_type
 from edgespec.sim.oracle import Oracle
+from edgespec.types.boundaries import AHEAD, STRIDE
 from edgespec.types.features import DraftNeeds, PPDTable
 from edgespec.types.tensor import Tensor
 from edgespec.wire.client_messages import Finished, Tokens
@@ -49,6 +50,17 @@ SLOW_CHUNK = 1_000
 )
 def test_random_scenarios_keep_every_promise(first: int, count: int, tmp_path: Path) -> None:
     assert run_campaign(range(first, first + count), tmp_path) == count
+
+
+@pytest.mark.parametrize(("first", "count"), [(0, 4), thorough(4, CHUNK)])
+def test_random_scenarios_of_a_hybrid_keep_every_promise(
+    first: int, count: int, tmp_path: Path
+) -> None:
+    """Its layers compute, over caches and states as stages have them."""
+    seeds = range(first, first + count)
+    assert run_campaign(seeds, tmp_path, draw_hybrid) == count
+    asks = [ask for seed in seeds for ask in draw_hybrid(seed).asks]
+    assert max(len(ask.prompt) + ask.max_new_tokens for ask in asks) > AHEAD + STRIDE, "none folds"
 
 
 class Prompted(Oracle):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from support.invariants import Checks, Promise
 from support.scenario import Scenario, ScenarioRequest, draw, policies_of
 from support.toy_answers import plain_answer
 
+from edgespec.backends.base import BlockBackend, Head
 from edgespec.backends.compute import FIRST
 from edgespec.decoding.admission import CoordinatorSettings
 from edgespec.decoding.answer import TextCodec
@@ -30,9 +32,12 @@ from edgespec.sim.oracle import Oracle
 from edgespec.sim.toy import VOCABULARY, ToyCodec
 from edgespec.sim.toy_model import FakeBlock, FakeHead
 from edgespec.sim.world import CoordinatorParts, StageParts
+from edgespec.verify.sampling import Sampling
 
 PLENTY = 100_000
 """Rows of a request that a stage may hold where no fault says otherwise."""
+
+HYBRID_VOCABULARY = 2048
 
 _FORMAT = ("format", 1)
 WANTED = "give one of tests/benchmarks/campaign.py"
@@ -117,8 +122,13 @@ def build(
 
     Its policies must be registered (`policies_of`) while it runs.
     """
-    stages, head = scenario.stages, FakeHead(VOCABULARY)
-    codec = ToyCodec(frozenset(scenario.eos_ids))
+    stages, codec = scenario.stages, ToyCodec(frozenset(scenario.eos_ids))
+    head: Head = FakeHead(VOCABULARY)
+    block: Callable[[int], BlockBackend] = parts.block
+    if scenario.hybrid:
+        from support.hybrid_rings import hybrid_block, hybrid_head  # late: torch takes seconds
+
+        head, block = hybrid_head(), partial(hybrid_block, stages=stages)
     draft = parts.draft(random.Random(f"{scenario.seed} draft"), scenario.accuracy)
     ring = CoordinatorSettings(
         stages,
@@ -130,7 +140,8 @@ def build(
         head_last=scenario.head_last,
         live=scenario.live,
         kept_rows=scenario.kept_rows,
-        vocabulary=VOCABULARY,
+        vocabulary=HYBRID_VOCABULARY if scenario.hybrid else VOCABULARY,
+        folds=scenario.hybrid,
     )
     limits = {f.stage: f.rows for f in scenario.faults if isinstance(f, SmallCache)}
     promises = {ask.tag: _promise(scenario, ask, codec) for ask in scenario.asks}
@@ -142,7 +153,7 @@ def build(
         return [
             StageParts(
                 parts.stage(is_first=n == 1, is_last=n == stages, row_limit=limits.get(n, PLENTY)),
-                parts.block(n - 1),
+                block(n - 1),
                 head if scenario.head_last and n == stages else None,
             )
             for n in range(1, stages + 1)
@@ -168,7 +179,7 @@ def build(
         log=log,
     )
     for ask in scenario.asks:
-        world.submit(ask.submit(), ask.at)
+        world.submit(promises[ask.tag].submit, ask.at)
         if ask.cancel_at is not None:
             world.cancel(ask.tag, ask.cancel_at)
     return world, checks
@@ -179,7 +190,12 @@ FRUITLESS = "rings in a row gave it no token"
 
 
 def _promise(scenario: Scenario, ask: ScenarioRequest, codec: ToyCodec) -> Promise:
-    submit = ask.submit()
+    submit, following = ask.submit(), None
+    if scenario.hybrid:
+        from support.hybrid_rings import PlainHybrid
+
+        submit = ask.submit(float(ask.seed % 2))
+        following = PlainHybrid(Sampling(submit.temperature, seed=submit.seed))
     limits = [f.rows for f in scenario.faults if isinstance(f, SmallCache)]
     reasons = tuple(f"more than the {n} rows" for n in limits)
     if limits or any(map(harms_segments, scenario.faults)):
@@ -188,7 +204,8 @@ def _promise(scenario: Scenario, ask: ScenarioRequest, codec: ToyCodec) -> Promi
     if len(codec.encode(submit.prompt)) >= scenario.context_length:
         reasons += (f"context is {scenario.context_length}",)
     else:
-        expected = plain_answer(codec, submit, scenario.stages, scenario.context_length)
+        length = scenario.context_length
+        expected = plain_answer(codec, submit, scenario.stages, length, following)
     return Promise(submit, expected, ask.cancel_at, reasons, ask.at, scenario.recovery)
 
 
@@ -218,11 +235,16 @@ def read_trace(path: Path) -> FailureTrace:
     return read_as(FailureTrace, content, str(path), WANTED, _FORMAT)
 
 
-def run_campaign(seeds: Iterable[int], folder: Path, parts: Parts = DEFAULT_PARTS) -> int:
+def run_campaign(
+    seeds: Iterable[int],
+    folder: Path,
+    drawn: Callable[[int], Scenario] = draw,
+    parts: Parts = DEFAULT_PARTS,
+) -> int:
     """Play the scenarios of these seeds up to the first that fails; returns how many passed."""
     played = 0
     for seed in seeds:
-        play_and_trace(draw(seed), folder, parts)
+        play_and_trace(drawn(seed), folder, parts)
         played += 1
     return played
 

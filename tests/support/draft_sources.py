@@ -67,6 +67,9 @@ class Fed(SoloGrower):
         return Features(from_torch(final), packed(aux_hidden) if layers else None, layers)
 
 
+Few = torch.Tensor | None
+
+
 class Chained(SoloGrower):
     """Prompt tokens' tree, given a chain below the last token whose next one is committed."""
 
@@ -95,25 +98,29 @@ def easyspec(base: Path, dtype: str = "float32") -> SoloGrower:
     return SoloGrower(EasySpecGuesser(model, head, 64, VOCABULARY))
 
 
-def eagle(form: str, scored: int, base: Path, folder: Path, dtype: str = "float32") -> SoloGrower:
-    """A random head of a form, which scores so many tokens."""
+def eagle(
+    form: str, scored: int, base: Path, folder: Path, dtype: str = "float32", few: Few = None
+) -> SoloGrower:
+    """A random head of a form, which scores so many tokens; `few`: those that it guesses alone."""
     write_eagle(folder, replace(FORMS[form], vocab=VOCABULARY, draft_vocab=scored))
     kind: Kind = "eagle3" if FORMS[form].third else "eagle"
     source = Checkpoint(base)
-    return Fed(load_eagle(folder, kind, source, OutputHead(source, dtype), dtype))
+    return Fed(load_eagle(folder, kind, source, OutputHead(source, dtype), dtype, guessed=few))
 
 
-def dspark(form: str, scored: int, base: Path, folder: Path, dtype: str = "float32") -> SoloGrower:
-    """A random one-pass head of a form, which scores so many tokens."""
+def dspark(
+    form: str, scored: int, base: Path, folder: Path, dtype: str = "float32", few: Few = None
+) -> SoloGrower:
+    """A random one-pass head of a form, which scores so many tokens; `few`: see `eagle`."""
     shape = dspark_heads.FORMS[form]
     taps = tuple(layer % 5 for layer in dspark_heads.TAPS)
     write_dspark(folder, replace(shape, vocab=VOCABULARY, draft_vocab=scored, taps=taps, base=5))
     source = Checkpoint(base)
-    return Fed(load_dspark(folder, source, OutputHead(source, dtype), dtype))
+    return Fed(load_dspark(folder, source, OutputHead(source, dtype), dtype, guessed=few))
 
 
-def mtp(folder: Path, dtype: str = "float32") -> SoloGrower:
-    """The random head that a random base brings."""
+def mtp(folder: Path, dtype: str = "float32", few: Few = None) -> SoloGrower:
+    """The random head that a random base brings; `few`: see `eagle`."""
     write_mtp(folder, vocab_size=VOCABULARY)
     source = Checkpoint(folder)
-    return Fed(MtpGuesser(source, source, OutputHead(source, dtype), dtype))
+    return Fed(MtpGuesser(source, source, OutputHead(source, dtype), dtype, guessed=few))

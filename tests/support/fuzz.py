@@ -15,17 +15,19 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 import numpy as np
 from msgspec import msgpack
 from msgspec.structs import fields, replace
-from support.segments import one_part
+from support.segments import changed, one_part
 
+from edgespec.decoding.told_rules import MaskBook, told_rules
 from edgespec.errors import RemoteProtocolError
 from edgespec.net.sockets import only
 from edgespec.types.record import IntArray, Record
 from edgespec.types.tensor import ITEM_SIZES, NO_LAYERS, Layers, Tensor
+from edgespec.verify.rules import Rules, ThoughtLimit
 from edgespec.wire.block_messages import CHUNK_STEP, BlockOffer, Piece, PieceRequest
 from edgespec.wire.client_messages import ChatMessage
 from edgespec.wire.codec import MAGIC, TAGS, VERSION, decode, encode
 from edgespec.wire.messages import Assign, Health, Message, Ready
-from edgespec.wire.segment import Segment, StageTime
+from edgespec.wire.segment import Choosing, Segment, StageTime
 from edgespec.wire.snapshots import (
     Snapshot,
     SnapshotNode,
@@ -202,7 +204,7 @@ class Fuzzer:
         dice, whole = self._random, self._whole
         rows = dice.randrange(5)
         hidden = self._tensor((rows, dice.randrange(4))) if dice.random() < 0.5 else None
-        return one_part(
+        segment = one_part(
             whole(),
             whole(),
             whole(),
@@ -217,6 +219,18 @@ class Fuzzer:
             self._times(),
             aux_layers=dice.choice((NO_LAYERS, Layers((0, 3)))),
         )
+        return segment if dice.random() < 0.5 else changed(segment, **self._rules(rows))
+
+    def _rules(self, rows: int) -> dict[str, object]:
+        """What the last stage is told of the rules of so many rows."""
+        dice = self._random
+        limit = ThoughtLimit(dice.randrange(9), (1,), (2, 3))
+        rules = Rules(None, 0.5, 1.5, ((1, 2.5),), 1.25, frozenset((4, 5)), 3, (6,), limit)
+        told = replace(told_rules(rules, (7, 8)), masked=True)
+        masks = [np.arange(99) % dice.choice((1, 2, 99)) == 0 for _ in range(rows)]
+        ids = np.arange(rows)
+        allowed = MaskBook().allowed(ids, masks)
+        return {"choosing": Choosing(0.5, 3, 0.25, 0.75, 2**64 - 1, 5, told, allowed)}
 
     def _assign(self) -> Assign:
         ports, whole = (1, 7, 65535), self._whole

@@ -24,7 +24,9 @@ import torch
 from torch.nn.functional import linear
 
 from edgespec.config import QUANTISATIONS, Quantisation
+from edgespec.daemon.doctor import taken_before_weights
 from edgespec.daemon.layer_times import Shape, deeper, llama, passes, settled
+from edgespec.daemon.memory import available_memory
 from edgespec.daemon.random_layers import RandomLayers
 from edgespec.daemon.timing import timed
 from edgespec.errors import CapacityError, ModelError
@@ -38,6 +40,7 @@ from edgespec.model.quantised.linear import dequantised, held_bytes
 from edgespec.model.quantised.nf4 import library
 from edgespec.model.quantised.rounding import Packed
 from edgespec.model.quantised.selftest import made_up
+from edgespec.model.row_codes import CODED, as_held, coded_width
 from edgespec.model.row_math import BATCHED, Norm, RowMath, Taps
 from edgespec.model.sources import open_source
 from edgespec.model.state_form import StateForm, wide
@@ -71,19 +74,23 @@ _LAYERS_OFF = 0.05
 @dataclass(frozen=True)
 class Sizes:
     """What is measured. `matrices` [out, in]; `checked`: that of whose products every bit is
-    compared, of `rows`; `prompt`: rows of a family's text; `states`: layers that keep some;
-    `convolved`: numbers of a row that is; `heads`, those of keys, and their width; `texts`: cached
-    rows before those that attend; `draft_rows`: of a draft's pass; `rings`: stages, draft and
-    temperature; `model`: whose answers these are; `profile_seconds`: what `edgespec profile` is
-    given."""
+    compared, of `rows`, and `long`: one of which few rows' sections are shared out, many rows' not;
+    `packed`: forms of files; `copied`: bytes that go from a file to the device; `prompt`: rows of a
+    family's text; `states`: layers that keep some; `convolved`: numbers of a row that is; `heads`,
+    those of keys, and their width; `texts`: cached rows before those that attend; `draft_rows`: of
+    a draft's pass; `rings`: stages, draft and temperature; `model`: whose answers these are;
+    `profile_seconds`: what `edgespec profile` is given."""
 
     matrices: Sequence[tuple[int, int]] = ((28672, 4096), (4096, 4096), (4096, 14336), (6144, 4096))
     checked: tuple[int, int] = (1088, 4096)
+    long: tuple[int, int] = (28672, 1024)
     rows: int = 64
     counts: Sequence[int] = ROWS
     batches: Sequence[int] = (1, 2, 5, 8, 9, 16, 33)
     dtypes: Sequence[torch.dtype] = (torch.bfloat16, torch.float16)
     forms: Sequence[str] = ("int4", "int4-g128", "int4-g32", "int8", "nf4")
+    packed: Sequence[str] = ("Q4_K", "Q6_K")
+    copied: int = 1 << 28
     families: Sequence[str] = (
         *("llama", "qwen3", "gemma2", "phi3", "mistral"),
         *("granitemoehybrid-mamba", "qwen3_5_text", "lfm2"),
@@ -96,6 +103,7 @@ class Sizes:
     texts: Sequence[int] = (256, 1024, 4096, 16384)
     trees: Sequence[int] = (1, 16, 64)
     heads: tuple[int, int, int] = (32, 8, 128)
+    other_heads: Sequence[tuple[int, int, int]] = ((9, 3, 64), (8, 4, 256))
     shape: Shape = field(default_factory=lambda: Shape("llama-2-7b", llama("llama-2-7b")))
     layers: int = 4
     vocabulary: int = 128256
@@ -120,20 +128,27 @@ class Sizes:
 TINY = Sizes(
     matrices=((128, 128),),
     checked=(40, 128),
+    long=(40, 128),
     rows=9,
     counts=(2,),
     batches=(1, 8),
     dtypes=(torch.bfloat16,),
     forms=("int4",),
+    packed=("Q4_0",),
+    copied=1 << 20,
     families=("llama", "granitemoehybrid-mamba"),
     family_layers=1,
     prompt=5,
-    family_settings={"num_attention_heads": 2, "num_key_value_heads": 1},
+    family_settings={
+        **{"num_attention_heads": 2, "num_key_value_heads": 1},
+        **{"mamba_n_heads": 2, "mamba_n_groups": 1},
+    },
     states={"gated delta": TINY_DELTA},
     convolved=20,
     texts=(5,),
     trees=(2,),
     heads=(2, 1, 16),
+    other_heads=((2, 2, 16),),
     shape=Shape(
         "tiny",
         llama("qwen2.5-0.5b").changed(
@@ -183,13 +198,18 @@ def right(place: Place) -> Iterator[Line]:
     from edgespec.model.quantised.triton_linear import fits  # needs triton
 
     out, columns = place.sizes.checked
-    shape, most = torch.Size((out, columns)), place.sizes.rows
+    most = place.sizes.rows
     named = {name: QUANTISATIONS[name] for name in place.sizes.forms} | FORMS
     if place.device.type == "cpu":
-        named = {name: named[name] for name in (*place.sizes.forms, "Q4_0")}
+        named = {name: named[name] for name in (*place.sizes.forms, *place.sizes.packed)}
+    long = torch.Size(place.sizes.long)
     for dtype in place.sizes.dtypes:
-        rows = _by_chance(most, columns).to(place.device, dtype)
-        for name, form in named.items():
+        every = _by_chance(most, max(columns, long[1])).to(place.device, dtype)
+        for name, form, shape in (
+            *((name, form, torch.Size((out, columns))) for name, form in named.items()),
+            *((f"{name}, long", named[name], long) for name in place.sizes.forms[:1]),
+        ):
+            rows = every[:, : shape[1]].contiguous()
             if not fits(form, shape):
                 yield {"what": f"product, {name}", "skipped": "by torch's slices"}
                 continue
@@ -201,6 +221,7 @@ def right(place: Place) -> Iterator[Line]:
                 yield {"what": name, "dtype": _name(dtype), "skipped": str(problem)}
                 continue
             yield _compared(place, f"product, {name}", multiply, rows, rows.double() @ weight.T)
+        rows = every[:, :columns].contiguous()
         weight = _by_chance(out, columns).to(place.device, dtype)
         wide = rows.double() @ weight.double().T
         yield _compared(place, "product, plain", matrices.plain_product(weight), rows, wide)
@@ -216,8 +237,9 @@ def right(place: Place) -> Iterator[Line]:
         gated = torch.nn.functional.silu(gate) * up
         yield _compared(place, "gate", lambda some, m=row_math: m.gated(some, "silu"), rows, gated)
         for text in place.sizes.texts[:3]:
-            attend = _attention(place, dtype, most, text, row_math)
-            exact = _attention(place, torch.float64, most, text, BATCHED, dtype)
+            heads = place.sizes.heads
+            attend = _attention(place, dtype, most, text, row_math, heads)
+            exact = _attention(place, torch.float64, most, text, BATCHED, heads, dtype)
             numbers = torch.arange(most)
             yield _compared(place, f"attention, {text}", attend, numbers, exact(numbers))
 
@@ -255,14 +277,14 @@ def products(place: Place) -> Iterator[Line]:
     """Microseconds by rows, by each way that this device has: edgespec's kernels, torch's for 4
     bits ("tinygemm"), bitsandbytes' and cuBLAS; "of memory": one row's reading, of its rate."""
     ways: dict[str, tuple[str, Callable[..., Product]]]
-    ways = {name: (name, _product) for name in ("none", *place.sizes.forms)}
+    ways = {name: (name, _product) for name in ("none", *place.sizes.forms, *place.sizes.packed)}
     ways["none, cuBLAS"] = "none", _library_product
     ways |= {f"{name}, tinygemm": (name, _library_product) for name in ("int4", "int4-g32")}
     ways["nf4, bitsandbytes"] = "nf4", _bitsandbytes_product
     for size in map(torch.Size, place.sizes.matrices):
         for label, (name, make) in ways.items():
             line = {"matrix": f"{size[0]} x {size[1]}", "way": label}
-            stored = held_bytes(Quantisation.parse(name), size, place.dtype)
+            stored = held_bytes(_form(name), size, place.dtype)
             copies = 1 if place.device.type == "cpu" else max(1, min(16, _COPIES // stored))
             try:
                 made = [make(name, size, place.dtype, place.device) for _ in range(copies)]
@@ -281,23 +303,28 @@ def products(place: Place) -> Iterator[Line]:
 
 
 def attention(place: Place) -> Iterator[Line]:
-    """Microseconds by cached rows and rows of a tree."""
-    _, kv_heads, dim = place.sizes.heads
-    maths = {"edgespec": blocks.row_math(place.device, place.dtype), "torch": BATCHED}
-    for text in place.sizes.texts:
-        for name, kind in maths.items():
-            works = {}
-            for count in place.sizes.trees:
-                attend = _attention(place, place.dtype, count, text, kind)
-                every = torch.arange(count)
-                attend(every)  # makes the table of places, which a pass has once for all layers
-                run = [lambda _, a=attend, e=every: a(e)] * 8
-                works[count] = _replayed(place, run, torch.empty(0))
-            took = {count: seconds / 8 for count, seconds in place.timed(works).items()}
-            read = 2 * kv_heads * dim * text * place.dtype.itemsize
-            share = read / took[place.sizes.trees[0]] / place.memory
-            line = {"cached": text, "way": name}
-            yield line | _microseconds(took) | {"of memory": f"{share:.0%}"}
+    """Microseconds by cached rows and rows of a tree; in the longest but one of texts also of
+    narrow and of wide heads."""
+    own = blocks.row_math(place.device, place.dtype)
+    ways = {"edgespec": (own, place.dtype), "edgespec, int8 cache": (own, CODED)}
+    ways["torch"] = BATCHED, place.dtype
+    heads = place.sizes.heads
+    others = [(place.sizes.texts[-2:][0], "edgespec", one) for one in place.sizes.other_heads]
+    every_way = [(text, name, heads) for text in place.sizes.texts for name in ways]
+    for text, name, heads in (*every_way, *others):
+        (kind, held_as), (_, kv_heads, dim) = ways[name], heads
+        works = {}
+        for count in place.sizes.trees:
+            attend = _attention(place, place.dtype, count, text, kind, heads, held_as=held_as)
+            every = torch.arange(count)
+            attend(every)  # makes the table of places, which a pass has once for all layers
+            run = [lambda _, a=attend, e=every: a(e)] * 8
+            works[count] = _replayed(place, run, torch.empty(0))
+        took = {count: seconds / 8 for count, seconds in place.timed(works).items()}
+        row = coded_width(dim) if held_as == CODED else dim * place.dtype.itemsize
+        share = 2 * kv_heads * text * row / took[place.sizes.trees[0]] / place.memory
+        line = {"cached": text, "heads": f"{heads[0]} of {dim}", "way": name}
+        yield line | _microseconds(took) | {"of memory": f"{share:.0%}"}
 
 
 def states(place: Place) -> Iterator[Line]:
@@ -376,6 +403,40 @@ def d0(place: Place) -> Iterator[Line]:
         yield {"what": "pass of a tiny draft: its launches"} | _microseconds(place.timed(works))
 
 
+def memory(place: Place) -> Iterator[Line]:
+    """What a process takes before its first weight, and how fast bytes of a mapped file come to the
+    device: as they are, and by pinned pieces of which one is filled while another is on its way."""
+    kind = place.device.type
+    taken = taken_before_weights(kind, lambda: available_memory(kind).bytes)
+    yield {"what": "taken, MiB"} | {what: f"{size / 2**20:.0f}" for what, size in taken.items()}
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(os.urandom(1 << 20) * (place.sizes.copied >> 20))
+        file.flush()
+        mapped = torch.from_file(file.name, size=place.sizes.copied, dtype=torch.uint8)
+        out = torch.empty_like(mapped, device=place.device)
+        pinned = torch.empty(
+            (2, place.sizes.copied // 16), dtype=torch.uint8, pin_memory=kind == "cuda"
+        )
+        done = [torch.cuda.Event() for _ in pinned] if kind == "cuda" else []
+
+        def staged() -> None:
+            for number, (part, to) in enumerate(zip(mapped.chunk(16), out.chunk(16), strict=True)):
+                if done:
+                    done[number % 2].synchronize()
+                pinned[number % 2].copy_(part)
+                to.copy_(pinned[number % 2], non_blocking=True)
+                if done:
+                    done[number % 2].record()
+            settled(place.device)
+
+        took = place.timed(
+            {0: lambda: _settled(lambda: out.copy_(mapped), place.device), 1: staged}
+        )
+        for way, seconds in zip(("as they are", "by pinned pieces"), took.values(), strict=True):
+            rate = place.sizes.copied / seconds / 1e9
+            yield {"what": f"bytes of a file, {way}", "GB/s": f"{rate:.2f}"}
+
+
 def profile(place: Place) -> Iterator[Line]:
     """`edgespec profile`, as a user runs it."""
     with tempfile.TemporaryDirectory() as folder:
@@ -428,8 +489,9 @@ PARTS: dict[str, tuple[Callable[[Place], Iterator[Line]], float]] = {
     "states": (states, 25.0),
     "passes": (passes_by_graph, 45.0),
     "d0": (d0, 15.0),
+    "memory": (memory, 15.0),
     "profile": (profile, 45.0),
-    "answers": (answers, 100.0),
+    "answers": (answers, 85.0),
 }
 """In order of worth, each with its share of eight minutes, in seconds."""
 
@@ -545,15 +607,20 @@ def _replayed(place: Place, products: Sequence[Product], rows: torch.Tensor) -> 
     return run
 
 
-@lru_cache(maxsize=1)
+def _form(name: str) -> Quantisation:
+    """By a name of a quantisation, or of packed_forms."""
+    return FORMS[name] if name in FORMS else Quantisation.parse(name)
+
+
+@lru_cache(maxsize=8)
 def _packed(form: Quantisation, size: torch.Size) -> Packed:
-    """A large matrix takes a processor seconds, and its copies are alike."""
+    """A large matrix takes a processor seconds; its copies are alike, and so are other ways'."""
     return made_up(form, size)
 
 
 def _product(name: str, size: torch.Size, dtype: torch.dtype, device: torch.device) -> Product:
     """As blocks multiply by a matrix."""
-    form = Quantisation.parse(name)
+    form = _form(name)
     if form.kind == "none":
         return matrices.plain_product(torch.randn(size, dtype=dtype, device=device) / 64)
     return matrices.linear_from(_packed(form, size), None, size, form, dtype, device)
@@ -585,11 +652,14 @@ def _attention(
     count: int,
     text: int,
     row_math: RowMath,
+    of_heads: tuple[int, int, int],
     rounded: torch.dtype | None = None,
+    held_as: torch.dtype | None = None,
 ) -> Callable[[torch.Tensor], torch.Tensor]:
     """Attention of some of `count` rows, by number, each of which follows that before it, or the
-    one before that: after `text` cached ones. `rounded`: the dtype of the numbers, if another."""
-    device, (heads, kv_heads, dim) = place.device, place.sizes.heads
+    one before that: after `text` cached ones. `rounded`: the dtype of the numbers, if another;
+    `held_as`: that of the cache, if another."""
+    device, (heads, kv_heads, dim) = place.device, of_heads
     generator = torch.Generator().manual_seed(count)
     length = text + count
     sees = torch.zeros(count, count, dtype=torch.bool)
@@ -604,6 +674,7 @@ def _attention(
         torch.randn(size, generator=generator).to(rounded or dtype).to(device, dtype)
         for size in ((count, heads, dim), (2, 1, kv_heads, length, dim))
     )
+    held = held if held_as is None else as_held(held, held_as)
     form = AttentionForm(dim**-0.5)
     known: dict[tuple[int, ...], Visibility] = {}
 

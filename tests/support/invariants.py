@@ -329,5 +329,6 @@ def _left_in(machine: object, known: Set[str] = frozenset()) -> dict[str, object
 
 
 def _open_requests(holder: object) -> int:
-    """How many requests a toy block or draft holds; 0 for what cannot tell."""
-    return int(getattr(holder, "open_requests", 0))
+    """How many requests a toy block or draft holds, or rows a block of torch; 0 for what cannot
+    tell."""
+    return int(getattr(holder, "open_requests", getattr(holder, "held", (0,))[0]))

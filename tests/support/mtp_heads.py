@@ -8,7 +8,6 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 from support.checkpoints import write_family
-from transformers import AutoModelForCausalLM
 
 FILE = "model.safetensors"
 
@@ -44,31 +43,3 @@ def write_mtp(folder: Path, seed: int = 7, **settings: object) -> dict[str, torc
     config["mtp_num_hidden_layers"] = 1
     (folder / "config.json").write_text(json.dumps(config))
     return tensors
-
-
-def write_fitted_mtp(folder: Path, **settings: object) -> Path:
-    """The same with a head that is right now and then: its matrix maps a token and a row to the
-    next row as well as one can in texts of the base's own; its layer adds a little to that."""
-    tensors = write_mtp(folder, **settings)
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    torch.manual_seed(3)
-    begin = torch.randint(3, model.config.vocab_size, (24, 4))
-    with torch.inference_mode():
-        texts = model.generate(begin, do_sample=True, max_new_tokens=44, eos_token_id=None)
-        rows = model.model(texts).last_hidden_state
-
-    def normed(x: torch.Tensor) -> torch.Tensor:
-        return x / (x * x).mean(-1, keepdim=True).sqrt()
-
-    words = normed(tensors["model.embed_tokens.weight"][texts])
-    given = torch.cat([words[:, 1:], normed(rows[:, :-1])], -1).flatten(0, 1)
-    gain = tensors["model.norm.weight"]
-    wanted = (rows[:, 1:] / (1 + gain)).flatten(0, 1)
-    tensors["mtp.fc.weight"] = torch.linalg.lstsq(given, wanted).solution.T.contiguous()
-    tensors["mtp.norm.weight"] = gain.clone()
-    for name in ("embedding", "hidden"):
-        tensors[f"mtp.pre_fc_norm_{name}.weight"] = torch.zeros_like(gain)
-    for name in ("self_attn.o_proj", "mlp.down_proj"):
-        tensors[f"mtp.layers.0.{name}.weight"] *= 0.1
-    save_file(tensors, folder / FILE, {"format": "pt"})
-    return folder

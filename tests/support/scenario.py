@@ -60,10 +60,10 @@ class ScenarioRequest(FileStruct, frozen=True):
         """The name under which this request's policy is known while the run lasts."""
         return f"{self.policy}#{self.tag}" if self.settings else self.policy
 
-    def submit(self) -> Submit:
+    def submit(self, temperature: float = 0.0) -> Submit:
         """The message of this request."""
         return Submit(
-            *(self.tag, self.prompt, self.max_new_tokens, 0.0, 0, 1.0, 0.0),
+            *(self.tag, self.prompt, self.max_new_tokens, temperature, 0, 1.0, 0.0),
             *(self.seed, self.stop, self.policy_name),
         )
 
@@ -76,6 +76,7 @@ class Scenario(FileStruct, frozen=True):
     be stopped. `recovery`: seconds that a request waits for a ring that was lost. `head_last`: the
     output head is on the last stage. `live`: requests that are answered at once, at most.
     `kept_rows`: cache rows that they and answered ones may take up together; 0: nothing is kept.
+    `hybrid`: the bundled hybrid computes, and every second request is sampled.
     """
 
     seed: int
@@ -94,6 +95,7 @@ class Scenario(FileStruct, frozen=True):
     head_last: bool = False
     live: int = 1
     kept_rows: int = 0
+    hybrid: bool = False
 
     @property
     def stages(self) -> int:
@@ -152,6 +154,38 @@ def draw(seed: int) -> Scenario:
         head_last=random.Random(f"{seed} head").random() < 0.3,
         live=live,
         kept_rows=kept_rows,
+    )
+
+
+def draw_hybrid(seed: int) -> Scenario:
+    """That of `draw`, computed by the bundled hybrid: texts so long that rows become states, few
+    stages, of which each has layers."""
+    scenario, rng = draw(seed), random.Random(f"{seed} hybrid")
+    stages = min(scenario.stages, 5)
+    preamble = "".join(rng.choices(LETTERS, k=80))
+    asks = tuple(
+        structs.replace(
+            ask,
+            prompt=preamble[: rng.randint(30, 80)] + ask.prompt[-12:],
+            max_new_tokens=rng.randint(1, 16),
+        )
+        for ask in scenario.asks[:3]
+    )
+    network = scenario.network
+    return structs.replace(
+        scenario,
+        hybrid=True,
+        asks=asks,
+        context_length=rng.choice((2000, 2000, 100)),
+        prefill_chunk=rng.choice((5, 16, 64)),
+        stage_paces=scenario.stage_paces[:stages],
+        layers=scenario.layers[:stages],
+        network=Network(
+            network.ring[:stages] + network.ring[-1:],
+            network.to_stages[:stages],
+            network.from_stages[:stages],
+        ),
+        faults=tuple(f for f in scenario.faults if getattr(f, "stage", 1) <= stages),
     )
 
 

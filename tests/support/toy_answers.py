@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from edgespec.sim.toy import VOCABULARY, ToyCodec, text_of
@@ -20,15 +21,27 @@ class Expected:
     whole: tuple[int, ...]
 
 
-def plain_answer(codec: ToyCodec, ask: Submit, stages: int, context_length: int) -> Expected:
-    """Plain decoding, one token at a time, written down without the code that is checked."""
+def plain_answer(
+    codec: ToyCodec,
+    ask: Submit,
+    stages: int,
+    context_length: int,
+    following: Callable[[Sequence[int]], int] | None = None,
+) -> Expected:
+    """Plain decoding, one token at a time, written down without the code that is checked.
+    `following`: the token behind a context; that of the toy model if none is given."""
+
+    def toy(context: Sequence[int]) -> int:
+        return toy_next(context, stages, VOCABULARY, ask.seed)
+
+    following = following or toy
     prompt = list(codec.encode(ask.prompt))
     tokens: list[int] = []
     text = ""
     reason = ""
     limit = min(ask.max_new_tokens, context_length - len(prompt))
     while not reason:
-        token = toy_next(prompt + tokens, stages, VOCABULARY, ask.seed)
+        token = following(prompt + tokens)
         tokens.append(token)
         at_end = token in codec.eos_ids
         at_limit = len(tokens) == limit
@@ -47,5 +60,5 @@ def plain_answer(codec: ToyCodec, ask: Submit, stages: int, context_length: int)
             reason = "length"
     whole = prompt + tokens
     for _ in range(3):
-        whole.append(toy_next(whole, stages, VOCABULARY, ask.seed))
+        whole.append(following(whole))
     return Expected(tuple(tokens), text, reason, tuple(whole))

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +19,10 @@ from edgespec.drafting.dspark.shape import DSparkShape
 from edgespec.drafting.eagle.format import fields_of, matrix_rows
 from edgespec.drafting.eagle.shape import rope, whole
 from edgespec.drafting.weight_file import (
-    check_tensor,
+    HeadFiles,
+    checked_head,
     read_tensors,
     scored_tensors,
-    scored_tokens,
     write_tensors,
 )
 from edgespec.errors import ModelError
@@ -34,25 +33,8 @@ from edgespec.planning.architecture import MOST_LAYERS
 
 SAFE, PICKLED, CONFIG = "model.safetensors", "pytorch_model.bin", "config.json"
 
-_ENDS = ("embed_tokens.weight", "lm_head.weight")
 _CONFIDENCE = "confidence_head."
 """Of tensors that are not needed: policies calibrate scores by what turns out right."""
-
-
-@dataclass(frozen=True)
-class DSparkFiles:
-    """One head as read.
-
-    `weights`: by DSparkHead's names. `embedding` [V, hidden] and `matrix` [vocab, hidden] are None
-    where the base's are borrowed. `tokens` int64 [vocab]: the base's token of each column, None
-    where column v is token v; with a borrowed matrix, the rows of it that the head scores with.
-    """
-
-    shape: DSparkShape
-    weights: dict[str, torch.Tensor]
-    embedding: torch.Tensor | None
-    matrix: torch.Tensor | None
-    tokens: torch.Tensor | None
 
 
 def is_head(folder: Path) -> bool:
@@ -61,7 +43,9 @@ def is_head(folder: Path) -> bool:
     return file.is_file() and "target_layer_ids" in read_object(file, "make the head again")
 
 
-def read_head(path: str | Path, base_hidden: int, base_vocab: int, base_layers: int) -> DSparkFiles:
+def read_head(
+    path: str | Path, base_hidden: int, base_vocab: int, base_layers: int
+) -> HeadFiles[DSparkShape]:
     """Read a head, a folder or a hub id, for a base of this width, vocabulary and depth.
 
     Raises ModelError if it cannot be read, asks for what edgespec does not compute, or does not
@@ -76,34 +60,12 @@ def read_head(path: str | Path, base_hidden: int, base_vocab: int, base_layers: 
         if not name.endswith("rotary_emb.inv_freq") and not name.startswith(_CONFIDENCE)
     }
     shape = read_settings(config, stored, base_hidden, base_vocab, base_layers)
-    with torch.device("meta"):
-        named = {name: tuple(w.shape) for name, w in DSparkHead(shape).named_parameters()}
-    strange = stored.keys() - named.keys() - {*_ENDS, "d2t", "t2d"}
-    if strange:
-        # Leaving a bias or norm out would compute something else than the head.
-        raise ModelError(
-            f"{file} holds {min(strange)!r}, which no DSpark or DFlash head that edgespec knows "
-            "has; use another head for this base"
-        )
     if shape.markov_rank and shape.markov_rows not in (base_vocab, shape.vocab):
         raise ModelError(
             f"the Markov head in {file} knows {shape.markov_rows} tokens, the base has "
             f"{base_vocab}; use the head that was trained for this base"
         )
-    wanted = dict(named)
-    if shape.own_embedding:
-        wanted["embed_tokens.weight"] = (base_vocab, shape.hidden)
-    if shape.own_head:
-        wanted["lm_head.weight"] = (shape.vocab, shape.hidden)
-    for name, size in wanted.items():
-        check_tensor(name, stored.get(name), size, file)
-    return DSparkFiles(
-        shape,
-        {name: stored[name] for name in named},
-        stored["embed_tokens.weight"] if shape.own_embedding else None,
-        stored["lm_head.weight"] if shape.own_head else None,
-        scored_tokens(shape.vocab, stored.get("d2t"), file, base_vocab),
-    )
+    return checked_head(shape, stored, DSparkHead, "DSpark or DFlash", file, base_vocab)
 
 
 def write_head(
@@ -119,7 +81,7 @@ def write_head(
     """Write a head as DeepSpec does, floats in `dtype`.
 
     `tensors`: by DSparkHead's names, and "embed_tokens.weight" and "lm_head.weight" if it has its
-    own; `tokens` int64 [vocab], ascending: see DSparkFiles; `positions`: how long a text may be.
+    own; `tokens` int64 [vocab], ascending: see HeadFiles; `positions`: how long a text may be.
     Raises OSError as writing does.
     """
     named = {name: weight.detach().to(dtype).cpu() for name, weight in tensors.items()}

@@ -12,16 +12,16 @@ import torch
 
 from edgespec.config import Quantisation
 from edgespec.drafting.base import TokenPath
-from edgespec.drafting.dspark.format import DSparkFiles, read_head
-from edgespec.drafting.dspark.head import DSparkHead, rows_of
+from edgespec.drafting.dspark.format import read_head
+from edgespec.drafting.dspark.head import MARKOV, DSparkHead, rows_of
 from edgespec.drafting.dspark.rows import BlockPasses, BlockRows, HeadRows, SlotLogits, TreeRows
+from edgespec.drafting.dspark.shape import DSparkShape
 from edgespec.drafting.eagle.guesser import PLAIN
-from edgespec.drafting.held_head import HeadGuesser, HeadRequest, filled, output_product
+from edgespec.drafting.held_head import HeadGuesser, HeadRequest, filled
 from edgespec.drafting.steps import Steps, call
+from edgespec.drafting.weight_file import HeadFiles, narrowed
 from edgespec.model.ends import OutputHead
-from edgespec.model.families import logits_from
-from edgespec.model.quantised.linear import dequantised
-from edgespec.model.source import EMBEDDING, LM_HEAD, TensorSource
+from edgespec.model.source import TensorSource
 from edgespec.tree.drafted import Children
 from edgespec.types.features import Features
 
@@ -53,21 +53,24 @@ class DSparkGuesser(HeadGuesser[_BlockRequest]):
 
     def __init__(
         self,
-        files: DSparkFiles,
+        files: HeadFiles[DSparkShape],
         base: OutputHead,
         source: TensorSource,
         dtype: str = "float32",
         device: torch.device | str = "cpu",
         quantisation: Quantisation = PLAIN,
         head_quantisation: Quantisation = PLAIN,
+        guessed: torch.Tensor | None = None,
     ) -> None:
         """`base` and its tensors `source` are lent where the head has no output matrix or embedding
         of its own; `quantisation` is of the matrices of its layers and of its own output matrix,
-        `head_quantisation` of the base's rows that it scores with. Raises ModelError for what
-        cannot be lent or held so."""
-        shape = self._shape = files.shape
-        taps, embedding, tokens = shape.aux_hidden, files.embedding, files.tokens
-        super().__init__(NAME, taps, base, source, embedding, tokens, dtype, device)
+        `head_quantisation` of the base's rows that it scores with. `guessed`: tokens, see
+        `narrowed`. Raises ModelError for what cannot be lent or held so."""
+        files = narrowed(files, guessed, [MARKOV] if files.shape.markov_rank else [])
+        shape, held = files.shape, (quantisation, head_quantisation)
+        self._shape = shape
+        # A matrix of its own is a draft's, as its layers are: no text depends on it.
+        super().__init__(NAME, shape.aux_hidden, files, base, source, dtype, device, *held)
         self.form = shape.form(source.config)
         with torch.device("meta"):
             empty = DSparkHead(shape)
@@ -76,13 +79,6 @@ class DSparkGuesser(HeadGuesser[_BlockRequest]):
             empty, files.weights, quantisation, self._dtype, self._device, NAME, spared
         )
         self._rows = TreeRows if shape.shows else BlockRows
-        if files.matrix is not None:
-            # One of its own is a draft's, as its layers are: no text depends on it.
-            self._matrix = output_product(files.matrix, quantisation, self._dtype, self._device)
-        elif files.tokens is not None:
-            rows = _rows_of_base(source, files.tokens)
-            lent = output_product(rows, head_quantisation, self._dtype, self._device)
-            self._matrix = lambda out: logits_from(source.config, lent(out))
         self._scored = None if files.tokens is None else files.tokens.to(self._device)
         self._passes = BlockPasses(self._head, self._parts)
 
@@ -179,17 +175,6 @@ class DSparkGuesser(HeadGuesser[_BlockRequest]):
         return rows + self._head.markov(known).to(rows.dtype)
 
 
-def _rows_of_base(source: TensorSource, tokens: torch.Tensor) -> torch.Tensor:
-    """The rows of the base's output matrix for these tokens, [n, hidden]."""
-    config = source.config
-    name = EMBEDDING if config.tie_word_embeddings else LM_HEAD
-    shape = torch.Size((int(config.vocab_size), int(config.hidden_size)))
-    form = source.form(name)
-    if form.kind == "none":
-        return source.tensor(name)[tokens]
-    return dequantised(source.packed(name, shape), shape, form, torch.float32)[tokens]
-
-
 def load_dspark(
     path: str | Path,
     source: TensorSource,
@@ -198,6 +183,7 @@ def load_dspark(
     device: torch.device | str = "cpu",
     quantisation: Quantisation = PLAIN,
     head_quantisation: Quantisation = PLAIN,
+    guessed: torch.Tensor | None = None,
 ) -> DSparkGuesser:
     """The one-pass head in a folder, or of a hub id, for the base `source` with the output head
     `base`; see DSparkGuesser.
@@ -205,4 +191,5 @@ def load_dspark(
     Raises ModelError if there is none, it does not fit, or cannot be quantised so.
     """
     files = read_head(path, base.hidden_size, base.vocab_size, base.layers)
-    return DSparkGuesser(files, base, source, dtype, device, quantisation, head_quantisation)
+    held = quantisation, head_quantisation, guessed
+    return DSparkGuesser(files, base, source, dtype, device, *held)

@@ -37,6 +37,10 @@ class BlockPlaces(NamedTuple):
     slots: torch.Tensor
 
 
+MARKOV = "markov_head.markov_w2.weight"
+"""Has a row for each token that is guessed."""
+
+
 class DSparkHead(nn.Module):
     """A head of the DSpark family without embedding and output matrix, which may be the base's.
 
@@ -72,7 +76,7 @@ class DSparkHead(nn.Module):
         """The matrices that stay plain where others are held in groups of so many columns (0: a row
         is one): the Markov head's if its rank is no multiple of a group. It is small."""
         divided = not group or self.shape.markov_rank % group == 0
-        return set() if divided else {"markov_head.markov_w2"}
+        return set() if divided else {MARKOV.removesuffix(".weight")}
 
     def context(self, given: torch.Tensor) -> torch.Tensor:
         """What the base gave, as all layers read it: [.., C, hidden]."""

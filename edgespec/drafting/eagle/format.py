@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -20,10 +19,10 @@ import torch
 from edgespec.drafting.eagle.head import EagleHead
 from edgespec.drafting.eagle.shape import HeadShape, Rope, number, rope, whole
 from edgespec.drafting.weight_file import (
-    check_tensor,
+    HeadFiles,
+    checked_head,
     read_tensors,
     scored_tensors,
-    scored_tokens,
     write_tensors,
 )
 from edgespec.errors import ModelError
@@ -35,24 +34,10 @@ SAFE, PICKLED, CONFIG = "model.safetensors", "pytorch_model.bin", "config.json"
 LAYERS = {"eagle": "layers.0.", "eagle3": "midlayer."}
 """What the one layer's tensors are called in the official files."""
 
-_ENDS = ("embed_tokens.weight", "lm_head.weight")
-_EXTRA = ("d2t", "t2d")
 
-
-@dataclass(frozen=True)
-class HeadFiles:
-    """One head as read: `weights` has EagleHead's names; `embedding` [V, hidden] and `matrix`
-    [vocab, hidden] are None where the base's are borrowed; `tokens` int64 [vocab] is the base's
-    token of each column, None where column v is token v."""
-
-    shape: HeadShape
-    weights: dict[str, torch.Tensor]
-    embedding: torch.Tensor | None
-    matrix: torch.Tensor | None
-    tokens: torch.Tensor | None
-
-
-def read_head(path: str | Path, base_hidden: int, base_vocab: int, base_layers: int) -> HeadFiles:
+def read_head(
+    path: str | Path, base_hidden: int, base_vocab: int, base_layers: int
+) -> HeadFiles[HeadShape]:
     """Read a head, a folder or a hub id, for a base of this width, vocabulary and depth.
 
     Raises ModelError if it cannot be read, asks for what edgespec does not compute, or does not
@@ -63,7 +48,7 @@ def read_head(path: str | Path, base_hidden: int, base_vocab: int, base_layers: 
     raw, file = read_tensors(files, SAFE, PICKLED)
     stored = _named(raw, file)
     shape = read_settings(config, stored, base_hidden, base_layers)
-    return _checked(shape, stored, file, base_vocab)
+    return checked_head(shape, stored, EagleHead, "EAGLE", file, base_vocab)
 
 
 def write_head(
@@ -125,34 +110,6 @@ def _named(stored: dict[str, torch.Tensor], file: Path) -> dict[str, torch.Tenso
             raise ModelError(f"{file} holds {name!r} twice, as {old!r} too; download it again")
         named[name] = tensor
     return named
-
-
-def _checked(
-    shape: HeadShape, stored: dict[str, torch.Tensor], file: Path, base_vocab: int
-) -> HeadFiles:
-    with torch.device("meta"):
-        layer = {name: tuple(w.shape) for name, w in EagleHead(shape).named_parameters()}
-    wanted = dict(layer)
-    strange = stored.keys() - wanted.keys() - set(_ENDS) - set(_EXTRA)
-    if strange:
-        # Leaving a bias or norm out would compute something else than the head.
-        raise ModelError(
-            f"{file} holds {min(strange)!r}, which no EAGLE head that edgespec knows has; use "
-            "another head for this base"
-        )
-    if shape.own_embedding:
-        wanted["embed_tokens.weight"] = (base_vocab, shape.hidden)
-    if shape.own_head:
-        wanted["lm_head.weight"] = (shape.vocab, shape.hidden)
-    for name, size in wanted.items():
-        check_tensor(name, stored.get(name), size, file)
-    return HeadFiles(
-        shape,
-        {name: stored[name] for name in layer},
-        stored["embed_tokens.weight"] if shape.own_embedding else None,
-        stored["lm_head.weight"] if shape.own_head else None,
-        scored_tokens(shape.vocab, stored.get("d2t"), file, base_vocab),
-    )
 
 
 # Set, they change the arithmetic in ways that are not documented.

@@ -12,13 +12,14 @@ import torch
 
 from edgespec.config import Quantisation
 from edgespec.drafting.base import TokenPath
-from edgespec.drafting.eagle.format import HeadFiles, read_head
+from edgespec.drafting.eagle.format import read_head
 from edgespec.drafting.eagle.head import EagleHead
 from edgespec.drafting.eagle.rows import EaglePasses, PairPasses, PairRows
-from edgespec.drafting.eagle.shape import Kind, Rope
-from edgespec.drafting.held_head import HeadGuesser, HeadRequest, filled, output_product
+from edgespec.drafting.eagle.shape import HeadShape, Kind, Rope
+from edgespec.drafting.held_head import HeadGuesser, HeadRequest, filled
 from edgespec.drafting.ranking import Unranked
 from edgespec.drafting.steps import Steps, call
+from edgespec.drafting.weight_file import HeadFiles, narrowed
 from edgespec.errors import ModelError
 from edgespec.model.ends import OutputHead
 from edgespec.model.source import TensorSource
@@ -142,29 +143,27 @@ class EagleGuesser(PairGuesser):
 
     def __init__(
         self,
-        files: HeadFiles,
+        files: HeadFiles[HeadShape],
         base: OutputHead,
         source: TensorSource,
         dtype: str = "float32",
         device: torch.device | str = "cpu",
         quantisation: Quantisation = PLAIN,
         head_quantisation: Quantisation = PLAIN,
+        guessed: torch.Tensor | None = None,
     ) -> None:
         """`base` and its tensors `source` are lent where the head has no matrix or embedding of
-        its own; `quantisation` is of the matrices of its layer, `head_quantisation` of its own
-        matrix. Raises ModelError for what cannot be lent or held so."""
-        shape, matrix = files.shape, files.matrix
-        embedding, tokens = files.embedding, files.tokens
-        super().__init__(
-            shape.kind, shape.aux_hidden, base, source, embedding, tokens, dtype, device
-        )
+        its own; `quantisation` is of the matrices of its layer, `head_quantisation` of that which
+        it scores with. `guessed`: tokens, see `narrowed`. Raises ModelError for what cannot be lent
+        or held so."""
+        files = narrowed(files, guessed)
+        shape, held = files.shape, (head_quantisation, head_quantisation)
+        super().__init__(shape.kind, shape.aux_hidden, files, base, source, dtype, device, *held)
         with torch.device("meta"):
             empty = EagleHead(shape)
         self._head = filled(
             empty, files.weights, quantisation, self._dtype, self._device, shape.kind
         )
-        if matrix is not None:
-            self._matrix = output_product(matrix, head_quantisation, self._dtype, self._device)
         self._ropes = shape.ropes
         self._passes = EaglePasses(self._head, self._parts)
 
@@ -184,6 +183,7 @@ def load_eagle(
     device: torch.device | str = "cpu",
     quantisation: Quantisation = PLAIN,
     head_quantisation: Quantisation = PLAIN,
+    guessed: torch.Tensor | None = None,
 ) -> EagleGuesser:
     """The head of that kind in a folder, or of a hub id, for the base `source` with the output
     head `base`; see EagleGuesser.
@@ -193,4 +193,5 @@ def load_eagle(
     files = read_head(path, base.hidden_size, base.vocab_size, base.layers)
     if files.shape.kind != kind:
         raise ModelError(f"{path} is an {files.shape.kind} head; say {files.shape.kind}:{path}")
-    return EagleGuesser(files, base, source, dtype, device, quantisation, head_quantisation)
+    held = quantisation, head_quantisation, guessed
+    return EagleGuesser(files, base, source, dtype, device, *held)

@@ -60,26 +60,27 @@ def check_products(compiled: list[Any]) -> None:
 
 
 @pytest.mark.skipif(not TOOL.exists(), reason=f"{TOOL.name} is not beside Triton here")
-@pytest.mark.parametrize("capability", [87, 90, 110])
-def check_instructions_of_products(compiled: list[Any], capability: int) -> None:
+@pytest.mark.parametrize(
+    ("name", "capability"), [*((name, 87) for name in MOST), ("int4", 90), ("int4", 110)]
+)
+def check_instructions_of_products(compiled: list[Any], name: str, capability: int) -> None:
     """Where sections are shared out and where they are not; registers, shared memory and how many
     programs a multiprocessor holds beside instructions."""
     triton.runtime.driver.set_active(Device(capability))
-    for name in MOST if capability == 87 else ["int4"]:
-        form, two = FORMS[name], FORMS[name].planes == 2
-        for rows, most in zip((1, 16), MOST[name], strict=True):
-            for apart in (False, True) if name == "int4" and capability == 87 else (False,):
-                product = empty(form, 256, enough=512 * apart)
-                product(torch.zeros(rows, 4096, dtype=form.rows))
-                found = code_of(compiled[-1], capability)
-                each = each_weight(product, rows, found)
-                assert each <= most, (name, rows, apart, each)
-                assert found.programs >= (2 if two else 3 + (rows == 1)), (name, rows, found)
-                assert found.registers <= 255, (name, rows)
-                assert found.shared <= (64 if two else 48) << 10, (name, rows, found.shared)
-                # All that is read in the loop was asked for some turns before.
-                late = [one for one in found.loop if one.startswith("LDG.")]
-                assert not late or name == "GPTQ, AWQ" or two, (name, late)
+    form, two = FORMS[name], FORMS[name].planes == 2
+    for rows, most in zip((1, 16), MOST[name], strict=True):
+        for apart in (False, True) if name == "int4" and capability == 87 else (False,):
+            product = empty(form, 256, enough=512 * apart)
+            product(torch.zeros(rows, 4096, dtype=form.rows))
+            found = code_of(compiled[-1], capability)
+            each = each_weight(product, rows, found)
+            assert each <= most, (rows, apart, each)
+            assert found.programs >= (2 if two else 3 + (rows == 1)), (rows, found)
+            assert found.registers <= 255, rows
+            assert found.shared <= (64 if two else 48) << 10, (rows, found.shared)
+            # All that is read in the loop was asked for some turns before.
+            late = [one for one in found.loop if one.startswith("LDG.")]
+            assert not late or name == "GPTQ, AWQ" or two, late
 
 
 def check_attention(compiled: list[Any]) -> None:
