@@ -93,7 +93,7 @@ class Sizes:
     copied: int = 1 << 28
     families: Sequence[str] = (
         *("llama", "qwen3", "gemma2", "phi3", "mistral"),
-        *("granitemoehybrid-mamba", "qwen3_5_text", "lfm2"),
+        *("granitemoehybrid-mamba", "qwen3_5_text", "lfm2", "glm4_moe_lite-dense"),
     )
     family_layers: int = 4
     prompt: int = 70
