@@ -75,7 +75,7 @@ class TritonPass(StatePass):
     ) -> None:
         every = self._paths.every
         parts = [every[slot - self._gone :][:count] for slot, count in runs]
-        folds = parts[0] if len(parts) == 1 else torch.cat([every[:0], *parts])
+        folds = torch.cat(parts) if len(parts) > 1 else (*parts, every[:0])[0]
         rows = step.first, step.end
         self._mixer.read(
             self._kept, self._paths, self._entered, source, folds, state, rows, self._read

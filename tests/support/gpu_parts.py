@@ -139,7 +139,10 @@ TINY = Sizes(
     families=("llama", "granitemoehybrid-mamba"),
     family_layers=1,
     prompt=5,
-    family_settings={"num_attention_heads": 2, "num_key_value_heads": 1},
+    family_settings={
+        **{"num_attention_heads": 2, "num_key_value_heads": 1},
+        **{"mamba_n_heads": 2, "mamba_n_groups": 1},
+    },
     states={"gated delta": TINY_DELTA},
     convolved=20,
     texts=(5,),

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 import torch
 import triton
+from support.gpu_code import launch_states
+from support.state_forms import TINY_DELTA
 from support.triton_device import Launched, RecordingDevice
 from triton.runtime.jit import JITFunction
 
@@ -91,6 +93,7 @@ def layer_parts(count: int, dtype: torch.dtype) -> list[Callable[[], object]]:
         lambda: rows.gated(x, "silu"),
         attend(count, 1, dtype),
         attend(count, 2, dtype),
+        lambda: launch_states(TINY_DELTA, dtype),
     ]
 
 
