@@ -12,7 +12,7 @@ from support.cases import case
 
 from edgespec.config import Quantisation
 from edgespec.kernels.rows import CLAMPED, compiled_rows
-from edgespec.model.matrices import plain_product
+from edgespec.model.matrices import Product, plain_product
 from edgespec.model.mixture import BIAS, ROUTER, Mixture, MixtureForm, SharedMlp
 from edgespec.model.row_math import BATCHED, CompiledRows, RowMath
 from edgespec.model.source import TensorSource
@@ -123,6 +123,18 @@ def test_what_is_no_number_stays_in_its_row(math: CompiledRows) -> None:
             whole, found = made(rows), made(broken)
             assert found[2].isnan().all()
             assert torch.equal(found[[0, 1, 3]], whole[[0, 1, 3]])
+
+
+def test_a_share_that_is_not_compiled_is_not_left_out(math: CompiledRows) -> None:
+    """All of the MLP counted."""
+    beside = mixture(PLAIN, torch.float32, math, "share")._beside
+    assert beside is not None
+    gate = cast(Product, lambda rows: rows[:, :1])
+    parts = PLAIN, "silu", "", cast(TensorSource, Drawn(PLAIN)), torch.float32, torch.device("cpu")
+    made, exact = (Mixture(*parts, how, beside._replace(share=gate)) for how in (math, BATCHED))
+    assert made.compiled is None
+    rows = torch.randn(3, HIDDEN)
+    assert torch.allclose(made(rows), exact(rows), atol=1e-5)
 
 
 def test_a_bias_chooses_and_does_not_count(math: CompiledRows) -> None:
