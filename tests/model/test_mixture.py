@@ -17,6 +17,7 @@ from edgespec.model.mixture import BIAS, ROUTER, Mixture, MixtureForm, SharedMlp
 from edgespec.model.row_math import BATCHED, CompiledRows, RowMath
 from edgespec.model.source import TensorSource
 
+CPU = torch.device("cpu")
 HIDDEN, INNER, WIDE = 24, 20, 28
 PLAIN = MixtureForm(HIDDEN, INNER, 8, 3, biased=False, normed=True, softmax=True)
 FORMS = {
@@ -59,14 +60,18 @@ def mixture(
     activation = CLAMPED if form.affine else "silu" if form.gated else "relu2"
     source, beside = cast(TensorSource, Drawn(form, **given)), None
     if shared:
-        random = torch.Generator().manual_seed(9)
-        both, down, share = (
-            plain_product((torch.randn(shape, generator=random) * 0.5).to(dtype))
-            for shape in ((2 * WIDE, HIDDEN), (HIDDEN, WIDE), (1, HIDDEN))
-        )
-        beside = SharedMlp(WIDE, both, down, share if shared == "share" else None)
-    cpu = torch.device("cpu")
-    return Mixture(form, activation, "", source, dtype, cpu, math, beside)
+        beside = mlp(dtype)
+        beside = beside if shared == "share" else beside._replace(share=None)
+    return Mixture(form, activation, "", source, dtype, CPU, math, beside)
+
+
+def mlp(dtype: torch.dtype) -> SharedMlp:
+    random = torch.Generator().manual_seed(9)
+    both, down, share = (
+        plain_product((torch.randn(shape, generator=random) * 0.5).to(dtype))
+        for shape in ((2 * WIDE, HIDDEN), (HIDDEN, WIDE), (1, HIDDEN))
+    )
+    return SharedMlp(WIDE, both, down, share)
 
 
 @pytest.fixture(scope="module")
@@ -127,11 +132,9 @@ def test_what_is_no_number_stays_in_its_row(math: CompiledRows) -> None:
 
 def test_a_share_that_is_not_compiled_is_not_left_out(math: CompiledRows) -> None:
     """All of the MLP counted."""
-    beside = mixture(PLAIN, torch.float32, math, "share")._beside
-    assert beside is not None
-    gate = cast(Product, lambda rows: rows[:, :1])
-    parts = PLAIN, "silu", "", cast(TensorSource, Drawn(PLAIN)), torch.float32, torch.device("cpu")
-    made, exact = (Mixture(*parts, how, beside._replace(share=gate)) for how in (math, BATCHED))
+    beside = mlp(torch.float32)._replace(share=cast(Product, lambda rows: rows[:, :1]))
+    parts = PLAIN, "silu", "", cast(TensorSource, Drawn(PLAIN)), torch.float32, CPU
+    made, exact = (Mixture(*parts, how, beside) for how in (math, BATCHED))
     assert made.compiled is None
     rows = torch.randn(3, HIDDEN)
     assert torch.allclose(made(rows), exact(rows), atol=1e-5)
