@@ -10,13 +10,12 @@ import json
 import math
 from collections.abc import Mapping
 from functools import cached_property
-from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, TypeGuard
 
 from msgspec import Meta, Struct, convert, structs
 
-from edgespec.planning.architecture import MOST_LAYERS
+from edgespec.planning.architecture import DEFAULTS, MOST_LAYERS
 from edgespec.planning.text_part import DELTA, GROUPED, LATENT
 from edgespec.types.boundaries import AHEAD
 
@@ -186,11 +185,6 @@ class _Fields(Struct, kw_only=True):
     moe_topk: int | list[int] = 1
 
 
-_DEFAULTS: Mapping[str, Mapping[str, Any]] = json.loads(
-    Path(__file__).with_name("defaults.json").read_bytes()
-)
-"""By model type, what a field that config.json leaves out stands for, if not _Fields says it."""
-
 _THETA = {
     "smollm3": 2_000_000.0,
     **dict.fromkeys(("gemma3_text", "lfm2", "lfm2_moe", "mixtral"), 1_000_000.0),
@@ -254,7 +248,7 @@ def _infinite(found: Any) -> Any:
 
 
 def _completed(kind: str, settings: Mapping[str, Any]) -> dict[str, Any]:
-    found = convert({**_DEFAULTS[kind], **settings}, _Fields)
+    found = convert({**DEFAULTS[kind], **settings}, _Fields)
     heads = found.num_attention_heads
     if kind in LATENT:
         _complete_latents(kind, found)
@@ -461,7 +455,7 @@ def _rope_parameters(kind: str, found: _Fields) -> dict[str, Any]:
             SLIDING: _one_rope(kind, found, sliding, local),
             FULL: _one_rope(kind, found, full, theta),
         }
-    usual = _DEFAULTS[kind].get("rope_parameters", {})
+    usual = DEFAULTS[kind].get("rope_parameters", {})
     return _one_rope(kind, found, dict(found.rope_scaling or found.rope_parameters or usual), theta)
 
 
