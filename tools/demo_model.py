@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -91,6 +92,33 @@ def make_optimizers(
         torch.optim.Muon(matrices, lr=rate, weight_decay=0.1, adjust_lr_fn="match_rms_adamw"),
         torch.optim.AdamW(others, lr=rate, betas=(0.9, 0.95), weight_decay=0.0, fused=True),
     ]
+
+
+def rate_share(step: int, steps: int, warmup: int, decay_start: int | None) -> float:
+    """Of the peaks: warm-up, then all, then a straight line down to zero at the last step."""
+    share = min(1.0, (step + 1) / warmup)
+    if decay_start is not None:
+        share *= (steps - step) / max(1, steps - decay_start)
+    return share
+
+
+def update(
+    models: Iterable[torch.nn.Module], optimizers: Iterable[torch.optim.Optimizer], share: float
+) -> None:
+    """One step at this share of the peaks, each model's gradients clipped."""
+    for model in models:
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["lr"] = group["peak"] * share
+        optimizer.step()
+
+
+def keep(checkpoint: Path, state: dict[str, Any]) -> None:
+    """Write a checkpoint, whole or not at all."""
+    partial = checkpoint.with_suffix(".partial")
+    torch.save(state, partial)
+    os.replace(partial, checkpoint)
 
 
 def pair_parameters(base: LlamaForCausalLM, draft: LlamaForCausalLM) -> list[torch.nn.Parameter]:

@@ -10,7 +10,7 @@ smaller ``--steps`` brings the decay forward.
 
 Usage::
 
-    python tools/train_demo_hybrid.py --data DATA --out edgespec/models/hybrid --work WORK
+    python tools/train_demo_hybrid.py --data DATA --out edgespec/models/toy-hybrid --work WORK
 
 ``DATA``: see ``train_demo_models.py``.
 """
@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shutil
 import signal
 import time
@@ -30,7 +29,7 @@ import torch
 import torch.nn.functional as functional
 from demo_data import HELD_OUT_RULE, MIX, Mixture, all_documents, encode_documents
 from demo_measure import HELD_OUT_DOCUMENTS, RequestStats, count_hits, shares, unigram_log_shares
-from demo_model import make_optimizers, parameter_count
+from demo_model import keep, make_optimizers, parameter_count, rate_share, update
 from safetensors.torch import save_file
 from tokenizers import Tokenizer
 from transformers import (
@@ -254,7 +253,7 @@ class Trainer:
         self.models = {"hybrid": self.hybrid, "mtp": self.mtp}
         peaks = args.learning_rate, args.head_rate
         self.optimizers = make_optimizers(zip(self.models.values(), peaks, strict=True))
-        self.progress: dict[str, Any] = {"step": 0, "seconds": 0.0, "head_from": 0, "decay": 0}
+        self.progress: dict[str, Any] = {"step": 0, "seconds": 0.0, "head_from": 0, "decay": None}
         self.curve: list[dict[str, float]] = []
         self.checkpoint = args.work / "checkpoint.pt"
 
@@ -269,9 +268,7 @@ class Trainer:
             "progress": self.progress,
             "curve": self.curve,
         }
-        partial = self.checkpoint.with_suffix(".partial")
-        torch.save(state, partial)
-        os.replace(partial, self.checkpoint)
+        keep(self.checkpoint, state)
 
     def load(self) -> None:
         """Take up the checkpoint if there is one."""
@@ -335,19 +332,12 @@ class Trainer:
         return losses
 
     def update(self) -> None:
-        """A step of the optimisers: warm-up, the peak, then a straight line down to zero."""
         step, steps = self.progress["step"], self.args.steps
-        if not self.progress["decay"] and step >= self.args.decay_from * steps:
-            self.progress["decay"] = max(1, step)
-        share = min(1.0, (step + 1) / self.args.warmup)
-        if self.progress["decay"]:
-            share *= (steps - step) / max(1, steps - self.progress["decay"])
-        for model in self.models.values():
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        if self.progress["decay"] is None and step >= self.args.decay_from * steps:
+            self.progress["decay"] = step
+        share = rate_share(step, steps, self.args.warmup, self.progress["decay"])
+        update(self.models.values(), self.optimizers, share)
         for optimizer in self.optimizers:
-            for group in optimizer.param_groups:
-                group["lr"] = group["peak"] * share
-            optimizer.step()
             optimizer.zero_grad()
 
 

@@ -44,10 +44,13 @@ from demo_model import (
     BASE_SHAPE,
     DRAFT_SHAPE,
     build_model,
+    keep,
     make_optimizers,
     pair_parameters,
     parameter_count,
+    rate_share,
     start_draft,
+    update,
     write_model,
 )
 from demo_workers import Workers
@@ -98,9 +101,7 @@ class Trainer:
             "random": torch.get_rng_state(),
             "progress": vars(self.progress),
         }
-        partial = self.checkpoint.with_suffix(".partial")
-        torch.save(state, partial)
-        os.replace(partial, self.checkpoint)
+        keep(self.checkpoint, state)
 
     def load(self) -> bool:
         """Take up the checkpoint if there is one."""
@@ -116,16 +117,6 @@ class Trainer:
         if self.mixture is not None:
             self.mixture.load_state(state["data"])
         return True
-
-    def rate_share(self) -> float:
-        """Warm-up, then the peak, then a straight line down to zero at the last step."""
-        step, steps = self.progress.step, self.args.steps
-        if self.progress.decay_start is None and step >= self.args.decay_from * steps:
-            self.progress.decay_start = step
-        share: float = min(1.0, (step + 1) / self.args.warmup)
-        if self.progress.decay_start is not None:
-            share *= (steps - step) / max(1, steps - self.progress.decay_start)
-        return share
 
     def train(self) -> None:
         encoded = encode_documents(self.tokenizer, self.documents, held_out=False)
@@ -174,13 +165,11 @@ class Trainer:
         return [MAX_POSITIONS if long else ROW_LENGTH, *[ROW_LENGTH] * (count - 1)]
 
     def _update(self) -> None:
-        share = self.rate_share()
-        for model in (self.base, self.draft):
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        for optimizer in self.optimizers:
-            for group in optimizer.param_groups:
-                group["lr"] = group["peak"] * share
-            optimizer.step()
+        step, steps = self.progress.step, self.args.steps
+        if self.progress.decay_start is None and step >= self.args.decay_from * steps:
+            self.progress.decay_start = step
+        share = rate_share(step, steps, self.args.warmup, self.progress.decay_start)
+        update((self.base, self.draft), self.optimizers, share)
 
     def _report(self, totals: torch.Tensor, seconds: float) -> None:
         step = self.progress.step

@@ -116,6 +116,8 @@ class Mixture:
         # As wide as transformers keeps it: what is rounded chooses another expert.
         wide = torch.promote_types(self._routed_as, torch.float32)
         self._bias = plain(BIAS, wide) if form.biased else None
+        # gpt-oss alone takes the softmax in the type of its scores.
+        self._softmax_as = wide if form.affine else torch.float32
         up, down = shapes["experts.0.up_proj.weight"], shapes["experts.0.down_proj.weight"]
         places = [f"{prefix}experts.{expert}." for expert in range(form.experts)]
         ups = [up] * len(form.entering)
@@ -170,9 +172,7 @@ class Mixture:
     def _route(self, scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The experts [R, active] of rows whose scores are [R, experts], and their shares."""
         form = self._form
-        # gpt-oss alone takes the softmax in the type of its scores.
-        wide = torch.promote_types(scores.dtype, torch.float32) if form.affine else torch.float32
-        weights = scores.softmax(-1, wide) if form.softmax else scores.sigmoid()
+        weights = scores.softmax(-1, self._softmax_as) if form.softmax else scores.sigmoid()
         by = weights if self._bias is None else weights + self._bias
         if form.groups > 1:
             each = by.unflatten(-1, (form.groups, -1))

@@ -5,8 +5,8 @@
 One prompt of 16 tokens, then one token after the other, greedily: all stages, loaded from block
 files as a ring's are, and the output head, in this process, without sockets. In turns with them,
 token by token, `apart`: the same stages with layers run one by one, not several in a call of
-compiled code; `library`: with transformers' layers in the place of edgespec's own; and, for each
-round, `reference`: transformers' generate of so many tokens, its weights plain in the same dtype.
+compiled code; and, for each round, `reference`: transformers' generate of so many tokens, its
+weights plain in the same dtype.
 Milliseconds of CPU time of one thread for a token: the least of the rounds' means.
 """
 

@@ -11,6 +11,7 @@ from support.toy_answers import Expected
 from edgespec.decoding.request import Request
 from edgespec.errors import EdgespecError
 from edgespec.sim.toy_model import FakeBlock
+from edgespec.sim.world import StageParts
 from edgespec.wire.client_messages import Failed, Finished, Submit, Tokens
 from edgespec.wire.messages import Message
 
@@ -101,7 +102,7 @@ class Checks:
         for number, stage in enumerate(world.stages, 1):
             here = set(stage.machine.ledgers())
             left[f"V{number}"] = _left_in(stage.machine, {"_held"} if here == kept else set())
-            left[f"cache of V{number}"] = _open_requests(stage.block) - len(kept)
+            left[f"cache of V{number}"] = _left_in_cache(stage, len(kept))
             left[f"work of V{number}"] = not world.quiet(number)
             counted = world.coordinator.rows.used(0)
             if here == kept and not world.wires.lost:
@@ -329,6 +330,14 @@ def _left_in(machine: object, known: Set[str] = frozenset()) -> dict[str, object
 
 
 def _open_requests(holder: object) -> int:
-    """How many requests a toy block or draft holds, or rows a block of torch; 0 for what cannot
-    tell."""
-    return int(getattr(holder, "open_requests", getattr(holder, "held", (0,))[0]))
+    """How many requests a toy block or draft holds; 0 for what cannot tell."""
+    return int(getattr(holder, "open_requests", 0))
+
+
+def _left_in_cache(stage: StageParts, kept: int) -> int:
+    """How many requests more than the kept ones a toy block holds, or rows more than its stage
+    knows of a block of torch; 0 for what cannot tell."""
+    if hasattr(stage.block, "open_requests"):
+        return _open_requests(stage.block) - kept
+    known = stage.machine.held_rows
+    return int(getattr(stage.block, "held", (known,))[0]) - known
