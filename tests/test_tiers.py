@@ -20,6 +20,7 @@ WITHOUT = {  # files without a quick test, and where `make test` has their promi
     "cli/test_security.py": "runtime/test_strangers.py",
     "cli/test_several_models.py": "serving/test_turns.py",
     "cli/test_several_users.py": "decoding/test_several_live.py",
+    "cli/test_toy_hybrid.py": "exactness/test_toy_hybrid.py",
     "model/gguf/test_big_gguf.py": "model/test_block.py",
     "model/gguf/test_real_files.py": "exactness/test_gguf.py",
     "model/test_big_block.py": "model/test_block.py",

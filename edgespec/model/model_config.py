@@ -261,8 +261,9 @@ def _completed(kind: str, settings: Mapping[str, Any]) -> dict[str, Any]:
         raise ValueError(f"hidden_size {found.hidden_size} is no multiple of {heads} heads")
     found.head_dim = found.head_dim or found.hidden_size // heads
     found.num_key_value_heads = found.num_key_value_heads or heads
-    if (wide := (heads + 2 * found.num_key_value_heads) * found.head_dim) > MOST_WIDTH:
-        raise ValueError(f"{heads} heads have {wide} numbers of a row; {MOST_WIDTH} at most can")
+    every = heads + 2 * found.num_key_value_heads
+    if (wide := every * found.head_dim) > MOST_WIDTH:
+        raise ValueError(f"{every} heads have {wide} numbers of a row; {MOST_WIDTH} at most can")
     if kind in _WINDOW_ON_REQUEST and not found.use_sliding_window:
         found.sliding_window = None
     if kind == "qwen2_moe" and not found.use_sliding_window:

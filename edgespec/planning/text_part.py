@@ -93,7 +93,7 @@ def text_settings(settings: Mapping[str, object]) -> dict[str, Any]:
         angles = found.get(name)
         if isinstance(angles, dict) and "mrope_section" in angles:
             found[name] = _of_text(angles)
-    return _of_convolving(_of_folding(found))
+    return _of_convolving(_of_folding(_of_alike(found)))
 
 
 def _of_sparse(found: dict[str, Any]) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from edgespec.decoding.effects import (
     CloseCache,
     CloseDraft,
     Draft,
+    FindMasks,
     ForkCache,
     GatherRows,
     MoveCache,
@@ -70,6 +71,7 @@ COORDINATOR_EFFECTS: list[Effect] = [
     Draft(1, 1, Grow(5, 8, 1), (1, 2, 3)),
     Draft(1, 1, Deepen(2, 8, 1), ()),
     Draft(1, 1, Expand((1,), 8, 1), (1, 2, 3), ((4,),)),
+    FindMasks(1, ()),
     head(2),
     CloseDraft(1),
 ]

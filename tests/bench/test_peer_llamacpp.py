@@ -55,7 +55,9 @@ def test_a_peer_that_is_started_is_asked_as_a_ring_is(script: ModuleType, tmp_pa
 def test_medians_and_ratios_are_told_in_markdown(script: ModuleType) -> None:
     def rounds(*speeds: float, cpu: float | None) -> list[dict[str, float | None]]:
         names = list(script.FIGURES)
-        return [dict(zip(names, (speed, 1 / speed, cpu), strict=True)) for speed in speeds]
+        return [
+            dict(zip(names, (speed, 1 / speed, 2 / speed, cpu), strict=True)) for speed in speeds
+        ]
 
     taken = {
         (128, 1, "ring"): rounds(10.0, 40.0, 20.0, cpu=18.0),
@@ -66,18 +68,19 @@ def test_medians_and_ratios_are_told_in_markdown(script: ModuleType) -> None:
     found = script.compared(taken, ["ring"])
     assert [(one["users"], one["peer"]) for one in found["ratios"]] == [(1, "AMX"), (1, "theirs")]
     assert script.served_table(found).splitlines() == [
-        "| prompt | users | system | tok/s | s to first token | CPU ms a token |",
-        "| --- | --- | --- | --- | --- | --- |",
-        "| 128 | 1 | ring | 20.0 | 0.050 | 18.0 |",
-        "| 128 | 1 | AMX | 80.0 | 0.013 | 9.0 |",
-        "| 128 | 1 | theirs | 10.0 | 0.100 |  |",
-        "| 128 | 2 | ring | 20.0 | 0.050 | 18.0 |",
+        "| prompt | users | system | tok/s | s to first token | s between tokens "
+        "| CPU ms a token |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+        "| 128 | 1 | ring | 20.0 | 0.050 | 0.1000 | 18.0 |",
+        "| 128 | 1 | AMX | 80.0 | 0.013 | 0.0250 | 9.0 |",
+        "| 128 | 1 | theirs | 10.0 | 0.100 | 0.2000 |  |",
+        "| 128 | 2 | ring | 20.0 | 0.050 | 0.1000 | 18.0 |",
         "",
         "| prompt | users | system | peer | tok/s, ours / peer's | s to first token, ours / peer's "
-        "| CPU ms a token, ours / peer's |",
-        "| --- | --- | --- | --- | --- | --- | --- |",
-        "| 128 | 1 | ring | AMX | 0.25 | 4.00 | 2.00 |",
-        "| 128 | 1 | ring | theirs | 2.00 | 0.50 |  |",
+        "| s between tokens, ours / peer's | CPU ms a token, ours / peer's |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+        "| 128 | 1 | ring | AMX | 0.25 | 4.00 | 4.00 | 2.00 |",
+        "| 128 | 1 | ring | theirs | 2.00 | 0.50 | 0.50 |  |",
     ]
     assert script.ratio(1.0, 0.0) is None
 

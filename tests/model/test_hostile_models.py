@@ -249,7 +249,7 @@ FOLDERS: dict[tuple[str, str, str], tuple[str | Change, str]] = {
         "PanicException",
     ),
     ("plain", "config.json", "heads"): (_put(num_attention_heads=1 << 30), "numbers of a row"),
-    ("plain", "config.json", "key heads"): (_put(num_key_value_heads=1 << 30), "no multiple"),
+    ("plain", "config.json", "key heads"): (_put(num_key_value_heads=1 << 30), "numbers of a row"),
     ("plain", "config.json", "odd heads"): (_put(head_dim=15), "turns 15 numbers of a head's 15"),
     ("plain", "config.json", "turned"): (
         _put(rope_parameters={"rope_theta": 1e4, "partial_rotary_factor": 8.0}),
