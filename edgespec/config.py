@@ -24,8 +24,8 @@ MOST_STAGES = 256
 HEADS = (HEAD_ON_COORDINATOR, HEAD_ON_LAST_STAGE) = ("coordinator", "last-stage")
 """Where the output head can be."""
 DRAFT_VOCABULARY = 1 << 16
-"""Tokens that a draft guesses at most, if it does not say which: a product with more is most of
-what it takes."""
+"""Tokens that a draft head guesses at most, if it does not say which: a product with more is most
+of what it takes."""
 FREE_SOURCES = ("ngram",)
 """Draft sources that run no model: their guesses take next to no time."""
 

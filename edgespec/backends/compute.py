@@ -23,9 +23,9 @@ from edgespec.decoding.effects import (
 from edgespec.decoding.events import Drafted, HeadDone, Masks, MasksFound
 from edgespec.drafting.grower import Further, TreeGrower
 from edgespec.drafting.steps import Steps, alone, together
-from edgespec.errors import EdgespecError, RemoteProtocolError
+from edgespec.errors import RemoteProtocolError
 from edgespec.machines.effects import Effect, RunBlock
-from edgespec.machines.events import BlockDone, Event
+from edgespec.machines.events import BlockDone, ComputeFailed, Event
 from edgespec.policy.base import Deepen, Expand, Grow
 from edgespec.tree.drafted import Children, DraftedTree
 from edgespec.types.stop_check import StopCheck
@@ -168,8 +168,10 @@ def _found_masks(effect: FindMasks) -> MasksFound:
         try:
             masks = [None if grammar.has_ended(one) else grammar.allowed(one) for one in answers]
             found.append((request, tuple(masks)))
-        except EdgespecError as problem:
-            found.append((request, str(problem)))
+        except Exception as problem:  # of one request: the others' rows go on
+            failed = failure(effect, problem)
+            assert isinstance(failed, ComputeFailed)
+            found.append((request, failed.reason))
     return MasksFound(effect.seq, tuple(found))
 
 

@@ -23,7 +23,7 @@ from edgespec.drafting.mtp import MtpGuesser, has_mtp
 from edgespec.drafting.ngram import NgramGuesser
 from edgespec.drafting.own import own_guesser
 from edgespec.drafting.ppd import PPDGuesser, read_ppd_tokens
-from edgespec.drafting.vocabulary import Counts, guessed_tokens
+from edgespec.drafting.vocabulary import ENOUGH, Counts, guessed_tokens
 from edgespec.model.ends import OutputHead
 from edgespec.model.hub import local_folder
 from edgespec.model.source import TensorSource
@@ -63,8 +63,13 @@ class BaseParts:
 
     @property
     def guessed(self) -> Tokens:
-        """The tokens that a draft guesses, if its files do not say which."""
+        """The tokens that a head guesses, if its files do not say which."""
         return guessed_tokens(self.vocab_size, self.counts)
+
+    @property
+    def guessed_by_models(self) -> Tokens:
+        """Those that a whole model does."""
+        return guessed_tokens(self.vocab_size, self.counts, ENOUGH)
 
     def own_head(self) -> OutputHead:
         """The base's head, for a source that guesses with it."""
@@ -94,7 +99,7 @@ def _independent(folder: str, base: BaseParts) -> Guesser:
         base.device,
         vocab_size=base.vocab_size,
         ends=base.draft_ends(folder),
-        guessed=base.guessed,
+        guessed=base.guessed_by_models,
     )
 
 
@@ -106,7 +111,7 @@ def _easyspec(folder: str, base: BaseParts) -> Guesser:
         log.info("%s has %d layers, too few for groups: drafting plainly", folder, source.layers)
         return _independent(folder, base)
     model = GroupedModel(source, USUAL_SIZE, base.dtype, base.device)
-    guessed = base.guessed
+    guessed = base.guessed_by_models
     tokens = None if guessed is None else guessed[guessed < model.vocab_size]
     head = OutputHead(base.draft_ends(folder), base.dtype, base.device, tokens=tokens)
     limit = int(source.config.max_position_embeddings)

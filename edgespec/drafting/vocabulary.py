@@ -24,20 +24,25 @@ LAST = 1024
 SAVE_TOKENS = 4096
 """So many tokens of answers come between two writes of their counts."""
 
+ENOUGH = 200_000
+"""Tokens of answers from which on whole models guess a part, too. Their output matrix is a smaller
+part of a pass: by rank alone more guesses are lost than a pass gets shorter."""
+
 Counts = npt.NDArray[np.uint32]
 
 log = logging.getLogger(__name__)
 
 
-def guessed_tokens(vocab: int, counts: Counts | None = None) -> torch.Tensor | None:
-    """The tokens that a draft guesses, int64, ascending; None: all.
+def guessed_tokens(vocab: int, counts: Counts | None = None, least: int = 0) -> torch.Tensor | None:
+    """The tokens that a draft guesses, int64, ascending; None: all, as long as fewer than `least`
+    are counted.
 
     Of more than DRAFT_VOCABULARY those with the largest `counts`, and among equals the first, as
     byte pairs are learnt by how frequent they are; and the last ones.
     """
-    if vocab <= DRAFT_VOCABULARY:
-        return None
     seen = np.zeros(vocab, np.int64) if counts is None else counts.astype(np.int64)
+    if vocab <= DRAFT_VOCABULARY or seen.sum() < least:
+        return None
     seen[-LAST:] = np.iinfo(np.int64).max
     return torch.from_numpy(np.sort(np.argsort(-seen, kind="stable")[:DRAFT_VOCABULARY]))
 
@@ -68,6 +73,6 @@ class AnswerTokens:
             return
         self._unsaved = 0
         try:
-            write_whole(self._file, self.counts.tobytes())
+            write_whole(self._file, self.counts.tobytes(), 0o600)
         except OSError as problem:
             log.warning("cannot keep which tokens answers have in %s: %s", self._file, problem)

@@ -244,10 +244,9 @@ def draft_costs_of(
     """The costs of any model as the draft; `file` as for `cost_model_of`.
 
     A mixture is charged for the experts of one row only, as most passes have few rows. A tied head
-    is the embedding only where both are in 16 bit.
+    is the embedding only where both are in 16 bit. All tokens are charged, as at the first start.
     """
-    vocab = min(of.vocab, DRAFT_VOCABULARY)
-    own = head_costs(vocab, of.hidden, head)
+    own = head_costs(of.vocab, of.hidden, head)
     whole = cost_model_of(name, of, quantisation, own, file=file)
     unused = whole.expert_bytes - whole.expert_bytes * of.active // max(1, of.experts)
     shared = of.tied and head == PLAIN
@@ -259,7 +258,7 @@ def draft_costs_of(
         head=own,
         kv_bytes=of.kv_bytes,
         ends_bytes=of.head_bytes + (0 if shared else own.bytes) + of.layers * unused,
-        vocab=vocab,
+        vocab=of.vocab,
         operations=layer_operations(of.family, of.active, of.states / of.layers),
         request_bytes=of.request_bytes,
     )

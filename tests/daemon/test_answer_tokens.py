@@ -13,7 +13,7 @@ import pytest
 from edgespec.config import Address, CoordinatorConfig
 from edgespec.daemon.bundled_models import bundled
 from edgespec.daemon.coordinator import Loaded
-from edgespec.drafting import vocabulary
+from edgespec.drafting import registry, vocabulary
 from edgespec.drafting.steps import alone
 from edgespec.types.features import NO_FEATURES
 from edgespec.verify.sampling import Sampling
@@ -26,8 +26,9 @@ def test_a_start_takes_up_the_counts_of_the_run_before(
 ) -> None:
     monkeypatch.setattr(vocabulary, "DRAFT_VOCABULARY", 40)
     monkeypatch.setattr(vocabulary, "LAST", 8)
+    monkeypatch.setattr(registry, "ENOUGH", 32)
     rare = np.arange(1000, 1032)
-    for ranked in (True, False):
+    for begins in (True, False):
         with ExitStack() as ends:
             config = CoordinatorConfig(
                 bundled("base"), bundled("draft"), 1, "float32", Address("127.0.0.1", 0)
@@ -40,6 +41,6 @@ def test_a_start_takes_up_the_counts_of_the_run_before(
             assert loaded.answers is not None
             loaded.draft.open(1, Sampling())
             asked = loaded.draft.expanding(1, [5, 6, 7], [()], MANY, NO_FEATURES)
-            first = range(32) if ranked else rare.tolist()
+            first = range(MANY) if begins else rare.tolist()
             assert set(alone(asked).tokens.tolist()) == {*first, *range(MANY - 8, MANY)}
             loaded.answers.add(rare.tolist(), idle=True)

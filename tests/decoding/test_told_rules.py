@@ -13,13 +13,16 @@ from support.segments import changed
 from support.stages import REQUEST, Stage, faults, opening
 from support.tiers import examples
 
+from edgespec.backends.compute import CoordinatorCompute
+from edgespec.decoding.effects import FindMasks
+from edgespec.decoding.events import MasksFound
 from edgespec.decoding.told_rules import MOST_BYTES, FollowedRules, MaskBook, told_rules
 from edgespec.errors import CapacityError, ConfigError, RemoteProtocolError
 from edgespec.machines.effects import SendCoordinator
 from edgespec.machines.events import ComputeFailed
 from edgespec.tree.ledger import IntArray
 from edgespec.types.tensor import Tensor
-from edgespec.verify.rules import Mask, Rules, ThoughtLimit
+from edgespec.verify.rules import Answer, Mask, Rules, ThoughtLimit
 from edgespec.wire.codec import decode, packed
 from edgespec.wire.messages import Fault
 from edgespec.wire.segment import MOST_MASKS, MOST_TOKENS, Allowed, Choosing, Segment, TokenMask
@@ -204,3 +207,26 @@ def test_a_request_that_cannot_be_served_is_told_so_by_the_last_stage() -> None:
         effects = stage.tell(ComputeFailed(head.job, REQUEST, "no token", kind))  # type: ignore[attr-defined]
         assert faults(effects) == ["no token"]
         assert SendCoordinator(Fault(REQUEST, "no token", invalid=kind == "invalid")) in effects
+
+
+def test_a_grammar_that_breaks_holds_up_no_other_request() -> None:
+    """The segment that waits for both leaves: only its own request is told."""
+
+    class Words:
+        def allowed(self, answer: Answer) -> Mask:
+            return np.ones(len(answer), np.bool_)
+
+        def has_ended(self, answer: Answer) -> bool:
+            return False
+
+    class Broken(Words):
+        def allowed(self, answer: Answer) -> Mask:
+            raise RuntimeError("the matcher is poisoned")
+
+    asked = ((1, Broken(), ((3, 4),)), (2, Words(), ((3, 4, 5),)))
+    event = CoordinatorCompute(None, None).perform(FindMasks(7, asked), lambda: False)
+    assert isinstance(event, MasksFound)
+    (_, why), (_, masks) = event.found
+    assert why == "RuntimeError: the matcher is poisoned"
+    assert not isinstance(masks, str)
+    assert [None if one is None else len(one) for one in masks] == [3]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,7 +16,8 @@ from support.growers import SoloGrower
 
 from edgespec.config import DRAFT_VOCABULARY, Quantisation
 from edgespec.drafting.independent import IndependentGuesser
-from edgespec.drafting.vocabulary import LAST, SAVE_TOKENS, AnswerTokens, guessed_tokens
+from edgespec.drafting.registry import BaseParts
+from edgespec.drafting.vocabulary import ENOUGH, LAST, SAVE_TOKENS, AnswerTokens, guessed_tokens
 from edgespec.model.ends import OutputHead
 from edgespec.model.loader import Checkpoint
 from edgespec.model.sources import open_source
@@ -24,6 +27,13 @@ from edgespec.verify.sampling import Sampling
 CONTEXT = [5, 1, 30, 2, 5, 1, 7, 5]
 PATHS = [(), (3,), (3, 4), (VOCABULARY - 9,)]
 FEW = torch.tensor([*range(12), *range(VOCABULARY - 4, VOCABULARY)])
+
+
+class Sized:
+    """A source of which only the vocabulary is asked for."""
+
+    def __init__(self, vocab: int) -> None:
+        self.config = SimpleNamespace(vocab_size=vocab)
 
 
 Maker = Callable[[Path, Path, Few], SoloGrower]
@@ -100,6 +110,18 @@ def test_of_many_tokens_those_are_guessed_that_answers_have() -> None:
     assert counted.tolist() == [*range(first), 100_000, 200_000, *range(many - LAST, many)]
 
 
+def test_a_whole_model_guesses_a_part_once_enough_is_known() -> None:
+    """By rank alone more guesses would be lost than its passes get shorter."""
+    counts = np.zeros(DRAFT_VOCABULARY + 9, np.uint32)
+    base = BaseParts(Path(), Sized(len(counts)), None, "float32", "cpu")  # type: ignore[arg-type]
+    for known in (0, ENOUGH - 1, ENOUGH):
+        counts[7] = known
+        told = replace(base, counts=counts)
+        assert told.guessed is not None
+        assert (told.guessed_by_models is None) == (known < ENOUGH)
+    assert base.guessed_by_models is None
+
+
 def test_tokens_of_answers_are_known_after_a_restart(tmp_path: Path) -> None:
     file, many = tmp_path / "answer-tokens", DRAFT_VOCABULARY + 7
     answers = AnswerTokens(file, many)
@@ -110,6 +132,7 @@ def test_tokens_of_answers_are_known_after_a_restart(tmp_path: Path) -> None:
     answers.add([9] * SAVE_TOKENS, idle=False)
     assert not file.exists(), "somebody waits"
     answers.add([9], idle=True)
+    assert file.stat().st_mode & 0o777 == 0o600, "of what was answered nobody else reads anything"
     assert AnswerTokens(file, many).counts[[5, 9, many - 1]].tolist() == [2, SAVE_TOKENS + 1, 1]
     assert not AnswerTokens(file, many + 1).counts.any(), "of another base"
     file.write_bytes(file.read_bytes()[:-3])

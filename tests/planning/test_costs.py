@@ -175,8 +175,7 @@ def test_a_one_pass_head_is_charged_by_what_it_is_made_of() -> None:
 def test_heads_are_charged_as_they_are_held() -> None:
     """The same model with its heads, and those of its drafts, in more bits and in fewer."""
     many, few = (cost_model_named("llama-3.1-8b", QUANTISATIONS[name]) for name in ("none", "int4"))
-    # Its own, and that of its draft.
-    weights, own = 128256 * 4096, DRAFT_VOCABULARY * 2048
+    weights, own = 128256 * 4096, 128256 * 2048  # its own, and that of its draft
     assert many.head == HeadCosts(2 * weights, 16, "none")
     assert few.head == HeadCosts(weights * 9 // 16, 4, "int4")  # a scale and a zero for each 64
     assert few.draft.head.bytes == own * 9 // 16
