@@ -443,8 +443,7 @@ def architecture_of(config: Mapping[str, object], where: str) -> Architecture:
         uneven = _uneven(config, where, layers, kv_heads, head_dim)
         if config.get("enable_moe_block") is True:
             inner, shared = _count(config, where, "moe_intermediate_size"), inner
-            experts = _count(config, where, "num_experts", most=MOST_EXPERTS)
-            active = _count(config, where, ACTIVE[family], most=experts)
+            experts, active = _experts(config, where, family)
     if family == "granitemoehybrid" and not experts:
         inner = shared
     dense = _dense(config, where, family, layers) if experts else 0
@@ -606,15 +605,13 @@ def _of_type(config: Mapping[str, object], where: str, kind: str) -> int:
 
 def _experts(config: Mapping[str, object], where: str, family: str) -> tuple[int, int]:
     least = int(family != "granitemoehybrid")  # which has dense models, too
-    experts = _count(config, where, EXPERTS[family], least=least)
+    counts, field = EXPERTS.get(family, "num_experts"), ACTIVE.get(family, "num_experts_per_tok")
+    experts = _count(config, where, counts, most=MOST_EXPERTS, least=least)
     if not experts:
         return 0, 0
-    field = ACTIVE.get(family, "num_experts_per_tok")
     active = _count(config, where, field)
     if active > experts:
-        raise ConfigError(
-            f"{where}: {field} is {active}, more than the {EXPERTS[family]}, {experts}"
-        )
+        raise ConfigError(f"{where}: {field} is {active}, more than the {counts}, {experts}")
     return experts, active
 
 

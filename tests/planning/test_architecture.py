@@ -318,6 +318,7 @@ def test_a_wrong_field_is_named(field: str) -> None:
         ({"layer_types": ["mamba", "attention"]}, "does not run: .*recurrent state"),
         ({"model_type": None}, "model_type is None"),
         ({"num_key_value_heads": 7}, "num_key_value_heads is 7, which does not divide"),
+        ({"num_experts": 5000}, "num_experts is 5000; it must be a whole number from 1 to 4096"),
         ({"num_experts_per_tok": 200}, "num_experts_per_tok is 200, more than"),
         ({"mlp_only_layers": 3}, "mlp_only_layers is 3, it must be a list"),
         ({"decoder_sparse_step": 0}, "decoder_sparse_step is 0"),
