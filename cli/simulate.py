@@ -34,6 +34,7 @@ from edgespec.daemon.profiles import profile_named, ring_of, unproven
 from edgespec.daemon.settings import LAST_STAGE, chosen_draft
 from edgespec.door.asking import GREEDY, SamplingOptions
 from edgespec.door.simulation import DEFAULT_PROFILE, charged_model
+from edgespec.drafting.choice import parse_draft
 from edgespec.drafting.own import say_measured
 from edgespec.errors import ConfigError
 from edgespec.model.hub import require_model
@@ -240,7 +241,7 @@ def _show(runs: Sequence[Run], setup: Setup, names: Sequence[str]) -> None:
     show_table(
         COLUMNS if setup.load is None else COLUMNS + LOAD_COLUMNS,
         map(cells, runs),
-        f"charged: {of.name}, drafts by {of.draft.name or 'none'}; D0 and {setup.stages} stage(s)"
+        f"charged: {of.name}, drafts by {_drafts(setup)}; D0 and {setup.stages} stage(s)"
         + (f", V{setup.with_stage} on D0's device" if setup.with_stage else "")
         + (f", head on V{setup.stages}" if setup.head_last else "")
         + f", {devices}; {links}"
@@ -253,6 +254,13 @@ def _show(runs: Sequence[Run], setup: Setup, names: Sequence[str]) -> None:
         *(unproven(setup.profiles) if setup.row_price is None else ()),
         left=("policy",),
     )
+
+
+def _drafts(setup: Setup) -> str:
+    """As what the draft's sources are charged."""
+    members = parse_draft(setup.draft).members
+    costs = {one.name: setup.cost_model.draft_of(one.name).name or one.name for one in members}
+    return " and ".join(costs.values()) or "none"
 
 
 def _price(text: str) -> RowPrice | None:

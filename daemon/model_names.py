@@ -35,7 +35,7 @@ def resolved(model: str) -> str:
     check_path("model", model)
     if not model or Path(model).exists():
         return model
-    if model == HYBRID:
+    if model.lower() == HYBRID:
         return bundled(HYBRID)
     name = model.lower().removesuffix(GGUF)
     ending = model[len(name) :].lower()

@@ -10,7 +10,6 @@ from typing import NamedTuple
 import torch
 
 from edgespec.kernels.layers import CompiledMixture, compiles
-from edgespec.kernels.products import RowProduct
 from edgespec.kernels.rows import Clamp
 from edgespec.model.matrices import MatrixReader, Product, plain_product, row_products
 from edgespec.model.row_math import CompiledRows, RowMath
@@ -138,11 +137,10 @@ class Mixture:
         form, beside = self._form, self._beside
         pairs = [*self.experts, *([] if beside is None else [(beside.gate_up, beside.down)])]
         each = [(row_products(one), row_products(other)) for one, other in pairs]
-        router, share = row_products(self._router), list[RowProduct]()
-        if beside is not None and beside.share is not None:
-            share = row_products(beside.share) or []
+        gate = None if beside is None else beside.share
+        router, share = row_products(self._router), [] if gate is None else row_products(gate)
         known = [(one, other) for one, other in each if one is not None and other is not None]
-        if router is None or len(known) < len(each):
+        if router is None or share is None or len(known) < len(each):
             return None
         slope, limit = form.clamp
         return CompiledMixture(

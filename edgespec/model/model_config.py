@@ -10,13 +10,12 @@ import json
 import math
 from collections.abc import Mapping
 from functools import cached_property
-from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, TypeGuard
 
 from msgspec import Meta, Struct, convert, structs
 
-from edgespec.planning.architecture import MOST_LAYERS
+from edgespec.planning.architecture import DEFAULTS, MOST_LAYERS
 from edgespec.planning.text_part import DELTA, GROUPED, LATENT
 from edgespec.types.boundaries import AHEAD
 
@@ -32,11 +31,16 @@ _WITH_LENGTH = ("llama3", "yarn", "longrope")
 _ROPE_NEEDS = {
     "linear": ("factor",),
     "yarn": ("factor", "original_max_position_embeddings"),
-    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
+    "llama3": (
+        *("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+    ),
 }
 """By type of rotary embeddings, the numbers that they need beside their base."""
-_YARN_MAY = ("beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim")
-"""Numbers that those of that type may have."""
+_ROPE_MAY = {
+    "yarn": ("beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim"),
+    "longrope": ("factor", "attention_factor"),
+}
+"""Numbers that those of a type may have."""
 
 MOST_TAPS = 64
 """Of a short convolution; LFM2 has 3."""
@@ -186,11 +190,6 @@ class _Fields(Struct, kw_only=True):
     moe_topk: int | list[int] = 1
 
 
-_DEFAULTS: Mapping[str, Mapping[str, Any]] = json.loads(
-    Path(__file__).with_name("defaults.json").read_bytes()
-)
-"""By model type, what a field that config.json leaves out stands for, if not _Fields says it."""
-
 _THETA = {
     "smollm3": 2_000_000.0,
     **dict.fromkeys(("gemma3_text", "lfm2", "lfm2_moe", "mixtral"), 1_000_000.0),
@@ -254,7 +253,7 @@ def _infinite(found: Any) -> Any:
 
 
 def _completed(kind: str, settings: Mapping[str, Any]) -> dict[str, Any]:
-    found = convert({**_DEFAULTS[kind], **settings}, _Fields)
+    found = convert({**DEFAULTS[kind], **settings}, _Fields)
     heads = found.num_attention_heads
     if kind in LATENT:
         _complete_latents(kind, found)
@@ -461,7 +460,7 @@ def _rope_parameters(kind: str, found: _Fields) -> dict[str, Any]:
             SLIDING: _one_rope(kind, found, sliding, local),
             FULL: _one_rope(kind, found, full, theta),
         }
-    usual = _DEFAULTS[kind].get("rope_parameters", {})
+    usual = DEFAULTS[kind].get("rope_parameters", {})
     return _one_rope(kind, found, dict(found.rope_scaling or found.rope_parameters or usual), theta)
 
 
@@ -487,15 +486,23 @@ def _one_rope(kind: str, found: _Fields, rope: dict[str, Any], theta: float) -> 
     if kind == "phi3" and form not in ("default", "longrope", "su", "yarn"):
         raise ValueError(f"rope_type {form!r}, which phi3 models do not have")
     if kind == "phi3" and form in ("su", "yarn"):  # older names of the same
-        rope["rope_type"] = "longrope"
-    if form == "yarn":
-        for name in _YARN_MAY:
-            value = rope.get(name)
-            if value is not None and (not _is_real(value) or value < 0):
-                raise ValueError(f"{name} of rotary embeddings of type {form!r} is {value!r}")
-        if rope["rope_theta"] == 1:
-            raise ValueError(f"rope_theta of rotary embeddings of type {form!r} is 1")
-    for name in ("rope_theta", *_ROPE_NEEDS.get(form, ())):
+        form = rope["rope_type"] = "longrope"
+    for name in _ROPE_MAY.get(form, ()):
+        value = rope.get(name)
+        if value is not None and (not _is_real(value) or value < 0):
+            raise ValueError(f"{name} of rotary embeddings of type {form!r} is {value!r}")
+    if form == "yarn" and rope["rope_theta"] == 1:
+        raise ValueError(f"rope_theta of rotary embeddings of type {form!r} is 1")
+    if form == "longrope":  # an older file has it beside them alone
+        trained = rope.get(
+            "original_max_position_embeddings", found.original_max_position_embeddings
+        )
+        if not _is_real(trained) or trained <= 1:
+            raise ValueError(f"original_max_position_embeddings is {trained!r}")
+    fixed = form == "dynamic" and bool(rope.get("alpha"))  # see families
+    if fixed and found.head_dim == 2:
+        raise ValueError(f"heads of 2 numbers with rotary embeddings of type {form!r}")
+    for name in ("rope_theta", *_ROPE_NEEDS.get(form, ()), *("alpha",) * fixed):
         value = rope.get(name)
         if not _is_real(value) or value <= 0:
             raise ValueError(f"{name} of rotary embeddings of type {form!r} is {value!r}")

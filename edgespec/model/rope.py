@@ -109,7 +109,8 @@ def _frequencies(config: ModelConfig, kind: str | None) -> tuple[torch.Tensor, f
     if form == "yarn":
         return _ramped(settings, dim), _louder(settings)
     if form == "longrope":  # of a short sequence, as longer ones are not run (see text_part)
-        trained, short = settings["original_max_position_embeddings"], settings["short_factor"]
+        name, short = "original_max_position_embeddings", settings["short_factor"]
+        trained = settings.get(name, config.original_max_position_embeddings)
         factor = settings.get("factor") or config.max_position_embeddings / trained
         louder = math.sqrt(1 + math.log(factor) / math.log(trained)) if factor > 1 else 1.0
         stretched = torch.tensor(short, dtype=torch.float) * settings["rope_theta"] ** steps

@@ -115,5 +115,6 @@ def check_names(source: TensorSource, prefix: str, wanted: set[str]) -> None:
     if strange:
         raise ModelError(
             f"{source.path} holds {min(strange)!r}, which its config.json does not provide for; "
-            "download the model again"
+            "download the model again or, if an older edgespec cut it, make the folder of blocks "
+            "again with `edgespec shard`"
         )

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from operator import mul
+from pathlib import Path
 from typing import Any
 
 from edgespec.config import Quantisation
@@ -25,23 +27,18 @@ from edgespec.types.boundaries import HELD_ROWS, HELD_STATES
 MOST_LAYERS, MOST_EXPERTS = 1024, 4096
 """Of a model, whose parts are made one by one; the largest known have 126 and 512."""
 
-_DEFAULT_HEAD_DIM = (
-    *("llama", "mistral", "qwen2", "phi3", "granite", "granitemoehybrid", "smollm3", "falcon_h1"),
-    *("olmo2", "olmo3", "exaone4", "cohere2", "olmoe", "mixtral", "hunyuan_v1_dense"),
-    *("qwen2_moe", "ernie4_5_moe", "hunyuan_v1_moe", *CONVOLVING),
+DEFAULTS: Mapping[str, Mapping[str, Any]] = json.loads(
+    Path(__file__).with_name("defaults.json").read_bytes()
 )
-"""Families whose config.json may leave head_dim out: hidden_size / num_attention_heads."""
-_DEFAULT_KV_HEADS = (
-    *("llama", "phi3", "granite", "granitemoehybrid", "olmo2", "olmo3", "cohere2", "olmoe"),
-    *LATENT,
+"""By model type, what a field that config.json leaves out stands for, if model.model_config does
+not say it of all."""
+FAMILIES = tuple(DEFAULTS)
+"""Values of `model_type` whose sizes are known."""
+_ALWAYS = (
+    *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers"),
+    *("num_attention_heads", "max_position_embeddings"),
 )
-"""Families whose config.json may leave num_key_value_heads out: as many as heads."""
-_TIED = (
-    *("gemma", "gemma2", "gemma3_text", "gemma4_text", "smollm3", "ernie4_5", "cohere2"),
-    "ernie4_5_moe",
-    *CONVOLVING,
-)
-"""Families whose head is the embedding unless config.json says otherwise."""
+"""Fields that every config.json has, so that one without them is damaged."""
 EXPERTS = {
     "qwen3_moe": "num_experts",
     "gpt_oss": "num_local_experts",
@@ -65,15 +62,6 @@ WIDTHS = {
     "nemotron_h": "moe_intermediate_size",
 }
 """Mixtures that have another field for the inner width than intermediate_size."""
-FAMILIES = tuple(
-    dict.fromkeys(
-        (
-            *(*_DEFAULT_HEAD_DIM, *_TIED, *EXPERTS),
-            *("qwen3", *DELTA, "ministral", "ministral3", "seed_oss", "glm4", "gemma4_text"),
-        )
-    )
-)
-"""Values of `model_type` whose sizes are known."""
 
 
 Matrices = tuple[tuple[int, int], ...]
@@ -428,20 +416,20 @@ def architecture_of(config: Mapping[str, object], where: str) -> Architecture:
             f"{where}: model_type is {family!r}, whose sizes are not known; known ones: "
             f"{', '.join(FAMILIES)}"
         )
+    usual = DEFAULTS[family].items()
+    config = {name: value for name, value in usual if name not in _ALWAYS} | config
     heads = _count(config, where, "num_attention_heads")
     hidden = _count(config, where, "hidden_size")
-    kv_default = heads if family in _DEFAULT_KV_HEADS else 0
-    kv_heads = _count(config, where, "num_key_value_heads", kv_default)
+    kv_heads = _count(config, where, "num_key_value_heads", heads)
     if heads % kv_heads:
         raise ConfigError(
             f"{where}: num_key_value_heads is {kv_heads}, which does not divide the "
             f"num_attention_heads, {heads}"
         )
-    default_dim = hidden // heads if family in _DEFAULT_HEAD_DIM else 0
-    default_dim = 256 if family == "gemma4_text" else default_dim
-    latent = _latent(config, where, family) if family in LATENT else None
+    head_dim = _count(config, where, "head_dim", hidden // heads)
+    latent = _latent(config, where) if family in LATENT else None
     if latent is not None:
-        config = config | {"head_dim": latent.straight + latent.turned}
+        head_dim = latent.straight + latent.turned
     layers = _count(config, where, "num_hidden_layers", most=MOST_LAYERS)
     alone, mixed = 0, family in EXPERTS
     if family == "nemotron_h":
@@ -452,7 +440,7 @@ def architecture_of(config: Mapping[str, object], where: str) -> Architecture:
     inner, uneven = _count(config, where, width), None
     shared = _shared(config, where, family, inner)
     if family == "gemma4_text":
-        uneven = _uneven(config, where, layers, kv_heads)
+        uneven = _uneven(config, where, layers, kv_heads, head_dim)
         if config.get("enable_moe_block") is True:
             inner, shared = _count(config, where, "moe_intermediate_size"), inner
             experts = _count(config, where, "num_experts", most=MOST_EXPERTS)
@@ -467,8 +455,8 @@ def architecture_of(config: Mapping[str, object], where: str) -> Architecture:
         heads=heads,
         kv_heads=kv_heads,
         vocab=_count(config, where, "vocab_size"),
-        head_dim=_count(config, where, "head_dim", default_dim),
-        tied=_flag(config, where, "tie_word_embeddings", family in _TIED),
+        head_dim=head_dim,
+        tied=_flag(config, where, "tie_word_embeddings"),
         experts=experts,
         active=active,
         shared=shared if experts else 0,
@@ -485,20 +473,21 @@ def architecture_of(config: Mapping[str, object], where: str) -> Architecture:
     )
 
 
-def _latent(config: Mapping[str, object], where: str, family: str) -> Latent:
-    """The sizes of latents; what config.json leaves out is what transformers takes for it."""
-    glm = family == "glm4_moe_lite"
-    narrow = config.get("q_lora_rank", 768 if glm else 1536)
+def _latent(config: Mapping[str, object], where: str) -> Latent:
+    """The sizes of latents."""
+    narrow = config["q_lora_rank"]
     return Latent(
         rank=_count(config, where, "kv_lora_rank", 512),
         turned=_count(config, where, "qk_rope_head_dim", 64),
-        straight=_count(config, where, "qk_nope_head_dim", 192 if glm else 128),
-        value=_count(config, where, "v_head_dim", 256 if glm else 128),
-        query_rank=0 if narrow is None else _count({"q_lora_rank": narrow}, where, "q_lora_rank"),
+        straight=_count(config, where, "qk_nope_head_dim", 128),
+        value=_count(config, where, "v_head_dim", 128),
+        query_rank=0 if narrow is None else _count(config, where, "q_lora_rank"),
     )
 
 
-def _uneven(config: Mapping[str, object], where: str, layers: int, kv_heads: int) -> Uneven:
+def _uneven(
+    config: Mapping[str, object], where: str, layers: int, kv_heads: int, head_dim: int
+) -> Uneven:
     """How the layers of a Gemma 4 differ."""
     types = config.get("layer_types")
     if types is None:
@@ -510,7 +499,7 @@ def _uneven(config: Mapping[str, object], where: str, layers: int, kv_heads: int
     of_full = newer.get(str(kinds.find(FULL)), {}) if isinstance(newer, dict) else None
     same = config.get("attention_k_eq_v") is True
     if isinstance(of_full, dict):
-        dim = _count(of_full, where, "head_dim", _count(config, where, "head_dim", 256))
+        dim = _count(of_full, where, "head_dim", head_dim)
         heads = _count(of_full, where, "num_key_value_heads", kv_heads)
     else:
         dim = _count(config, where, "global_head_dim", 512)
@@ -539,8 +528,7 @@ def _shared(config: Mapping[str, object], where: str, family: str, inner: int) -
     if family == "granitemoehybrid":
         return _count(config, where, "shared_intermediate_size")
     if family in SHARING or family == "nemotron_h":
-        usual = {"qwen2_moe": 5632, "nemotron_h": 7688}.get(family, 512)
-        return _count(config, where, "shared_expert_intermediate_size", usual)
+        return _count(config, where, "shared_expert_intermediate_size", 512)
     if family in GROUPED or family == "ernie4_5_moe":
         field, usual = "n_shared_experts", 1
         if family == "ernie4_5_moe":
@@ -552,7 +540,6 @@ def _shared(config: Mapping[str, object], where: str, family: str, inner: int) -
 def _dense(config: Mapping[str, object], where: str, family: str, layers: int) -> int:
     """How many layers of a mixture have no experts; at least one has some."""
     field, usual = ("num_dense_layers", 2) if family == "lfm2_moe" else ("first_k_dense_replace", 1)
-    usual = {"deepseek_v2": 0, "deepseek_v3": 3}.get(family, usual)
     if family == "nemotron_h":
         return _of_type(config, where, "mlp")
     if family == "lfm2_moe" or family in GROUPED:
@@ -590,17 +577,16 @@ def _states(config: Mapping[str, object], where: str, family: str, hidden: int) 
         key = _count(config, where, "linear_key_head_dim", 128)
         value = _count(config, where, "linear_value_head_dim", 128)
     elif family in FOLDING:
-        nemotron, falcon = family == "nemotron_h", family == "falcon_h1"
         states = _of_type(config, where, "linear_attention")
         heads = _count(config, where, "mamba_n_heads", 128)
-        groups = _count(config, where, "mamba_n_groups", 8 if nemotron else 1)
-        key = _count(config, where, "mamba_d_state", 128 if nemotron else 256)
+        groups = _count(config, where, "mamba_n_groups", 1)
+        key = _count(config, where, "mamba_d_state", 256)
         inner = _count(config, where, "mamba_expand", 2) * hidden
-        if falcon:
+        if family == "falcon_h1":
             states = _count(config, where, "num_hidden_layers", most=MOST_LAYERS)
-            inner = _count({"mamba_d_ssm": 1024, **config}, where, "mamba_d_ssm", inner)
+            inner = _count(config, where, "mamba_d_ssm", inner)
         value = max(1, inner // heads)
-        value = _count(config, where, "mamba_d_head", 64) if nemotron else value
+        value = _count(config, where, "mamba_d_head") if family == "nemotron_h" else value
     else:
         return {}
     sizes = {"heads": heads, "groups": groups, "key": key, "value": value}
@@ -654,8 +640,8 @@ def _count(
     return value
 
 
-def _flag(config: Mapping[str, object], where: str, field: str, default: bool) -> bool:
-    value = config.get(field, default)
+def _flag(config: Mapping[str, object], where: str, field: str) -> bool:
+    value = config.get(field, False)
     if not isinstance(value, bool):
         raise ConfigError(f"{where}: {field} is {value!r}; it must be true or false")
     return value

@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -27,8 +26,11 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from peer_llamacpp import is_healthy
 from support.checkpoints import write_family
+from support.commands import Command
 from support.ggufs import all_as, in_blocks, tokenizer_values, write_gguf
+from support.served import free_port
 
 from edgespec.model.block import Block
 from edgespec.model.ends import OutputHead
@@ -37,7 +39,6 @@ from edgespec.model.tree_attention import tree_mask
 
 MOST = 1e-3
 PATIENCE_S = 60.0
-PORT = 18711
 PROMPT = [5, 9, 90, 33, 7, 60, 61, 62, 100]
 _EVERY_FOURTH = {
     "layer_types": [*["linear_attention"] * 3, "full_attention"],
@@ -68,25 +69,17 @@ def ours(block: Block, head: OutputHead, prompt: list[int]) -> torch.Tensor:
 @contextlib.contextmanager
 def served(binary: str, file: Path) -> Iterator[httpx.Client]:
     """A llama-server that has read the file. Raises RuntimeError with its last words if it ends."""
-    command = [binary, "-m", str(file), "--port", str(PORT), "-c", "256", "-t", "1", "-np", "1"]
+    port = free_port()
+    command = [binary, "-m", str(file), "--port", str(port), "-c", "256", "-t", "1", "-np", "1"]
     command += ["-ngl", "0", "-fa", "off", "-ctk", "f32", "-ctv", "f32", "--no-warmup"]
-    said = file.with_suffix(".log")
-    with said.open("w") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log)
-    try:
-        with httpx.Client(base_url=f"http://127.0.0.1:{PORT}", timeout=PATIENCE_S) as client:
-            end = time.monotonic() + PATIENCE_S
-            while True:
-                if process.poll() is not None or time.monotonic() > end:
-                    raise RuntimeError(said.read_text()[-400:])
-                with contextlib.suppress(httpx.TransportError):
-                    if client.get("/health").is_success:
-                        break
-                time.sleep(0.2)
-            yield client
-    finally:
-        process.kill()  # it has nothing to keep
-        process.wait()
+    url = f"http://127.0.0.1:{port}"
+    with Command(command=command) as server, httpx.Client(base_url=url, timeout=PATIENCE_S) as asks:
+        end = time.monotonic() + PATIENCE_S
+        while not is_healthy(url):
+            if server.process.poll() is not None or time.monotonic() > end:
+                raise RuntimeError(server.err[-400:])
+            time.sleep(0.2)
+        yield asks
 
 
 def difference(binary: str, root: Path, name: str) -> float:

@@ -50,7 +50,8 @@ def test_the_same_command_prints_the_same_bytes(here: Here) -> None:
 
 
 def test_people_get_a_table_that_no_narrow_terminal_cuts(here: Here) -> None:
-    done = here(*SMALL, "--policy", "flowspec", "--link", "5:100:1:0.01")
+    how = ("--link", "5:100:1:0.01", "--draft", "hybrid:ngram+eagle")
+    done = here(*SMALL, "--policy", "flowspec", *how)
     assert done.code == 0, done
     heading, _, flowspec, *rest = [line for line in done.out.splitlines() if line.strip()]
     assert heading.split()[:4] == ["policy", "tok/s", "vs", "AR"]
@@ -58,7 +59,7 @@ def test_people_get_a_table_that_no_narrow_terminal_cuts(here: Here) -> None:
     assert flowspec.split()[0] == "flowspec"
     assert flowspec.split()[-1] == "yes"
     text = " ".join(rest)
-    assert "llama-2-13b, drafts by tinyllama-1.1b; D0 and 2 stage(s)" in text
+    assert "llama-2-13b, drafts by ngram and llama-2-13b-eagle; D0 and 2 stage(s)" in text
     assert "links of 5 ms, 100 Mbit/s, 1 ms jitter, 0.01 loss" in text
     assert "all times are virtual" in text
     assert "jetson-orin-nano-8gb: no kernel of edgespec was timed on it" in text

@@ -67,6 +67,7 @@ def tiny(folder: Path, *parts: str) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.thorough
 def test_all_that_needs_no_other_process_goes_through_on_a_cpu(tmp_path: Path) -> None:
     parts = ("right", "layers", "products", "attention", "states", "passes", "d0")
     found = tiny(tmp_path, *parts)

@@ -30,7 +30,7 @@ def test_a_name_becomes_what_it_stands_for(tmp_path: Path, monkeypatch: pytest.M
     for other in ("", "org/name", "./qwen3-8b", "/none/x.gguf", bundled("base")):
         assert resolved(other) == other
     assert (spoken(QWEN), spoken("org/name"), known_name("")) == ("qwen3-8b", "org/name", "")
-    assert resolved(HYBRID) == bundled(HYBRID)
+    assert resolved(HYBRID) == resolved("Toy-Hybrid") == bundled(HYBRID)
     assert names_of(resolved(HYBRID))[0] == spoken(resolved(HYBRID)) == HYBRID
     for name in ("qwen3-8b", HYBRID):
         (tmp_path / name).mkdir()  # a folder comes first

@@ -342,6 +342,41 @@ class TestBlocks:
         assert not (tmp_path / "c").exists()
 
 
+OLDER = {
+    "glm4": {
+        "post_feedforward_layernorm": "post_mlp_layernorm",
+        "post_attention_layernorm": "post_self_attn_layernorm",
+        "pre_feedforward_layernorm": "post_attention_layernorm",
+    },
+    "gpt_oss": {".mlp.gate.": ".mlp.router."},
+    "hunyuan_v1_dense": {".q_norm.": ".query_layernorm.", ".k_norm.": ".key_layernorm."},
+    "ernie4_5_moe": {".mlp.expert_bias": ".mlp.gate.moe_statics.e_score_correction_bias"},
+}
+"""Names of today, and what blocks had that were cut while transformers' layers ran them."""
+
+
+def test_a_block_with_older_names_says_to_cut_it_again(tmp_path: Path) -> None:
+    """And is never read as something else, though a name may stand for another tensor now. It said
+    to download the model."""
+    for name, older in OLDER.items():
+        source = Checkpoint(write_family(tmp_path / name, name))
+        last = source.layers - 1
+        write_block(source, last, last + 1, tmp_path / "block")
+        block = BlockFile(tmp_path / "block", source.config, source.quantisation)
+        Block(block, last, last + 1)
+        tensors = {}
+        for one in block.names:
+            new = next((new for new in older if new in one), "")
+            tensors[one.replace(new, older.get(new, ""))] = block.tensor(one).clone()
+        assert tensors.keys() != block.names
+        save_file(tensors, tmp_path / "older")
+        with (
+            case(name),
+            pytest.raises(ModelError, match=r"an older edgespec cut it, .*`edgespec shard`"),
+        ):
+            Block(BlockFile(tmp_path / "older", source.config, source.quantisation), last, last + 1)
+
+
 def record(patched: pytest.MonkeyPatch, asked: set[tuple[str, bool]]) -> None:
     """Note every name that QuantisingSource is asked for, and whether packed."""
     plain, packed = QuantisingSource.tensor, QuantisingSource.packed

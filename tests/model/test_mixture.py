@@ -12,11 +12,12 @@ from support.cases import case
 
 from edgespec.config import Quantisation
 from edgespec.kernels.rows import CLAMPED, compiled_rows
-from edgespec.model.matrices import plain_product
+from edgespec.model.matrices import Product, plain_product
 from edgespec.model.mixture import BIAS, ROUTER, Mixture, MixtureForm, SharedMlp
 from edgespec.model.row_math import BATCHED, CompiledRows, RowMath
 from edgespec.model.source import TensorSource
 
+CPU = torch.device("cpu")
 HIDDEN, INNER, WIDE = 24, 20, 28
 PLAIN = MixtureForm(HIDDEN, INNER, 8, 3, biased=False, normed=True, softmax=True)
 FORMS = {
@@ -59,14 +60,18 @@ def mixture(
     activation = CLAMPED if form.affine else "silu" if form.gated else "relu2"
     source, beside = cast(TensorSource, Drawn(form, **given)), None
     if shared:
-        random = torch.Generator().manual_seed(9)
-        both, down, share = (
-            plain_product((torch.randn(shape, generator=random) * 0.5).to(dtype))
-            for shape in ((2 * WIDE, HIDDEN), (HIDDEN, WIDE), (1, HIDDEN))
-        )
-        beside = SharedMlp(WIDE, both, down, share if shared == "share" else None)
-    cpu = torch.device("cpu")
-    return Mixture(form, activation, "", source, dtype, cpu, math, beside)
+        beside = mlp(dtype)
+        beside = beside if shared == "share" else beside._replace(share=None)
+    return Mixture(form, activation, "", source, dtype, CPU, math, beside)
+
+
+def mlp(dtype: torch.dtype) -> SharedMlp:
+    random = torch.Generator().manual_seed(9)
+    both, down, share = (
+        plain_product((torch.randn(shape, generator=random) * 0.5).to(dtype))
+        for shape in ((2 * WIDE, HIDDEN), (HIDDEN, WIDE), (1, HIDDEN))
+    )
+    return SharedMlp(WIDE, both, down, share)
 
 
 @pytest.fixture(scope="module")
@@ -123,6 +128,16 @@ def test_what_is_no_number_stays_in_its_row(math: CompiledRows) -> None:
             whole, found = made(rows), made(broken)
             assert found[2].isnan().all()
             assert torch.equal(found[[0, 1, 3]], whole[[0, 1, 3]])
+
+
+def test_a_share_that_is_not_compiled_is_not_left_out(math: CompiledRows) -> None:
+    """All of the MLP counted."""
+    beside = mlp(torch.float32)._replace(share=cast(Product, lambda rows: rows[:, :1]))
+    parts = PLAIN, "silu", "", cast(TensorSource, Drawn(PLAIN)), torch.float32, CPU
+    made, exact = (Mixture(*parts, how, beside) for how in (math, BATCHED))
+    assert made.compiled is None
+    rows = torch.randn(3, HIDDEN)
+    assert torch.allclose(made(rows), exact(rows), atol=1e-5)
 
 
 def test_a_bias_chooses_and_does_not_count(math: CompiledRows) -> None:

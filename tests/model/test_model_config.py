@@ -36,6 +36,9 @@ LLAMA3 = {
     "original_max_position_embeddings": 64,
 }
 YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024}
+LENGTH = "original_max_position_embeddings"
+LLAMA3 = {"type": "llama3", "factor": 2.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+DYNAMIC = {"type": "dynamic", "factor": 1.0}
 WAYS: dict[str, dict[str, Any]] = {
     "nothing else": {},
     "key heads": {"num_key_value_heads": 2, "tie_word_embeddings": True},
@@ -341,8 +344,17 @@ def test_angles_are_those_of_transformers(form: str) -> None:
         ({"rope_theta": "high"}, "rope_theta"),
         ({"rope_scaling": {"type": "llama3", "factor": 2.0}}, "low_freq_factor"),
         ({"rope_scaling": {"type": "linear", "factor": -1}}, "factor .*is -1"),
+        *(
+            ({"rope_scaling": DYNAMIC | {"alpha": one}}, "alpha of rotary embeddings")
+            for one in ("x", -5.0, 1e300)
+        ),
+        ({"rope_scaling": DYNAMIC | {"alpha": 9}, "head_dim": 2}, "heads of 2 numbers"),
         ({"rope_scaling": YARN | {"beta_fast": [32]}}, r"beta_fast .*is \[32\]"),
         ({"rope_scaling": YARN | {"mscale": -1.0}}, "mscale .*is -1.0"),
+        *(
+            ({"rope_scaling": LLAMA3 | {LENGTH: one}}, f"{LENGTH} of rotary embeddings")
+            for one in ("x", -3)
+        ),
         ({"rope_scaling": YARN, "rope_theta": 1.0}, "rope_theta .*is 1"),
         ({"rope_parameters": {"full_attention": {}}}, "by layer type"),
         ({"tie_word_embeddings": 1}, "tie_word_embeddings"),
@@ -351,6 +363,26 @@ def test_angles_are_those_of_transformers(form: str) -> None:
 def test_a_wrong_value_is_named(wrong: dict[str, Any], says: str) -> None:
     with pytest.raises(Exception, match=says):
         ModelConfig({"model_type": "llama", **SMALL, **wrong})
+
+
+def test_a_phi_with_an_older_name_for_long_angles_has_the_same() -> None:
+    """Without their length among them there were none."""
+    angles = {"short_factor": [1.5] * 6, "factor": 4.0}
+    made = []
+    for name in ("longrope", "su"):
+        settings = {"model_type": "phi3", **SMALL, "rope_scaling": {"type": name, **angles}}
+        config = ModelConfig(settings)
+        made.append(Angles(config, None, torch.float32, torch.device("cpu"))(torch.arange(5)))
+    assert torch.equal(made[0][0], made[1][0])
+    for wrong in (None, 1):
+        settings["original_max_position_embeddings"] = wrong
+        with case(wrong), pytest.raises(ValueError, match=f"{LENGTH} is {wrong}"):
+            ModelConfig(settings)
+    for name, value in (("attention_factor", "x"), ("factor", [3])):
+        settings = {"model_type": "phi3", **SMALL}
+        settings["rope_scaling"] = {"type": "longrope", **angles, name: value}
+        with case(name), pytest.raises(ValueError, match=f"{name} of rotary"):
+            ModelConfig(settings)
 
 
 def test_layers_that_are_listed_are_as_many_as_there_are() -> None:

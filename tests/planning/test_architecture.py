@@ -12,6 +12,7 @@ from support.cases import case
 from edgespec.config import QUANTISATIONS, Quantisation
 from edgespec.errors import ConfigError
 from edgespec.model import families
+from edgespec.model.model_config import ModelConfig
 from edgespec.model.quantised.linear import stored_parts
 from edgespec.planning.architecture import (
     FAMILIES,
@@ -211,6 +212,25 @@ def test_what_can_be_planned_is_what_runs() -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
+def test_what_config_json_leaves_out_is_planned_as_it_runs(family: str) -> None:
+    """Plans counted other sizes, or refused the model, for what a model's own layers take."""
+    heads = 20 if family == "glm4_moe_lite" else 128
+    least = {"model_type": family, "num_hidden_layers": 12, "hidden_size": 2560, "vocab_size": 512}
+    least |= {"intermediate_size": 2048, "num_attention_heads": heads}
+    least |= {"num_experts_per_tok": 4, "moe_intermediate_size": 128, "num_experts": 8}
+    least |= {"max_position_embeddings": 512, "shared_intermediate_size": 1024}
+    least |= {"n_routed_experts": 16, "moe_num_experts": 16, "moe_k": 2, "moe_topk": 2}
+    of, config = architecture_of(least, "config.json"), ModelConfig(text_settings(least))
+    assert of.tied == config.tie_word_embeddings
+    if of.latent is None:
+        assert (of.kv_heads, of.head_dim) == (config.num_key_value_heads, config.head_dim)
+    else:
+        assert of.latent.query_rank == config.q_lora_rank
+        parts = config.qk_nope_head_dim, config.qk_rope_head_dim, config.v_head_dim
+        assert (of.latent.straight, of.latent.turned, of.latent.value) == parts
+
+
+@pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_is_read(family: str) -> None:
     other: dict[str, object] = {"shared_intermediate_size": 512, "num_local_experts": 32}
     other |= {"block_auto_adjust_ff_dim": False, "n_routed_experts": 64, "n_shared_experts": 2}
@@ -284,7 +304,8 @@ def test_the_text_part_of_a_model_that_reads_images_counts() -> None:
 )
 def test_a_wrong_field_is_named(field: str) -> None:
     read = longest_context if field == "max_position_embeddings" else architecture_of
-    for value in (None, 0, -3, 1.5, "8", True, 10**30):
+    usual = field in ("head_dim", "num_key_value_heads")  # by the heads, as models take it
+    for value in (0, -3, 1.5, "8", True, 10**30, *(() if usual else (None,))):
         with case(value), pytest.raises(ConfigError, match=f"config.json: {field} is "):
             read({**MIXTURE, field: value}, "config.json")
 

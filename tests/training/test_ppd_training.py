@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from support.checkpoints import write_checkpoint, write_family, write_tokenizer
+from support.ggufs import all_as, write_gguf_family
 from support.packed_folders import gptq, write_packed
 
 from edgespec.drafting.ppd import read_ppd_tokens
@@ -64,6 +65,16 @@ def test_a_packed_base_teaches_what_its_values_teach(base: Path, tmp_path: Path)
     packed, plain = (Teacher(one, CPU, torch.float64) for one in (tmp_path / "m", exact))
     tokens = torch.tensor([[1, 2, 3, 4]])
     assert torch.equal(packed.read(tokens, ()).hidden, plain.read(tokens, ()).hidden)
+
+
+@pytest.mark.parametrize("name", ["lfm2", "mixtral"])
+def test_a_packed_base_whose_names_transformers_does_not_know_is_refused(
+    name: str, tmp_path: Path
+) -> None:
+    file, plain = write_gguf_family(tmp_path, name, all_as("Q8_0"))
+    with pytest.raises(ModelError, match=f"'{name}' so: train on the original 16-bit release"):
+        Teacher(file, CPU, torch.float32)
+    Teacher(plain, CPU, torch.float32)
 
 
 def test_a_base_that_scales_is_read_as_a_block_computes_it(tmp_path: Path) -> None:
