@@ -249,7 +249,7 @@ class Loaded:
             *(config.draft_quantisation, own_head),
         )
         answers = None
-        if choice.members and base.guessed is not None:
+        if choice.needs_rows and base.guessed is not None:
             file = home.cluster.path / f"answer-tokens-{base.vocab_size}"
             answers = AnswerTokens(file, base.vocab_size)
             home.ends.callback(answers.save)

@@ -273,7 +273,6 @@ class _Nothing:
 
     device = torch.device("cpu")
     vocab_size = 1 << 31
-    tokens = None
 
     def new_cache(self, reserve: int) -> _Nothing:
         return self

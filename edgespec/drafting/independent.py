@@ -72,7 +72,6 @@ class WholeModelGuesser(Guesser, Generic[RowsT]):
         self._most_ahead = most_ahead or most_rows
         self._new_rows, self._head = new_rows, head
         self._known, self._max_rows = known, most_rows
-        self._tokens = None if head.tokens is None else head.tokens.numpy()
         self._vocab_size = min(vocab_size or head.vocab_size, head.vocab_size)
         self._launches = Launches(head.device)
         self._ranking = Ranking(self.ranked, self.allowed)
@@ -131,7 +130,7 @@ class WholeModelGuesser(Guesser, Generic[RowsT]):
     def _rank(self, asked: Sequence[Unranked]) -> list[Children]:
         """The best children of each request's paths."""
         self.between_layers()
-        return self._ranking.together(asked, self._logits, self._tokens)
+        return self._ranking.together(asked, self._logits)
 
     def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return self._head.logits(hidden)[:, : self._vocab_size]
@@ -340,19 +339,16 @@ class IndependentGuesser(WholeModelGuesser[GuessCache]):
         device: torch.device | str = "cpu",
         vocab_size: int | None = None,
         ends: TensorSource | None = None,
-        guessed: torch.Tensor | None = None,
     ) -> None:
         """Load the draft model. `vocab_size`: tokens that the base model knows; no others are
         guessed (embeddings may be padded to different sizes). `ends`: the same model with its
-        output head as it is to be held; None: as `source` has it. `guessed` int64, ascending: the
-        tokens that it guesses, if it knows them; None: all. Raises ModelError."""
+        output head as it is to be held; None: as `source` has it. Raises ModelError."""
         block = Block(source, 0, source.layers, dtype, device)
         passes = JointPasses(block, self.ran, self.between_layers)
-        tokens = None if guessed is None else guessed[guessed < block.vocab_size]
         super().__init__(
             "independent",
             lambda request: GuessCache(request, passes),
-            OutputHead(ends or source, dtype, device, share=block, tokens=tokens),
+            OutputHead(ends or source, dtype, device, share=block),
             known=block.vocab_size,
             most_rows=int(source.config.max_position_embeddings),
             vocab_size=vocab_size,

@@ -23,7 +23,7 @@ from edgespec.drafting.mtp import MtpGuesser, has_mtp
 from edgespec.drafting.ngram import NgramGuesser
 from edgespec.drafting.own import own_guesser
 from edgespec.drafting.ppd import PPDGuesser, read_ppd_tokens
-from edgespec.drafting.vocabulary import ENOUGH, Counts, guessed_tokens
+from edgespec.drafting.vocabulary import Counts, guessed_tokens
 from edgespec.model.ends import OutputHead
 from edgespec.model.hub import local_folder
 from edgespec.model.source import TensorSource
@@ -66,11 +66,6 @@ class BaseParts:
         """The tokens that a head guesses, if its files do not say which."""
         return guessed_tokens(self.vocab_size, self.counts)
 
-    @property
-    def guessed_by_models(self) -> Tokens:
-        """Those that a whole model does."""
-        return guessed_tokens(self.vocab_size, self.counts, ENOUGH)
-
     def own_head(self) -> OutputHead:
         """The base's head, for a source that guesses with it."""
         assert self.head is not None, "see DraftChoice.check_head"
@@ -99,7 +94,6 @@ def _independent(folder: str, base: BaseParts) -> Guesser:
         base.device,
         vocab_size=base.vocab_size,
         ends=base.draft_ends(folder),
-        guessed=base.guessed_by_models,
     )
 
 
@@ -111,9 +105,7 @@ def _easyspec(folder: str, base: BaseParts) -> Guesser:
         log.info("%s has %d layers, too few for groups: drafting plainly", folder, source.layers)
         return _independent(folder, base)
     model = GroupedModel(source, USUAL_SIZE, base.dtype, base.device)
-    guessed = base.guessed_by_models
-    tokens = None if guessed is None else guessed[guessed < model.vocab_size]
-    head = OutputHead(base.draft_ends(folder), base.dtype, base.device, tokens=tokens)
+    head = OutputHead(base.draft_ends(folder), base.dtype, base.device)
     limit = int(source.config.max_position_embeddings)
     return EasySpecGuesser(model, head, limit, base.vocab_size)
 

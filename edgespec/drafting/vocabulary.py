@@ -1,6 +1,6 @@
-"""Draft vocabulary: of many tokens those that a draft guesses, the ones that answers had most.
+"""Draft vocabulary: of many tokens those that a head guesses, the ones that answers had most.
 
-The output matrix of a large vocabulary is most of what a guess takes. A draft scores a part of it:
+The output matrix of a large vocabulary is most of what its guess takes. It scores a part of that:
 the base's ids, so that nothing else knows of it. What it never guesses costs a trip where the base
 says it, and never a word.
 """
@@ -24,25 +24,20 @@ LAST = 1024
 SAVE_TOKENS = 4096
 """So many tokens of answers come between two writes of their counts."""
 
-ENOUGH = 200_000
-"""Tokens of answers from which on whole models guess a part, too. Their output matrix is a smaller
-part of a pass: by rank alone more guesses are lost than a pass gets shorter."""
-
 Counts = npt.NDArray[np.uint32]
 
 log = logging.getLogger(__name__)
 
 
-def guessed_tokens(vocab: int, counts: Counts | None = None, least: int = 0) -> torch.Tensor | None:
-    """The tokens that a draft guesses, int64, ascending; None: all, as long as fewer than `least`
-    are counted.
+def guessed_tokens(vocab: int, counts: Counts | None = None) -> torch.Tensor | None:
+    """The tokens that a head guesses, int64, ascending; None: all.
 
     Of more than DRAFT_VOCABULARY those with the largest `counts`, and among equals the first, as
     byte pairs are learnt by how frequent they are; and the last ones.
     """
-    seen = np.zeros(vocab, np.int64) if counts is None else counts.astype(np.int64)
-    if vocab <= DRAFT_VOCABULARY or seen.sum() < least:
+    if vocab <= DRAFT_VOCABULARY:
         return None
+    seen = np.zeros(vocab, np.int64) if counts is None else counts.astype(np.int64)
     seen[-LAST:] = np.iinfo(np.int64).max
     return torch.from_numpy(np.sort(np.argsort(-seen, kind="stable")[:DRAFT_VOCABULARY]))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 from torch.nn.functional import embedding
 
@@ -10,7 +9,7 @@ from edgespec.config import QUANTISATIONS, Quantisation
 from edgespec.errors import ModelError
 from edgespec.model.block import Block
 from edgespec.model.families import embedding_scale, logits_from
-from edgespec.model.matrices import Product, SideBySide, plain_product
+from edgespec.model.matrices import Product, plain_product
 from edgespec.model.quantised.linear import linear_from, pack
 from edgespec.model.source import EMBEDDING, LM_HEAD, TensorSource, load_parameter
 from edgespec.model.tensors import compute_dtype
@@ -33,8 +32,7 @@ def output_product(
 
 class OutputHead:
     """The model's output matrix alone, [vocab_size, hidden_size]: lm_head, or the embedding where
-    the two are tied. `weight`: the matrix if it is held plain, None if it is packed. `tokens` int64
-    [vocab_size]: those of its rows, None for all."""
+    the two are tied. `weight`: the whole matrix if it is held plain, else None."""
 
     def __init__(
         self,
@@ -44,13 +42,13 @@ class OutputHead:
         *,
         share: Block | None = None,
         tokens: torch.Tensor | None = None,
-        few_as: Quantisation | None = None,
+        few_as: Quantisation = QUANTISATIONS["none"],
     ) -> None:
         """Read the matrix in the form that `source` has for it.
 
-        A plain one that is tied is that of the block `share`, which embeds. With `tokens`, its rows
-        of these alone, held as `few_as` says, None: as the source holds it. Raises ModelError if
-        the source does not have it, or cannot hold it in that form.
+        A plain one that is tied is that of the block `share`, which embeds. With `tokens` int64
+        [vocab_size], its rows of these alone, held as `few_as` says. Raises ModelError if the
+        source does not have it, or cannot hold it in that form.
         """
         config = source.config
         self.device = torch.device(device)
@@ -61,29 +59,20 @@ class OutputHead:
         tied = bool(config.tie_word_embeddings)
         name = EMBEDDING if tied else LM_HEAD
         shape = torch.Size((self.vocab_size, self.hidden_size))
-        self.form, self.tokens = source.form(name), tokens
+        self.form = source.form(name)
         self.weight: torch.nn.Parameter | None = None
         self._product: Product
-        lent = share.embedding if tied and share is not None else None
-        if lent is not None and (lent.device, lent.dtype) != (self.device, self.dtype):
-            lent = None
-        held = self.form if few_as is None else few_as
         if tokens is not None:
             self.vocab_size = len(tokens)
-            if lent is not None and held.kind == "none":  # where they lie
-                ids = tokens.numpy()
-                runs = np.split(ids, np.flatnonzero(np.diff(ids) != 1) + 1)
-                rows = [lent[int(run[0]) : int(run[-1]) + 1] for run in runs]
-                self._product = SideBySide([plain_product(some) for some in rows])
-            else:
-                few = Table(source, name, shape)(tokens)
-                self._product = output_product(few, held, self.dtype, device)
+            few = Table(source, name, shape)(tokens)
+            self._product = output_product(few, few_as, self.dtype, device)
             return
         if self.form.kind != "none":
             packed = source.packed(name, shape)
             self._product = linear_from(packed, None, shape, self.form, self.dtype, device)
             return
-        if lent is not None:
+        lent = share.embedding if tied and share is not None else None
+        if lent is not None and (lent.device, lent.dtype) == (self.device, self.dtype):
             self.weight = lent
         else:
             self.weight = load_parameter(source, name, shape, self.dtype, device)

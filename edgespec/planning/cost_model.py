@@ -244,7 +244,7 @@ def draft_costs_of(
     """The costs of any model as the draft; `file` as for `cost_model_of`.
 
     A mixture is charged for the experts of one row only, as most passes have few rows. A tied head
-    is the embedding only where both are in 16 bit. All tokens are charged, as at the first start.
+    is the embedding only where both are in 16 bit.
     """
     own = head_costs(of.vocab, of.hidden, head)
     whole = cost_model_of(name, of, quantisation, own, file=file)

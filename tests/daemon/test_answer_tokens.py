@@ -1,4 +1,4 @@
-"""What a coordinator guesses of many tokens: those that its answers had before."""
+"""What a coordinator's heads guess of many tokens: those that its answers had before."""
 
 from __future__ import annotations
 
@@ -14,33 +14,47 @@ from edgespec.config import Address, CoordinatorConfig
 from edgespec.daemon.bundled_models import bundled
 from edgespec.daemon.coordinator import Loaded
 from edgespec.drafting import registry, vocabulary
-from edgespec.drafting.steps import alone
-from edgespec.types.features import NO_FEATURES
-from edgespec.verify.sampling import Sampling
+from edgespec.drafting.registry import BaseParts
 
 MANY = 2048
 
 
-def test_a_start_takes_up_the_counts_of_the_run_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def loaded_with(draft: str, folder: Path, ends: ExitStack) -> Loaded:
+    """What a coordinator in that folder starts with."""
+    config = CoordinatorConfig(bundled("base"), draft, 1, "float32", Address("127.0.0.1", 0))
+    home: Any = SimpleNamespace(config=config, cluster=SimpleNamespace(path=folder), ends=ends)
+    return Loaded.load(home)
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> list[BaseParts]:
+    """What drafts are built of, over a vocabulary that is a large one."""
     monkeypatch.setattr(vocabulary, "DRAFT_VOCABULARY", 40)
     monkeypatch.setattr(vocabulary, "LAST", 8)
-    monkeypatch.setattr(registry, "ENOUGH", 32)
+    told: list[BaseParts] = []
+    monkeypatch.setattr(registry, "build_draft", lambda choice, base: told.append(base))
+    return told
+
+
+def test_a_start_takes_up_the_counts_of_the_run_before(
+    tmp_path: Path, told: list[BaseParts]
+) -> None:
     rare = np.arange(1000, 1032)
-    for begins in (True, False):
+    for first in (range(32), rare.tolist()):
         with ExitStack() as ends:
-            config = CoordinatorConfig(
-                bundled("base"), bundled("draft"), 1, "float32", Address("127.0.0.1", 0)
-            )
-            home: Any = SimpleNamespace(
-                config=config, cluster=SimpleNamespace(path=tmp_path), ends=ends
-            )
-            loaded = Loaded.load(home)
-            assert loaded.draft is not None
+            loaded = loaded_with("eagle:" + bundled("eagle"), tmp_path, ends)
+            guessed = told.pop().guessed
+            assert guessed is not None
+            assert guessed.tolist() == [*first, *range(MANY - 8, MANY)]
             assert loaded.answers is not None
-            loaded.draft.open(1, Sampling())
-            asked = loaded.draft.expanding(1, [5, 6, 7], [()], MANY, NO_FEATURES)
-            first = range(MANY) if begins else rare.tolist()
-            assert set(alone(asked).tokens.tolist()) == {*first, *range(MANY - 8, MANY)}
             loaded.answers.add(rare.tolist(), idle=True)
+
+
+def test_nothing_is_counted_for_drafts_that_guess_all(
+    tmp_path: Path, told: list[BaseParts]
+) -> None:
+    for draft in ("ngram", bundled("draft"), "hybrid:ngram+independent:" + bundled("draft")):
+        with ExitStack() as ends:
+            assert loaded_with(draft, tmp_path, ends).answers is None
+    assert len(told) == 3
+    assert not list(tmp_path.iterdir())

@@ -1,11 +1,9 @@
-"""A draft over many tokens guesses a part of them: with the base's ids, as among all."""
+"""A head over many tokens guesses a part of them: with the base's ids, as among all."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,11 +13,8 @@ from support.draft_sources import Few, dspark, eagle, mtp
 from support.growers import SoloGrower
 
 from edgespec.config import DRAFT_VOCABULARY, Quantisation
-from edgespec.drafting.independent import IndependentGuesser
-from edgespec.drafting.registry import BaseParts
-from edgespec.drafting.vocabulary import ENOUGH, LAST, SAVE_TOKENS, AnswerTokens, guessed_tokens
+from edgespec.drafting.vocabulary import LAST, SAVE_TOKENS, AnswerTokens, guessed_tokens
 from edgespec.model.ends import OutputHead
-from edgespec.model.loader import Checkpoint
 from edgespec.model.sources import open_source
 from edgespec.sim.toy import VOCABULARY
 from edgespec.verify.sampling import Sampling
@@ -29,18 +24,7 @@ PATHS = [(), (3,), (3, 4), (VOCABULARY - 9,)]
 FEW = torch.tensor([*range(12), *range(VOCABULARY - 4, VOCABULARY)])
 
 
-class Sized:
-    """A source of which only the vocabulary is asked for."""
-
-    def __init__(self, vocab: int) -> None:
-        self.config = SimpleNamespace(vocab_size=vocab)
-
-
 Maker = Callable[[Path, Path, Few], SoloGrower]
-
-
-def independent(base: Path, _: Path, few: Few) -> SoloGrower:
-    return SoloGrower(IndependentGuesser(Checkpoint(base), vocab_size=VOCABULARY, guessed=few))
 
 
 def eagle_as(form: str, scored: int = VOCABULARY) -> Maker:
@@ -52,7 +36,6 @@ def dspark_as(form: str) -> Maker:
 
 
 SOURCES: dict[str, Maker] = {
-    "independent": independent,
     "eagle that borrows the matrix": eagle_as("eagle-llama3"),
     "eagle with its own": eagle_as("eagle3-community"),
     "dspark with its own and a Markov head": dspark_as("deepspec"),
@@ -110,18 +93,6 @@ def test_of_many_tokens_those_are_guessed_that_answers_have() -> None:
     assert counted.tolist() == [*range(first), 100_000, 200_000, *range(many - LAST, many)]
 
 
-def test_a_whole_model_guesses_a_part_once_enough_is_known() -> None:
-    """By rank alone more guesses would be lost than its passes get shorter."""
-    counts = np.zeros(DRAFT_VOCABULARY + 9, np.uint32)
-    base = BaseParts(Path(), Sized(len(counts)), None, "float32", "cpu")  # type: ignore[arg-type]
-    for known in (0, ENOUGH - 1, ENOUGH):
-        counts[7] = known
-        told = replace(base, counts=counts)
-        assert told.guessed is not None
-        assert (told.guessed_by_models is None) == (known < ENOUGH)
-    assert base.guessed_by_models is None
-
-
 def test_tokens_of_answers_are_known_after_a_restart(tmp_path: Path) -> None:
     file, many = tmp_path / "answer-tokens", DRAFT_VOCABULARY + 7
     answers = AnswerTokens(file, many)
@@ -150,14 +121,12 @@ def test_counts_that_cannot_be_kept_end_nothing(
 
 @pytest.mark.parametrize("form", ["none", "int8", "file"])
 def test_a_matrix_of_some_rows_is_held_as_the_whole_one(form: str, tmp_path: Path) -> None:
-    plain = Checkpoint(write_checkpoint(tmp_path, vocab_size=96))
-    held = Quantisation.parse("int8" if form == "int8" else "none")
-    source = open_source(tmp_path, held)
+    write_checkpoint(tmp_path, vocab_size=96)
+    held = Quantisation(form) if form == "file" else Quantisation.parse(form)
     tokens = torch.tensor([3, 5, 80])
-    as_file = Quantisation("file") if form == "file" else None
-    few = OutputHead(source, "float64", tokens=tokens, few_as=as_file)
+    few = OutputHead(open_source(tmp_path), "float64", tokens=tokens, few_as=held)
     rows = torch.randn((4, few.hidden_size), dtype=torch.float64)
-    as_held = open_source(tmp_path, Quantisation("int8")) if form == "file" else source
-    whole = OutputHead(as_held, "float64")
-    assert (few.vocab_size, OutputHead(plain, "float64").vocab_size) == (3, 96)
+    as_held = Quantisation.parse("none" if form == "none" else "int8")
+    whole = OutputHead(open_source(tmp_path, as_held), "float64")
+    assert (few.vocab_size, whole.vocab_size) == (3, 96)
     torch.testing.assert_close(few.logits(rows), whole.logits(rows)[:, tokens], rtol=0, atol=1e-12)
