@@ -115,7 +115,7 @@ def _with_draft(asked: ModelToPlan, model: str, quants: Quants, draft: str) -> M
         costs = cost_model_named(asked.model.name, head).draft
         return replace(asked, model=replace(asked.model, draft=costs))
     held = draft_quantisation_for(choice, model, asked.model.quantisation, quants.draft)
-    costs = _draft(choice, asked.model, held)
+    costs = _draft(choice, asked.model, held, quants.dtype)
     return replace(asked, model=replace(asked.model, draft=costs, sources=_names(choice)))
 
 
@@ -289,8 +289,11 @@ def _names(choice: DraftChoice) -> str:
     return f"{HYBRID}:{'+'.join(names)}" if len(names) > 1 else "".join(names)
 
 
-def _draft(choice: DraftChoice, base: PlannedModel, quantisation: Quantisation) -> DraftCosts:
-    """Memory and time that the sources take on D0; n-grams take almost none."""
+def _draft(
+    choice: DraftChoice, base: PlannedModel, quantisation: Quantisation, dtype: str
+) -> DraftCosts:
+    """Memory and time that the sources take on D0; n-grams take almost none. `dtype`: see
+    Quants."""
     if any(member.name == "ppd" for member in choice.members):
         raise ConfigError(
             "plan does not reckon with ppd, whose rows go round with the base's; plan without "
@@ -321,7 +324,7 @@ def _draft(choice: DraftChoice, base: PlannedModel, quantisation: Quantisation) 
     packed = NO_FILE
     if quantisation == FILE:
         here = known is None or is_here(one.folder)
-        packed = _file_of(one.folder, None, Quants().dtype) if here else _usual_file(one.folder, of)
+        packed = _file_of(one.folder, None, dtype) if here else _usual_file(one.folder, of)
     return draft_costs_of(name, of, quantisation, draft_head(base.head), packed)
 
 

@@ -143,10 +143,12 @@ def test_what_latents_need_as_values_is_counted_in_what_a_ring_computes_in(tmp_p
     )
     parts, planned = block_parts(open_source(file, FILE), 1, 2), []
     for dtype in ("bfloat16", "float32"):
-        asked = model_to_plan(str(file), Quants(draft="none", dtype=dtype), "none").model
+        asked = model_to_plan(str(file), Quants(draft="file", dtype=dtype), str(file)).model
         assert asked.file.layer == parts.held_bytes(getattr(torch, dtype))
-        planned.append(asked.file.layer)
-    assert planned[1] - planned[0] > 2 * 4 * 64 * 64, "of four heads"
+        planned.append((asked.file.layer, asked.draft.layer_bytes))
+    more, of_draft = (wide - narrow for narrow, wide in zip(*planned, strict=True))
+    # A draft reads the experts of one row.
+    assert more > of_draft > 2 * 4 * 64 * 64, "of four heads"
 
 
 def test_experts_that_are_packed_closer_are_charged_apart(tmp_path: Path) -> None:
