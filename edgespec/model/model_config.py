@@ -253,6 +253,9 @@ def _infinite(found: Any) -> Any:
 
 
 def _completed(kind: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    if settings.get("layer_types") is not None or settings.get("sliding_window", 1) is None:
+        # Says nothing then; EXAONE 4's files have 0, null or "LLLG".
+        settings = {name: of for name, of in settings.items() if name != "sliding_window_pattern"}
     found = convert({**DEFAULTS[kind], **settings}, _Fields)
     heads = found.num_attention_heads
     if kind in LATENT:

@@ -142,16 +142,17 @@ def test_prompts_and_trees_in_float32(zoo: Zoo, name: str, stages: int) -> None:
 # In a mixture a row that chooses another expert loses more than all rounding.
 @pytest.mark.parametrize("name", tiered(DENSE, ["llama", "gemma3_text", "olmo2"]))
 def test_layers_lose_no_more_to_bfloat16_than_transformers_do(zoo: Zoo, name: str) -> None:
-    """They round less often: a norm, a turned head, a scaled sum and attention once each."""
+    """They round less often: a norm, a turned head, a scaled sum and attention once each.
+    Of roots, as a few prompts of these small random models lose far more than the others."""
     pipeline = zoo.pipeline(name, 2, "bfloat16")
     ours = theirs = 0.0
-    for seed in range(16):
+    for seed in range(32):
         tokens = random_tokens(seed, 12)
         exact = plain_hidden(zoo.model(name), tokens)
         pipeline.reset()
-        ours += float((pipeline.prefill(tokens).double() - exact).square().mean())
+        ours += float((pipeline.prefill(tokens).double() - exact).square().mean().sqrt())
         rounded = plain_hidden(pipeline.model, tokens).double()
-        theirs += float((rounded - exact).square().mean())
+        theirs += float((rounded - exact).square().mean().sqrt())
     assert ours < 1.05 * theirs
 
 

@@ -392,6 +392,15 @@ def test_layers_that_are_listed_are_as_many_as_there_are() -> None:
             ModelConfig({"model_type": kind, **SMALL, **listed})
 
 
+@pytest.mark.parametrize("pattern", [0, None, "LLLG"])
+def test_a_pattern_of_windows_says_nothing_where_layers_are_listed(pattern: object) -> None:
+    """As EXAONE 4's files have it."""
+    listed = ["full_attention"] * 7
+    settings = {"model_type": "exaone4", **SMALL, "sliding_window_pattern": pattern}
+    assert ModelConfig({**settings, "layer_types": listed}).layer_types == listed
+    assert set(ModelConfig({**settings, "sliding_window": None}).layer_types) == {listed[0]}
+
+
 def test_reading_a_model_that_edgespec_computes_imports_no_transformers(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "llama", "rope_scaling": null}')
     code = (
