@@ -6,8 +6,8 @@ import torch
 
 from edgespec.kernels.gpu import rows as kernels
 from edgespec.kernels.gpu.attention import attention
+from edgespec.kernels.gpu.convolutions import convolved
 from edgespec.kernels.gpu.places import places_of
-from edgespec.kernels.gpu.states import convolved
 from edgespec.kernels.rows import CLAMPED, UNGATED, Clamp
 from edgespec.model.kv_cache import AnyHeld, Held
 from edgespec.model.rope import Rotary

@@ -1,4 +1,4 @@
-"""Layers whose rows add to a state, and short convolutions, for GPUs.
+"""Layers whose rows add to a state, for GPUs.
 
 What kernels/states_of.h does for a row, in four launches for all rows of a pass: `_enter` convolves
 and writes down what each keeps, `_meet` takes the products of its query, and of its key by the
@@ -11,7 +11,7 @@ depend on those beside it. Rows are float16, bfloat16 or float32, all else is fl
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
@@ -19,13 +19,12 @@ import torch
 import triton
 import triton.language as tl
 
-from edgespec.kernels.gpu.attention import addresses_of, held_at, numbers_at
 from edgespec.kernels.gpu.launch import Launcher, cdiv, next_power_of_2
 from edgespec.kernels.gpu.places import PATH, Paths
 from edgespec.kernels.gpu.rows import normed_row
 
 _PART = 1024
-"""Numbers of a row that a program of `convolved` has, and of `_leave` where nothing is normed."""
+"""Numbers of a row that a program of `_leave` has where nothing is normed."""
 
 _STATE, _VALUES = 2048, 16
 """Numbers of a state that a program holds in its registers, and values of a head among them, at
@@ -148,50 +147,6 @@ def _launchers(
             GATE_LAST=gate_last,
             num_warps=max(1, min(8, next_power_of_2(part) // 512)),
         ),
-    )
-
-
-def convolved(
-    held: Sequence[torch.Tensor],
-    slots: torch.Tensor,
-    absent: torch.Tensor,
-    weights: torch.Tensor,
-    bias: torch.Tensor | None,
-    mixed: torch.Tensor,
-) -> torch.Tensor:
-    """A short convolution of rows, times the second third of `mixed` [R, 3 * n]: [R, n].
-
-    `held`: pieces [1, T, n], as `attention` has keys; `slots` int64 [R, taps]: those that a row
-    reads, the last one its own, but where `absent` bool [R, taps, 1] is; `weights` float32 [taps,
-    n], `bias` [n].
-    """
-    count, taps = slots.shape
-    mixed = mixed.contiguous()
-    width = mixed.shape[1] // 3
-    out = mixed.new_empty((count, width))
-    pieces = None if len(held) == 1 else addresses_of(held, held)
-    _convolve_launcher(width, held[0].shape[2], taps, len(held) > 1, bias is not None).launch(
-        (count, cdiv(width, _PART), 1),
-        mixed.get_device(),
-        (held[0], pieces, slots, absent, weights, bias, mixed, out),
-        (len(held),),
-    )
-    return out
-
-
-@cache
-def _convolve_launcher(width: int, row: int, taps: int, pieced: bool, biased: bool) -> Launcher:
-    return Launcher(
-        _convolve,
-        DIM=width,
-        ROW=row,
-        TAPS=taps,
-        PADDED=next_power_of_2(taps),
-        PART=_PART,
-        PIECED=pieced,
-        BIASED=biased,
-        num_warps=4,
-        enable_fp_fusion=False,
     )
 
 
@@ -460,39 +415,3 @@ def _leave(
     if GATE_LAST:
         x = x * gate
     tl.store(out + row * INNER + at, x.to(out.dtype.element_ty), mask=there)
-
-
-@triton.jit(do_not_specialize=["piece_count"])
-def _convolve(
-    held,
-    pieces,
-    slots,
-    absent,
-    weights,
-    bias,
-    mixed,
-    out,
-    piece_count,
-    DIM: tl.constexpr,
-    ROW: tl.constexpr,
-    TAPS: tl.constexpr,
-    PADDED: tl.constexpr,
-    PART: tl.constexpr,
-    PIECED: tl.constexpr,
-    BIASED: tl.constexpr,
-):
-    """A part of one row."""
-    row, tap = tl.program_id(0).to(tl.int64), tl.arange(0, PADDED)
-    lane = tl.program_id(1) * PART + tl.arange(0, PART)
-    inside, of_tap = lane < DIM, tap < TAPS
-    slot = tl.load(slots + row * TAPS + tap, mask=of_tap, other=0)
-    there = of_tap & (tl.load(absent + row * TAPS + tap, mask=of_tap, other=1) == 0)
-    near = held_at(pieces, piece_count, slot, 0, held, 1, ROW) if PIECED else held + slot * ROW
-    gate = tl.load(mixed + row * 3 * DIM + DIM + lane, mask=inside, other=0.0)
-    rows = numbers_at(near, there, lane, gate, DIM, ROW).to(tl.float32)
-    by = weights + tap[:, None] * DIM + lane[None, :]
-    sums = tl.sum(rows * tl.load(by, mask=of_tap[:, None] & inside[None, :], other=0.0), 0)
-    if BIASED:
-        sums += tl.load(bias + lane, mask=inside, other=0.0)
-    made = (sums * gate.to(tl.float32)).to(out.dtype.element_ty)
-    tl.store(out + row * DIM + lane, made, mask=inside)

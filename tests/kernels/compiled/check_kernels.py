@@ -23,9 +23,9 @@ from support.triton_device import Device
 
 from edgespec.kernels.gpu import rows as rows_kernels
 from edgespec.kernels.gpu.attention import attention
+from edgespec.kernels.gpu.convolutions import convolved
 from edgespec.kernels.gpu.places import Places
 from edgespec.kernels.gpu.plain_product import plain_product
-from edgespec.kernels.gpu.states import convolved
 from edgespec.model.row_codes import CODED, as_held
 
 HALF, BRAIN, FLOAT = torch.float16, torch.bfloat16, torch.float32
