@@ -33,6 +33,7 @@ import json
 import os
 import shlex
 import shutil
+import signal
 import socket
 import statistics
 import subprocess
@@ -477,4 +478,5 @@ def peer(words: list[str], asked: argparse.Namespace) -> Binding | Bench:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # ends its processes
     main()

@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import math
+import signal
 import statistics
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -197,4 +198,5 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # ends its processes
     sys.exit(main())
